@@ -1,0 +1,241 @@
+"""Tokenizers that come with Trackbed: Hugging Face `tokenizers` files, bytes, and none at all."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from trackbed.datasets.tokenizer import MegatronTokenizer
+from trackbed.errors import ArgumentError
+
+__all__ = [
+    "END_OF_DOCUMENT_TOKENS",
+    "ByteTokenizer",
+    "HuggingFaceTokenizer",
+    "MegatronIdentity",
+    "NullTokenizer",
+]
+
+END_OF_DOCUMENT_TOKENS: Final = ("<|endoftext|>", "<|end_of_text|>", "<eod>", "</s>")
+"""What ends a document where nobody says: the first of these that the tokenizer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronIdentity:
+    """What a tokenizer of Megatron Core calls itself in the names of cached indices.
+
+    A real Megatron job finds an index only if its tokenizer has the identity with which the index was built.
+    """
+
+    class_path: str
+    """Module and class, for instance that of `DefaultTokenizerText` in megatron-core 0.16.1."""
+    path: str | None = None
+    """The path given to `MegatronTokenizer.from_pretrained`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The keyword arguments given to it, in their order."""
+
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        """What Megatron Core hashes."""
+        named = {name: str(value) for name, value in self.options.items()}
+        return OrderedDict([("class", self.class_path), ("tokenizer_path", self.path), *named.items()])
+
+
+class _Adapter(MegatronTokenizer):
+    """What the adapters share: an identity that may be Megatron's, and an end-of-document id."""
+
+    def __init__(
+        self, *paths: str, eod: int, megatron_identity: MegatronIdentity | None, **options: Any
+    ) -> None:
+        super().__init__(*paths, **options)
+        self._eod = eod
+        if megatron_identity is not None:
+            self.unique_identifiers = megatron_identity.unique_identifiers()
+
+    @property
+    def eod(self) -> int:
+        return self._eod
+
+
+class HuggingFaceTokenizer(_Adapter):
+    """A tokenizer file of Hugging Face `tokenizers` (`tokenizer.json`).
+
+    Text that reads like a special token is plain text unless `special_tokens` says otherwise.
+
+    Args:
+        path: the JSON file.
+        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` there is.
+        pad_token: token that fills up short samples, or None.
+        special_tokens: whether special tokens written out in a text become their ids.
+        megatron_identity: what the tokenizer is called in a Megatron job that is to share the cache.
+
+    Raises:
+        ArgumentError: the file is no tokenizer, or lacks the end-of-document token.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        eod_token: str | None = None,
+        pad_token: str | None = None,
+        special_tokens: bool = False,
+        megatron_identity: MegatronIdentity | None = None,
+    ) -> None:
+        self._tokenizer = _load(Path(path))
+        self._tokenizer.encode_special_tokens = not special_tokens
+        self._special_tokens = special_tokens
+        eod = find_token(self._tokenizer, [eod_token] if eod_token else END_OF_DOCUMENT_TOKENS, path=str(path))
+        self._pad = None if pad_token is None else find_token(self._tokenizer, [pad_token], path=str(path))
+        options = {"eod_token": eod_token, "pad_token": pad_token, "special_tokens": special_tokens or None}
+        super().__init__(
+            str(path),
+            eod=eod,
+            megatron_identity=megatron_identity,
+            **{name: value for name, value in options.items() if value is not None},
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        # The library leaves this setting out of what it pickles.
+        self._tokenizer.encode_special_tokens = not self._special_tokens
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int64]:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text; as `tokenize`, on all cores that the library may use."""
+        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
+        return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    @property
+    def inv_vocab(self) -> dict[int, str]:
+        return {index: token for token, index in self.vocab.items()}
+
+    @property
+    def vocab_size(self) -> int:
+        return max(self.vocab.values()) + 1
+
+    @property
+    def pad(self) -> int:
+        if self._pad is None:
+            self._lacks("pad")
+        return self._pad
+
+
+class ByteTokenizer(_Adapter):
+    """A text's UTF-8 bytes are its ids; 256 ends a document.
+
+    >>> ByteTokenizer().tokenize("hi").tolist()
+    [104, 105]
+    """
+
+    def __init__(self, *, megatron_identity: MegatronIdentity | None = None) -> None:
+        super().__init__(eod=256, megatron_identity=megatron_identity)
+
+    def tokenize(self, text: str) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def tokenize_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+        """Token ids of each text."""
+        return [self.tokenize(text) for text in texts]
+
+    def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
+        """The text; bytes that are no UTF-8 become the replacement character, the end of a document `<eod>`."""
+        parts = np.split(np.asarray(ids), np.flatnonzero(np.asarray(ids) >= 256))
+        texts = [part[part < 256].astype(np.uint8).tobytes().decode(errors="replace") for part in parts]
+        return "<eod>".join(texts)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return {token: index for index, token in self.inv_vocab.items()}
+
+    @property
+    def inv_vocab(self) -> dict[int, str]:
+        return {**{byte: f"<0x{byte:02X}>" for byte in range(256)}, 256: "<eod>"}
+
+    @property
+    def vocab_size(self) -> int:
+        return 257
+
+
+class NullTokenizer(_Adapter):
+    """Numbers in words: for data that is token ids already.
+
+    Args:
+        vocab_size: ids are in `[0, vocab_size]`; the last one ends a document, as in megatron-core 0.16.1.
+        megatron_identity: what the tokenizer is called in a Megatron job that is to share the cache.
+
+    >>> NullTokenizer(100).tokenize("5 7").tolist()
+    [5, 7]
+    """
+
+    def __init__(self, vocab_size: int, *, megatron_identity: MegatronIdentity | None = None) -> None:
+        if vocab_size < 1:
+            msg = f"vocab_size must be at least 1, found {vocab_size}"
+            raise ArgumentError(msg)
+        super().__init__(eod=int(vocab_size), megatron_identity=megatron_identity, vocab_size=vocab_size)
+        self._ids = int(vocab_size)
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int64]:
+        return np.array([int(word) for word in text.split()], dtype=np.int64)
+
+    def tokenize_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
+        """Token ids of each text."""
+        return [self.tokenize(text) for text in texts]
+
+    def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
+        return " ".join(map(str, np.asarray(ids).tolist()))
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return {str(index): index for index in range(self.vocab_size)}
+
+    @property
+    def inv_vocab(self) -> dict[int, str]:
+        return {index: str(index) for index in range(self.vocab_size)}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._ids + 1
+
+
+def find_token(tokenizer: tokenizers.Tokenizer, candidates: Iterable[str], *, path: str) -> int:
+    """Id of the first of the candidates that the tokenizer has.
+
+    Raises:
+        ArgumentError: it has none; the message lists its special tokens.
+    """
+    wanted = list(candidates)
+    for token in wanted:
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return int(found)
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = ", ".join(repr(token.content) for token in added if token.special) or "none"
+    msg = f"{path}: the tokenizer must have one of {', '.join(map(repr, wanted))}; its special tokens: {special}"
+    raise ArgumentError(msg)
+
+
+def _load(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        msg = f"{path}: a tokenizer file must exist, found none"
+        raise ArgumentError(msg)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001  the library raises a bare Exception for a bad file
+        msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
+        raise ArgumentError(msg) from error

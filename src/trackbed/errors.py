@@ -1,0 +1,55 @@
+"""Every error that Trackbed raises on purpose.
+
+    TrackbedError
+    +-- FormatError       a file is not what its format says
+    +-- CacheError        an index cannot be opened, built or published
+    +-- PlanError         what was asked for cannot be had from the data
+    |   +-- OversampleError   a blend draws more samples than a dataset has
+    +-- CollectiveError   ranks disagree, or one of them failed
+    ArgumentError         an argument is out of range: a ValueError, and an AssertionError besides,
+                          where Megatron Core's class of the same name asserts
+
+A message says where, what must hold, and what was found.
+"""
+
+__all__ = [
+    "ArgumentError",
+    "CacheError",
+    "CollectiveError",
+    "FormatError",
+    "OversampleError",
+    "PlanError",
+    "TrackbedError",
+]
+
+
+class TrackbedError(Exception):
+    """The root of everything that is not a wrong argument."""
+
+
+class FormatError(TrackbedError):
+    """A file is damaged, truncated or of another format."""
+
+
+class CacheError(TrackbedError):
+    """An index in the cache cannot be opened, built or published."""
+
+
+class PlanError(TrackbedError):
+    """The data cannot give what the configuration asks for."""
+
+
+class OversampleError(PlanError, IndexError):
+    """A blend draws more samples from a dataset than it has. Megatron Core raises an IndexError here."""
+
+
+class CollectiveError(TrackbedError):
+    """Ranks disagree, or a rank failed; the message names it."""
+
+
+class ArgumentError(ValueError, AssertionError):
+    """An argument is out of range.
+
+    Code written for Megatron Core catches the AssertionError of its bare asserts; everybody else expects
+    a ValueError.
+    """

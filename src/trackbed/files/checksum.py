@@ -1,0 +1,51 @@
+"""CRC-32 of a file in chunks of 64 MiB, so that damage can be located and chunks checked in parallel."""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+__all__ = ["CHUNK_BYTES", "Checksum", "checksum_file"]
+
+CHUNK_BYTES: Final = 64 << 20
+_READ_BYTES: Final = 4 << 20
+
+
+class Checksum:
+    """The checksums of bytes that come in pieces of any size."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._whole: list[int] = []
+        self._current = 0
+        self._room = CHUNK_BYTES
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes into account."""
+        view = memoryview(data).cast("B")
+        while len(view) > 0:
+            piece = view[: self._room]
+            self._current = zlib.crc32(piece, self._current)
+            self.size_bytes += len(piece)
+            self._room -= len(piece)
+            view = view[len(piece) :]
+            if self._room == 0:
+                self._whole.append(self._current)
+                self._current, self._room = 0, CHUNK_BYTES
+
+    def chunks(self) -> list[str]:
+        """Eight hexadecimal digits per chunk of 64 MiB, the last chunk shorter; none for an empty file."""
+        open_chunk = [self._current] if self._room < CHUNK_BYTES else []
+        return [f"{value:08x}" for value in [*self._whole, *open_chunk]]
+
+
+def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) -> Checksum:
+    """The checksums of a file, calling `progress` with the number of bytes after each piece read."""
+    checksum = Checksum()
+    buffer = bytearray(_READ_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            checksum.update(memoryview(buffer)[:count])
+            if progress is not None:
+                progress(count)
+    return checksum

@@ -1,0 +1,8 @@
+"""Compiled loops, and the Python functions that check what goes into them."""
+
+from trackbed.kernels.blend import exhaustive_blend, greedy_blend
+from trackbed.kernels.isa import available_levels
+from trackbed.kernels.narrow import narrow
+from trackbed.kernels.samples import sample_index
+
+__all__ = ["available_levels", "exhaustive_blend", "greedy_blend", "narrow", "sample_index"]

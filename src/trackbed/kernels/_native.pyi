@@ -1,0 +1,31 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_Ids = npt.NDArray[np.int16] | npt.NDArray[np.int32]
+
+def best_isa() -> int: ...
+def narrow(source: npt.NDArray[Any], target: npt.NDArray[Any], /) -> int: ...
+def greedy_blend(
+    weights: npt.NDArray[np.float64],
+    dataset_index: _Ids,
+    dataset_sample_index: npt.NDArray[np.int64],
+    level: int,
+    /,
+) -> None: ...
+def exhaustive_blend(
+    sizes: npt.NDArray[np.int64],
+    dataset_index: _Ids,
+    dataset_sample_index: npt.NDArray[np.int64],
+    level: int,
+    /,
+) -> None: ...
+def sample_index(
+    lengths: npt.NDArray[np.int32],
+    visits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    sequence_length: int,
+    extra_token: int,
+    rows: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    /,
+) -> None: ...

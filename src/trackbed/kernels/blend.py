@@ -1,0 +1,75 @@
+"""Typed doors to the blending kernels.
+
+Shapes: K datasets, N samples.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+from trackbed.kernels.isa import chosen_level
+
+__all__ = ["exhaustive_blend", "greedy_blend"]
+
+DatasetIds = npt.NDArray[np.int16] | npt.NDArray[np.int32]
+
+
+def greedy_blend(
+    weights: npt.NDArray[np.float64],
+    dataset_index: DatasetIds,
+    dataset_sample_index: npt.NDArray[np.int64],
+) -> None:
+    """Fill both outputs: sample i comes from the dataset furthest behind its share, the lowest on ties.
+
+    Args:
+        weights: `[K]` share of each dataset, finite, taken as they are.
+        dataset_index: `[N]` receives the dataset of each sample; numbers wrap if K exceeds its type.
+        dataset_sample_index: `[N]` receives how many samples of that dataset came before.
+
+    Raises:
+        ArgumentError: no weights, a weight that is not finite, or outputs of different lengths.
+    """
+    weights = np.require(weights, dtype=np.float64, requirements=["C", "A"])
+    if weights.ndim != 1 or len(weights) == 0 or not np.isfinite(weights).all():
+        msg = f"weights must be a vector of at least one finite number, found {weights}"
+        raise ArgumentError(msg)
+    _check_outputs(dataset_index, dataset_sample_index)
+    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level())
+
+
+def exhaustive_blend(
+    sizes: npt.NDArray[np.int64],
+    dataset_index: DatasetIds,
+    dataset_sample_index: npt.NDArray[np.int64],
+) -> None:
+    """Fill both outputs with exactly `sizes[d]` samples of each dataset d, spread evenly.
+
+    Args:
+        sizes: `[K]` samples of each dataset, each at least 1.
+        dataset_index: `[N]` with N = sum(sizes), receives the dataset of each sample.
+        dataset_sample_index: `[N]` receives how many samples of that dataset came before.
+
+    Raises:
+        ArgumentError: a size below 1, or outputs whose length is not the sum of the sizes.
+    """
+    sizes = np.require(sizes, dtype=np.int64, requirements=["C", "A"])
+    if sizes.ndim != 1 or (sizes < 1).any():
+        msg = f"sizes must be a vector of numbers of at least 1, found {sizes}"
+        raise ArgumentError(msg)
+    _check_outputs(dataset_index, dataset_sample_index)
+    total = sum(sizes.tolist())
+    if total != len(dataset_index):
+        msg = f"the outputs must hold sum(sizes) = {total} samples, found {len(dataset_index)}"
+        raise ArgumentError(msg)
+    if total:
+        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level())
+
+
+def _check_outputs(dataset_index: DatasetIds, dataset_sample_index: npt.NDArray[np.int64]) -> None:
+    if dataset_index.shape != dataset_sample_index.shape or dataset_index.ndim != 1:
+        msg = (
+            "dataset_index and dataset_sample_index must be vectors of one length, "
+            f"found shapes {dataset_index.shape} and {dataset_sample_index.shape}"
+        )
+        raise ArgumentError(msg)

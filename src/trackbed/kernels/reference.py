@@ -1,0 +1,94 @@
+"""A NumPy twin of every kernel: slow, short, and the definition of correct.
+
+Shapes: K datasets, N samples, D documents, V visits, S samples.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["exhaustive_blend", "greedy_blend", "narrow", "sample_index"]
+
+
+def greedy_blend(
+    weights: npt.NDArray[np.float64], num_samples: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`[N]` dataset and `[N]` sample of that dataset, by always serving whoever is furthest behind.
+
+    >>> greedy_blend(np.array([0.5, 0.25, 0.25]), 4)
+    (array([0, 1, 2, 0]), array([0, 0, 0, 1]))
+    """
+    drawn = np.zeros(len(weights), dtype=np.int64)
+    datasets = np.empty(num_samples, dtype=np.int64)
+    samples = np.empty(num_samples, dtype=np.int64)
+    for i in range(num_samples):
+        errors = weights * np.float64(max(i, 1)) - drawn.astype(np.float64)
+        dataset = int(errors.argmax())
+        datasets[i], samples[i] = dataset, drawn[dataset]
+        drawn[dataset] += 1
+    return datasets, samples
+
+
+def exhaustive_blend(
+    sizes: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`[N]` dataset and `[N]` sample of that dataset, each dataset drawn exactly as often as its size.
+
+    >>> exhaustive_blend(np.array([2, 1]))
+    (array([0, 1, 0]), array([0, 0, 1]))
+    """
+    total = int(sizes.sum())
+    weights = sizes.astype(np.float64) / np.float64(total)
+    drawn = np.zeros(len(sizes), dtype=np.int64)
+    datasets = np.empty(total, dtype=np.int64)
+    samples = np.empty(total, dtype=np.int64)
+    for i in range(total):
+        errors = weights * np.float64(max(i, 1)) - drawn.astype(np.float64)
+        errors[drawn == sizes] = -np.inf
+        dataset = int(errors.argmax())
+        datasets[i], samples[i] = dataset, drawn[dataset]
+        drawn[dataset] += 1
+    return datasets, samples
+
+
+def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], int]:
+    """`[N]` numbers in an integer type, and how many come before the first that it cannot hold.
+
+    >>> narrow(np.array([7, 65535, 65536]), np.uint16)[1]
+    2
+    """
+    limits = np.iinfo(np.dtype(dtype))
+    fits = [limits.min <= value <= limits.max for value in source.tolist()]
+    return source.astype(dtype), fits.index(False) if False in fits else len(fits)
+
+
+def sample_index(
+    lengths: npt.NDArray[np.int32],
+    visits: npt.NDArray[np.int64],
+    num_samples: int,
+    *,
+    sequence_length: int,
+    extra_token: int,
+) -> npt.NDArray[np.int64]:
+    """`[S + 1, 2]` visit and token offset of stream token `k * sequence_length`.
+
+    >>> lengths = np.array([1536, 700, 400, 500, 1300], dtype=np.int32)
+    >>> sample_index(lengths, np.arange(5), 2, sequence_length=1024, extra_token=1).tolist()
+    [[0, 0], [0, 1024], [1, 512]]
+    """
+    visited = lengths[visits].astype(np.int64)
+    ends = np.cumsum(visited, dtype=np.int64)
+    starts = np.arange(num_samples + 1, dtype=np.int64) * sequence_length
+    # Inside a document with the extra token; at the end of the one before without it.
+    visit = np.searchsorted(ends, starts, side="right" if extra_token else "left")
+    rows = np.empty((num_samples + 1, 2), dtype=np.int64)
+    inside = visit < len(visits)
+    rows[inside, 0] = visit[inside]
+    rows[inside, 1] = starts[inside] - (ends - visited)[visit[inside]]
+    with_tokens = np.flatnonzero(visited)
+    last = int(with_tokens[-1]) if len(with_tokens) else 0
+    rows[~inside, 0] = last
+    rows[~inside, 1] = max(int(visited[last]) - extra_token, 0) if len(visited) else 0
+    rows[0] = 0
+    return rows

@@ -1,0 +1,55 @@
+"""Typed door to the kernel that cuts a stream of documents into samples.
+
+Shapes: D documents in the file, V visits to them, S samples.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+
+__all__ = ["sample_index"]
+
+
+def sample_index(
+    lengths: npt.NDArray[np.int32],
+    visits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    *,
+    sequence_length: int,
+    extra_token: int,
+) -> None:
+    """Fill `rows` with where each sample starts in the stream that the visits spell out.
+
+    Args:
+        lengths: `[D]` tokens in each document, each at least 0.
+        visits: `[V]` document visited at each step, each in `[0, D)`.
+        rows: `[S + 1, 2]` receives visit and token offset inside it of stream token `k * sequence_length`;
+            int64 rows where visits are int64.
+        sequence_length: tokens from one sample's start to the next, at least 1.
+        extra_token: 1 if a sample also holds the first token of the next one, else 0.
+
+    Raises:
+        ArgumentError: a length is negative, a visit names no document, or another argument is out of range.
+    """
+    if sequence_length < 1 or extra_token not in (0, 1):
+        msg = (
+            "sequence_length must be at least 1 and extra_token 0 or 1, "
+            f"found {sequence_length} and {extra_token}"
+        )
+        raise ArgumentError(msg)
+    if rows.ndim != 2 or rows.shape[0] < 1 or rows.shape[1] != 2:
+        msg = f"rows must have the shape [S + 1, 2], found {list(rows.shape)}"
+        raise ArgumentError(msg)
+    # An index file holds its lengths at an odd address; the kernel wants them where the processor does.
+    lengths = np.require(lengths, dtype=np.int32, requirements=["C", "A"])
+    visits = np.require(visits, requirements=["C", "A"])
+    if len(lengths) and lengths.min() < 0:
+        document = int(lengths.argmin())
+        msg = f"a document must have at least 0 tokens, document {document} has {lengths[document]}"
+        raise ArgumentError(msg)
+    if len(visits) and not (visits.min() >= 0 and visits.max() < len(lengths)):
+        msg = f"visits must name documents in [0, {len(lengths)}), found [{visits.min()}, {visits.max()}]"
+        raise ArgumentError(msg)
+    _native.sample_index(lengths, visits, sequence_length, extra_token, rows.reshape(-1))

@@ -1,0 +1,26 @@
+"""Indexed token files: `.bin` with the tokens, `.idx` with where sequences and documents begin."""
+
+from trackbed.tokens.dtype import DType
+from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.merge import merge
+from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.tokens.reader import IndexedDataset
+from trackbed.tokens.seal import seal
+from trackbed.tokens.verify import Verified, verify, verify_content
+from trackbed.tokens.writer import IndexedDatasetBuilder
+
+__all__ = [
+    "DType",
+    "IndexedDataset",
+    "IndexedDatasetBuilder",
+    "SequenceIndex",
+    "Verified",
+    "get_bin_path",
+    "get_idx_path",
+    "get_seal_path",
+    "merge",
+    "open_index",
+    "seal",
+    "verify",
+    "verify_content",
+]

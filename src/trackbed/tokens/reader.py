@@ -1,0 +1,195 @@
+"""Reading indexed token files.
+
+Shapes: N sequences, D documents, T tokens of one sequence.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.paths import get_bin_path, get_idx_path
+from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
+
+__all__ = ["IndexedDataset"]
+
+Moded = tuple[Tokens, np.int8]
+
+
+class IndexedDataset:
+    """A `.bin`/`.idx` pair: sequences of tokens, grouped into documents.
+
+    Opening maps the files and looks at a few of their bytes, whatever their size. What is read from a mapped
+    pair are read-only views, valid as long as somebody holds them. The object can be pickled (it reopens the
+    files) and used after a fork.
+
+    Args:
+        path_prefix: path without `.bin` and `.idx`.
+        multimodal: whether sequences carry a mode.
+        mmap: whether to map the `.bin`, or to read it piece by piece.
+        object_storage_config: must be None: object stores are not read yet.
+        s3_config: the older name of `object_storage_config`.
+        fast_cache_load: leave the checks to the first read: for pairs that were checked before.
+        sequences_per_dataset: (sequences, document borders) that the index must have, or None.
+        dtype_code: ignored, as the header says the type; here for Megatron Core's signature.
+
+    Raises:
+        ArgumentError: one of the files is missing.
+        FormatError: the index is damaged, or points outside the data.
+    """
+
+    def __init__(
+        self,
+        path_prefix: str,
+        multimodal: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        mmap: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+        object_storage_config: object | None = None,
+        s3_config: object | None = None,
+        fast_cache_load: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        sequences_per_dataset: tuple[int, int] | None = None,
+        dtype_code: int | None = None,
+    ) -> None:
+        if object_storage_config is not None or s3_config is not None:
+            msg = f"{path_prefix}: object_storage_config must be None until object stores are read"
+            raise ArgumentError(msg)
+        self.path_prefix = path_prefix
+        self.multimodal = multimodal
+        self.mmap = mmap
+        self.fast_cache_load = fast_cache_load
+        self.sequences_per_dataset = sequences_per_dataset
+        self.dtype_code = dtype_code
+        self.index, self.bin_reader = self._open()
+
+    def _open(self) -> tuple[SequenceIndex, Source]:
+        idx_path, bin_path = Path(get_idx_path(self.path_prefix)), Path(get_bin_path(self.path_prefix))
+        missing = [str(path) for path in (idx_path, bin_path) if not path.exists()]
+        if missing:
+            msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
+            raise ArgumentError(msg)
+        index = open_index(idx_path, multimodal=self.multimodal)
+        if self.sequences_per_dataset is not None:
+            _check_counts(index, tuple(self.sequences_per_dataset), idx_path)
+        if not self.fast_cache_load:
+            _check_ends(index, idx_path, bin_path)
+        source = MappedSource.open(bin_path) if self.mmap else FileSource.open(bin_path)
+        return index, source
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("index", "bin_reader")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.index, self.bin_reader = self._open()
+
+    def __len__(self) -> int:
+        """Sequences in the file."""
+        return len(self.index)
+
+    def __getitem__(
+        self, idx: int | np.integer[Any] | slice
+    ) -> Tokens | Moded | list[Tokens] | tuple[list[Tokens], npt.NDArray[np.int8]]:
+        """Tokens of one sequence, or a list of them for a slice without a step; with modes if multimodal.
+
+        Raises:
+            IndexError: there is no such sequence.
+            ValueError: the slice has a step.
+            TypeError: `idx` is neither a number nor a slice.
+        """
+        if isinstance(idx, (int, np.integer)):
+            return self.get(int(idx))
+        if not isinstance(idx, slice):
+            msg = f"{self.path_prefix}: an index must be a number or a slice, found {type(idx).__name__}"
+            raise TypeError(msg)
+        start, stop, step = idx.indices(len(self))
+        if step != 1:
+            msg = f"{self.path_prefix}: a slice must take every sequence, found a step of {step}"
+            raise ValueError(msg)
+        sequences = self._sequences(start, max(start, stop))
+        modes = self.index.sequence_modes
+        return sequences if modes is None else (sequences, modes[start : max(start, stop)])
+
+    def _sequences(self, start: int, stop: int) -> list[Tokens]:
+        if start == stop:
+            return []
+        ends = np.cumsum(self.index.sequence_lengths[start:stop], dtype=np.int64)
+        tokens = self._read(int(self.index.sequence_pointers[start]), int(ends[-1]))
+        return [tokens[before:after] for before, after in pairwise([0, *ends.tolist()])]
+
+    def get(
+        self, idx: int | np.integer[Any], offset: int = 0, length: int | np.integer[Any] | None = None
+    ) -> Tokens | Moded:
+        """Tokens `[offset, offset + length)` of sequence `idx`, to its end if `length` is None.
+
+        As in Megatron Core, the range may reach into the sequences that follow, though not past the file.
+
+        Raises:
+            IndexError: there is no such sequence.
+            FormatError: the range lies outside the `.bin`.
+        """
+        pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy numbers index arrays too
+        count = int(size) - offset if length is None else int(length)
+        tokens = self._read(int(pointer) + int(offset) * self.index.dtype_size, count)
+        return tokens if mode is None else (tokens, mode)
+
+    def _read(self, offset: int, count: int) -> Tokens:
+        return self.bin_reader.read(self.index.dtype, count, offset)
+
+    @property
+    def sequence_lengths(self) -> npt.NDArray[np.int32]:
+        """`[N]` tokens in each sequence."""
+        return self.index.sequence_lengths
+
+    @property
+    def document_indices(self) -> npt.NDArray[np.int64]:
+        """`[D + 1]` first sequence of each document, then N."""
+        return self.index.document_indices
+
+    def get_document_indices(self) -> npt.NDArray[np.int64]:
+        """`document_indices`, under its older name."""
+        return self.index.document_indices
+
+    def set_document_indices(self, document_indices: npt.NDArray[np.int64]) -> None:
+        """Use other document borders; the file stays as it is."""
+        self.index.document_indices = document_indices
+
+    @property
+    def sequence_modes(self) -> npt.NDArray[np.int8]:
+        """`[N]` mode of each sequence.
+
+        Raises:
+            ArgumentError: the dataset was not opened as multimodal.
+        """
+        if self.index.sequence_modes is None:
+            msg = f"{self.path_prefix}: sequence_modes needs multimodal=True, found multimodal=False"
+            raise ArgumentError(msg)
+        return self.index.sequence_modes
+
+    @staticmethod
+    def exists(path_prefix: str) -> bool:
+        """Whether both files are there."""
+        return Path(get_idx_path(path_prefix)).exists() and Path(get_bin_path(path_prefix)).exists()
+
+
+def _check_counts(index: SequenceIndex, wanted: tuple[int, ...], idx_path: Path) -> None:
+    found = (index.sequence_count, index.document_count)
+    if found != wanted:
+        msg = f"{idx_path}: sequences_per_dataset says {wanted} sequences and document borders, found {found}"
+        raise FormatError(msg)
+
+
+def _check_ends(index: SequenceIndex, idx_path: Path, bin_path: Path) -> None:
+    """What can be checked without reading the arrays; `verify` reads them."""
+    if index.document_indices[-1] != index.sequence_count:
+        msg = (
+            f"{idx_path}: the last document border must be the sequence_count {index.sequence_count}, "
+            f"found {index.document_indices[-1]}"
+        )
+        raise FormatError(msg)
+    size = bin_path.stat().st_size
+    if not 0 <= index.data_bytes <= size:
+        msg = f"{idx_path}: the last sequence ends at byte {index.data_bytes} of {bin_path.name}, which has {size}"
+        raise FormatError(msg)

@@ -1,0 +1,113 @@
+"""The seal of a pair: `<prefix>.trackbed.json`, with what its files should be (docs/formats/indexed.md)."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from trackbed.errors import FormatError
+from trackbed.files import CHUNK_BYTES, Checksum, checksum_file, flush_to_disk, new_partial, publish
+from trackbed.tokens.format import open_index
+from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+
+__all__ = ["FileSeal", "Seal", "read_seal", "seal", "write_seal"]
+
+FORMAT: Final = "trackbed-seal"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeal:
+    """Size and checksums of one file."""
+
+    size_bytes: int
+    crc32: list[str]
+    """One per `chunk_bytes` of the file."""
+
+    @classmethod
+    def of(cls, checksum: Checksum) -> "FileSeal":
+        """What was summed up."""
+        return cls(checksum.size_bytes, checksum.chunks())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """What the two files of a pair should be."""
+
+    dtype: str
+    sequences: int
+    documents: int
+    chunk_bytes: int
+    bin: FileSeal
+    idx: FileSeal
+
+    @classmethod
+    def of(
+        cls, *, dtype: type[np.number[Any]], sequences: int, documents: int, data: Checksum, index: Checksum
+    ) -> "Seal":
+        """The seal of files whose checksums are `data` and `index`."""
+        return cls(
+            dtype=np.dtype(dtype).name,
+            sequences=sequences,
+            documents=documents,
+            chunk_bytes=CHUNK_BYTES,
+            bin=FileSeal.of(data),
+            idx=FileSeal.of(index),
+        )
+
+
+def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None) -> Seal:
+    """Write the seal of a pair that has none, or an outdated one, from the files as they are now.
+
+    Args:
+        path_prefix: path of the pair without `.bin` and `.idx`.
+        progress: called with the number of bytes after each piece read.
+    """
+    index = open_index(Path(get_idx_path(path_prefix)))
+    made = Seal.of(
+        dtype=index.dtype,
+        sequences=index.sequence_count,
+        documents=index.document_count - 1,
+        data=checksum_file(Path(get_bin_path(path_prefix)), progress=progress),
+        index=checksum_file(Path(get_idx_path(path_prefix)), progress=progress),
+    )
+    final = Path(get_seal_path(path_prefix))
+    partial = new_partial(final)
+    try:
+        write_seal(made, partial)
+        flush_to_disk(partial)
+        publish(partial, final)
+    finally:
+        partial.unlink(missing_ok=True)
+    return made
+
+
+def write_seal(sealed: Seal, path: Path) -> None:
+    """Write `sealed` as JSON to the new file `path`."""
+    text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(sealed)}, indent=1)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def read_seal(path: Path) -> Seal:
+    """The seal in the file at `path`.
+
+    Raises:
+        FormatError: it is not one, or of another version.
+        FileNotFoundError: there is no such file.
+    """
+    raw = path.read_bytes()
+    try:
+        fields = json.loads(raw)
+        found = (fields.pop("format"), fields.pop("version"))
+        if found != (FORMAT, VERSION):
+            msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {found}"
+            raise FormatError(msg)
+        parts = {name: FileSeal(**fields.pop(name)) for name in ("bin", "idx")}
+        return Seal(**fields, **parts)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {error}"
+        raise FormatError(msg) from error

@@ -1,0 +1,96 @@
+"""Where token bytes come from: a memory map, or a plain file."""
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import FormatError
+from trackbed.tokens.format import map_file
+
+__all__ = ["FileSource", "MappedSource", "Source"]
+
+Tokens = npt.NDArray[np.number[Any]]
+
+
+class Source(Protocol):
+    """Random access to the bytes of a `.bin`."""
+
+    def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
+        """`[count]` tokens from byte `offset` on.
+
+        Raises:
+            FormatError: those bytes are not all inside the file.
+        """
+        ...
+
+
+class MappedSource:
+    """A file in memory. What it reads are read-only views, which keep the map alive.
+
+    Args:
+        data: the bytes of the file.
+        path: its name, for errors.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], path: Path) -> None:
+        self._data = data
+        self._path = path
+
+    @classmethod
+    def open(cls, path: Path) -> "MappedSource":
+        """Map the file at `path`."""
+        return cls(map_file(path), path)
+
+    def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
+        """`[count]` tokens from byte `offset` on, as a view."""
+        stop = offset + count * np.dtype(dtype).itemsize
+        if not 0 <= offset <= stop <= len(self._data):
+            raise _outside(self._path, offset, stop, len(self._data))
+        return self._data[offset:stop].view(dtype)
+
+
+class FileSource:
+    """A file that is read piece by piece. What it reads are fresh arrays.
+
+    The descriptor stays open, so that a file that is replaced meanwhile goes on being read as it was, and
+    reading at a position shares no state between threads or forked processes.
+
+    Args:
+        descriptor: a file descriptor open for reading, closed with this object.
+        path: the file's name, for errors.
+    """
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor = descriptor
+        self._path = path
+
+    @classmethod
+    def open(cls, path: Path) -> "FileSource":
+        """Open the file at `path`."""
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
+        """`[count]` tokens from byte `offset` on, as a new array."""
+        stop = offset + count * np.dtype(dtype).itemsize
+        size = os.fstat(self._descriptor).st_size
+        if not 0 <= offset <= stop <= size:
+            raise _outside(self._path, offset, stop, size)
+        tokens = np.empty(count, dtype=dtype)
+        view = memoryview(tokens).cast("B")
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._descriptor, [view[done:]], offset + done)
+            if got == 0:
+                raise _outside(self._path, offset, stop, offset + done)
+            done += got
+        return tokens
+
+
+def _outside(path: Path, start: int, stop: int, size: int) -> FormatError:
+    return FormatError(f"{path}: a read of bytes [{start}, {stop}) must lie inside the file, which has {size}")
