@@ -41,7 +41,9 @@ void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> 
       rows[2 * row + 1] = static_cast<Row>(start - before);
       continue;
     }
-    const std::size_t last = last_with_tokens(lengths, visits);
+    // Without the extra token an empty last visit has an end to point to, and Megatron Core points there.
+    const std::size_t last =
+        extra_token == 0 && !visits.empty() ? visits.size() - 1 : last_with_tokens(lengths, visits);
     const std::int64_t end =
         visits.empty() ? 0 : lengths[static_cast<std::size_t>(visits[last])] - extra_token;
     for (; row < num_rows; ++row) {

@@ -1,0 +1,19 @@
+"""Index files on disk, under Megatron Core's names and with its bytes (docs/formats/cache.md)."""
+
+from trackbed.cache.entry import ArraySpec, Entry
+from trackbed.cache.fingerprint import Decisions, fingerprint
+from trackbed.cache.npy import map_npy, read_npy_spec
+from trackbed.cache.once import Access, access, open_entry, open_or_build
+
+__all__ = [
+    "Access",
+    "ArraySpec",
+    "Decisions",
+    "Entry",
+    "access",
+    "fingerprint",
+    "map_npy",
+    "open_entry",
+    "open_or_build",
+    "read_npy_spec",
+]

@@ -1,0 +1,33 @@
+"""Which sample comes k-th: pure functions over arrays; no files, no ranks, no clock."""
+
+from trackbed.index.blend import exhaustive_blend, greedy_blend
+from trackbed.index.documents import document_index
+from trackbed.index.epochs import EpochPlan, plan_epochs
+from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.samples import sample_index
+from trackbed.index.shuffle import shuffle_index
+from trackbed.index.splits import (
+    Split,
+    convert_split_vector_to_split_matrix,
+    get_blend_from_list,
+    normalize,
+    parse_and_normalize_split,
+    split_range,
+)
+
+__all__ = [
+    "EpochPlan",
+    "LegacyShuffle",
+    "Split",
+    "convert_split_vector_to_split_matrix",
+    "document_index",
+    "exhaustive_blend",
+    "get_blend_from_list",
+    "greedy_blend",
+    "normalize",
+    "parse_and_normalize_split",
+    "plan_epochs",
+    "sample_index",
+    "shuffle_index",
+    "split_range",
+]

@@ -2,6 +2,7 @@
 
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
@@ -18,6 +19,7 @@ __all__ = [
     "get_bin_path",
     "get_idx_path",
     "get_seal_path",
+    "identity",
     "merge",
     "open_index",
     "seal",

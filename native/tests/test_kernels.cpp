@@ -1,0 +1,593 @@
+// Every kernel against a reference that is too plain to be wrong, at every instruction level of this
+// processor. Takes an optional argument "short" for slow machines: emulators and sanitizers.
+//
+// Random inputs come from std::mt19937_64 alone, whose stream the standard fixes, never from a distribution,
+// whose stream it does not: every platform sees the same inputs and must print the same golden checksums.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "trackbed/blend.hpp"
+#include "trackbed/isa.hpp"
+#include "trackbed/largest_error.hpp"
+#include "trackbed/narrow.hpp"
+#include "trackbed/sample_index.hpp"
+
+namespace {
+
+using trackbed::Isa;
+
+constexpr const char* kLevelNames[] = {"baseline", "avx2", "avx512"};
+
+long passed = 0;
+long failed = 0;
+
+void check(bool holds, const std::string& what) {
+  ++(holds ? passed : failed);
+  if (!holds && failed <= 20) {
+    std::printf("FAILED %s\n", what.c_str());
+  }
+}
+
+std::vector<Isa> levels() {
+  std::vector<Isa> all;
+  for (int level = 0; level <= static_cast<int>(trackbed::best_isa()); ++level) {
+    all.push_back(static_cast<Isa>(level));
+  }
+  return all;
+}
+
+std::string name_of(Isa level) { return kLevelNames[static_cast<int>(level)]; }
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : bits_(seed) {}
+  std::uint64_t next() { return bits_(); }
+  std::size_t below(std::size_t bound) { return static_cast<std::size_t>(next() % bound); }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+// A product that no compiler may fuse with what follows, whatever its flags.
+double rounded_product(double a, double b) {
+  volatile double product = a * b;
+  return product;
+}
+
+// ---------------------------------------------------------------- blending
+
+enum class Weights { random, equal, few_values, ulp_apart, with_zeros, denormal, extreme, dyadic, kinds };
+
+std::vector<double> make_weights(Random& random, std::size_t size, Weights kind) {
+  std::vector<double> weights(size);
+  double near = 1.0 / static_cast<double>(size);
+  for (double& weight : weights) {
+    switch (kind) {
+      case Weights::equal:
+        weight = 1.0 / static_cast<double>(size);
+        break;
+      case Weights::few_values:
+        weight = static_cast<double>(1 + random.below(3)) / static_cast<double>(2 * size);
+        break;
+      case Weights::ulp_apart:
+        weight = near;
+        near = std::nextafter(near, random.below(2) == 0 ? 0.0 : 1.0);
+        break;
+      case Weights::with_zeros:
+        weight = random.below(2) == 0 ? 0.0 : random.unit();
+        break;
+      case Weights::denormal:
+        weight = static_cast<double>(random.below(5)) * std::numeric_limits<double>::denorm_min();
+        break;
+      case Weights::extreme:
+        weight =
+            random.below(3) == 0 ? -random.unit() : random.unit() * (random.below(2) == 0 ? 1e308 : 1e-308);
+        break;
+      case Weights::dyadic:
+        weight = static_cast<double>(1 + random.below(8)) / 16.0;
+        break;
+      default:
+        weight = random.unit() / static_cast<double>(size);
+    }
+  }
+  return weights;
+}
+
+std::size_t naive_largest_error(const std::vector<double>& weights, const std::vector<double>& counts,
+                                double step) {
+  std::size_t best = 0;
+  for (std::size_t d = 1; d < weights.size(); ++d) {
+    if (rounded_product(weights[d], step) - counts[d] > rounded_product(weights[best], step) - counts[best]) {
+      best = d;
+    }
+  }
+  return best;
+}
+
+struct Blend {
+  std::vector<std::int64_t> dataset;
+  std::vector<std::int64_t> sample;
+};
+
+// With `sizes`, a dataset that has given that many samples is out; without, none ever is.
+Blend naive_blend(const std::vector<double>& weights, std::size_t num_samples,
+                  const std::vector<std::int64_t>& sizes) {
+  Blend blend;
+  std::vector<std::int64_t> drawn(weights.size(), 0);
+  for (std::size_t i = 0; i < num_samples; ++i) {
+    const double step = i == 0 ? 1.0 : static_cast<double>(i);
+    std::size_t best = weights.size();
+    double best_error = 0.0;
+    for (std::size_t d = 0; d < weights.size(); ++d) {
+      if (!sizes.empty() && drawn[d] == sizes[d]) {
+        continue;
+      }
+      const double error = rounded_product(weights[d], step) - static_cast<double>(drawn[d]);
+      if (best == weights.size() || error > best_error) {
+        best = d;
+        best_error = error;
+      }
+    }
+    blend.dataset.push_back(static_cast<std::int64_t>(best));
+    blend.sample.push_back(drawn[best]++);
+  }
+  return blend;
+}
+
+Blend naive_exhaustive(const std::vector<std::int64_t>& sizes) {
+  std::int64_t total = 0;
+  for (const std::int64_t size : sizes) {
+    total += size;
+  }
+  std::vector<double> weights;
+  for (const std::int64_t size : sizes) {
+    weights.push_back(static_cast<double>(size) / static_cast<double>(total));
+  }
+  return naive_blend(weights, static_cast<std::size_t>(total), sizes);
+}
+
+template <class Id>
+Blend run_greedy(const std::vector<double>& weights, std::size_t num_samples, Isa level) {
+  std::vector<Id> dataset(num_samples, Id{-1});
+  Blend blend{{}, std::vector<std::int64_t>(num_samples, -1)};
+  trackbed::greedy_blend<Id>(weights, dataset, blend.sample, level);
+  blend.dataset.assign(dataset.begin(), dataset.end());
+  return blend;
+}
+
+template <class Id>
+Blend run_exhaustive(const std::vector<std::int64_t>& sizes, std::size_t total, Isa level) {
+  std::vector<Id> dataset(total, Id{-1});
+  Blend blend{{}, std::vector<std::int64_t>(total, -1)};
+  trackbed::exhaustive_blend<Id>(sizes, dataset, blend.sample, level);
+  blend.dataset.assign(dataset.begin(), dataset.end());
+  return blend;
+}
+
+bool equal(const Blend& one, const Blend& other) {
+  return one.dataset == other.dataset && one.sample == other.sample;
+}
+
+// Every size around the widths of the lanes (2, 4 and 8 doubles), then larger ones.
+std::size_t size_of_round(Random& random, std::size_t round) {
+  return round % 41 < 33 ? round % 41 + 1 : 34 + random.below(200);
+}
+
+void test_largest_error(std::size_t rounds) {
+  Random random(11);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t size = size_of_round(random, round);
+    const auto kind = static_cast<Weights>(round % static_cast<std::size_t>(Weights::kinds));
+    const std::vector<double> weights = make_weights(random, size, kind);
+    const double step = static_cast<double>(1 + random.below(1000));
+    std::vector<double> counts(size);
+    for (std::size_t d = 0; d < size; ++d) {
+      const double due = kind == Weights::extreme ? 0.0 : weights[d] * step;
+      counts[d] = std::max(0.0, std::floor(due) + static_cast<double>(random.below(3)) - 1.0);
+    }
+    const std::size_t wanted = naive_largest_error(weights, counts, step);
+    // The kernel may look at no double before or behind its arrays, wherever those begin.
+    const std::size_t shift = random.below(8);
+    std::vector<double> shifted_weights(shift, 1e9);
+    std::vector<double> shifted_counts(shift, -1e9);
+    shifted_weights.insert(shifted_weights.end(), weights.begin(), weights.end());
+    shifted_counts.insert(shifted_counts.end(), counts.begin(), counts.end());
+    shifted_weights.shrink_to_fit();
+    shifted_counts.shrink_to_fit();
+    for (const Isa level : levels()) {
+      const std::size_t found = trackbed::largest_error_at(level)(shifted_weights.data() + shift,
+                                                                  shifted_counts.data() + shift, size, step);
+      check(found == wanted, "largest_error " + name_of(level) + " round " + std::to_string(round) +
+                                 " size " + std::to_string(size) + ": dataset " + std::to_string(wanted) +
+                                 ", found " + std::to_string(found));
+    }
+  }
+}
+
+// All but one dataset share a smallest error: the one that stands out, or the first of two, is found
+// anywhere.
+void test_largest_error_in_every_lane() {
+  for (std::size_t size = 1; size <= 33; ++size) {
+    for (std::size_t first = 0; first < size; ++first) {
+      for (std::size_t second = first; second < size; ++second) {
+        std::vector<double> weights(size, 0.25);
+        weights[first] = weights[second] = 0.5;
+        const std::vector<double> counts(size, 1.0);
+        for (const Isa level : levels()) {
+          check(trackbed::largest_error_at(level)(weights.data(), counts.data(), size, 3.0) == first,
+                "largest_error " + name_of(level) + " size " + std::to_string(size) + ": first of " +
+                    std::to_string(first) + " and " + std::to_string(second));
+        }
+      }
+    }
+  }
+}
+
+// x86-64 has every level; anywhere else all of them are the baseline.
+void test_a_level_that_the_build_lacks_is_the_baseline() {
+#if !defined(__x86_64__)
+  for (const Isa level : {Isa::avx2, Isa::avx512}) {
+    check(trackbed::largest_error_at(level) == trackbed::largest_error_at(Isa::baseline),
+          "level " + name_of(level) + " falls back to the baseline");
+  }
+#endif
+}
+
+void test_greedy_blend(std::size_t rounds) {
+  Random random(22);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t size = size_of_round(random, round);
+    const auto kind = static_cast<Weights>(round % static_cast<std::size_t>(Weights::kinds));
+    const std::vector<double> weights = make_weights(random, size, kind);
+    const std::size_t num_samples = random.below(120);
+    const Blend wanted = naive_blend(weights, num_samples, {});
+    for (const Isa level : levels()) {
+      const std::string what = "greedy_blend " + name_of(level) + " round " + std::to_string(round);
+      check(equal(run_greedy<std::int16_t>(weights, num_samples, level), wanted), what + " int16");
+      check(equal(run_greedy<std::int32_t>(weights, num_samples, level), wanted), what + " int32");
+    }
+  }
+}
+
+void test_exhaustive_blend(std::size_t rounds) {
+  Random random(33);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t size = round % 20 == 19 ? 34 + random.below(60) : round % 33 + 1;
+    std::vector<std::int64_t> sizes(size);
+    for (std::int64_t& each : sizes) {
+      each = static_cast<std::int64_t>(1 + random.below(round % 3 == 0 ? 1 : round % 3 == 1 ? 3 : 12));
+    }
+    const Blend wanted = naive_exhaustive(sizes);
+    for (const Isa level : levels()) {
+      const std::string what = "exhaustive_blend " + name_of(level) + " round " + std::to_string(round);
+      check(equal(run_exhaustive<std::int16_t>(sizes, wanted.dataset.size(), level), wanted),
+            what + " int16");
+      check(equal(run_exhaustive<std::int32_t>(sizes, wanted.dataset.size(), level), wanted),
+            what + " int32");
+    }
+  }
+}
+
+// ---------------------------------------------------------------- samples
+
+// Walks the stream token by token.
+std::vector<std::int64_t> naive_sample_index(const std::vector<std::int32_t>& lengths,
+                                             const std::vector<std::int64_t>& visits, std::size_t num_rows,
+                                             std::int64_t sequence_length, std::int64_t extra_token) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> stream;
+  for (std::size_t visit = 0; visit < visits.size(); ++visit) {
+    for (std::int64_t at = 0; at < lengths[static_cast<std::size_t>(visits[visit])]; ++at) {
+      stream.emplace_back(static_cast<std::int64_t>(visit), at);
+    }
+  }
+  std::vector<std::int64_t> rows{0, 0};
+  for (std::size_t row = 1; row < num_rows; ++row) {
+    const std::size_t start = row * static_cast<std::size_t>(sequence_length);
+    if (extra_token == 1 && start < stream.size()) {  // at the token
+      rows.insert(rows.end(), {stream[start].first, stream[start].second});
+    } else if (extra_token == 0 && start <= stream.size()) {  // behind the token before it
+      rows.insert(rows.end(), {stream[start - 1].first, stream[start - 1].second + 1});
+    } else if (extra_token == 1) {  // the stream's last token
+      rows.insert(rows.end(),
+                  {stream.empty() ? 0 : stream.back().first, stream.empty() ? 0 : stream.back().second});
+    } else {  // the end of the last visit, which may be empty
+      const auto last = static_cast<std::int64_t>(visits.size()) - 1;
+      rows.insert(rows.end(), {std::max<std::int64_t>(last, 0),
+                               visits.empty() ? 0 : lengths[static_cast<std::size_t>(visits.back())]});
+    }
+  }
+  return rows;
+}
+
+template <class Visit, class Row>
+std::vector<std::int64_t> run_sample_index(const std::vector<std::int32_t>& lengths,
+                                           const std::vector<std::int64_t>& visits, std::size_t num_rows,
+                                           std::int64_t sequence_length, std::int64_t extra_token) {
+  const std::vector<Visit> typed(visits.begin(), visits.end());
+  std::vector<Row> rows(2 * num_rows, Row{-1});
+  trackbed::sample_index<Visit, Row>(lengths, typed, sequence_length, extra_token, rows);
+  return {rows.begin(), rows.end()};
+}
+
+void test_sample_index(std::size_t rounds) {
+  Random random(44);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    std::vector<std::int32_t> lengths(1 + random.below(6));
+    for (std::int32_t& length : lengths) {
+      length = random.below(3) == 0 ? 0 : static_cast<std::int32_t>(random.below(9));
+    }
+    std::vector<std::int64_t> visits(random.below(12));
+    for (std::int64_t& visit : visits) {
+      visit = static_cast<std::int64_t>(random.below(lengths.size()));
+    }
+    const auto sequence_length = static_cast<std::int64_t>(1 + random.below(7));
+    const auto extra_token = static_cast<std::int64_t>(random.below(2));
+    const std::size_t num_rows = 1 + random.below(20);
+    const auto wanted = naive_sample_index(lengths, visits, num_rows, sequence_length, extra_token);
+    const std::string what = "sample_index round " + std::to_string(round);
+    check(run_sample_index<std::int32_t, std::int32_t>(lengths, visits, num_rows, sequence_length,
+                                                       extra_token) == wanted,
+          what + " int32, int32");
+    check(run_sample_index<std::int32_t, std::int64_t>(lengths, visits, num_rows, sequence_length,
+                                                       extra_token) == wanted,
+          what + " int32, int64");
+    check(run_sample_index<std::int64_t, std::int64_t>(lengths, visits, num_rows, sequence_length,
+                                                       extra_token) == wanted,
+          what + " int64, int64");
+  }
+}
+
+// More tokens than 32 bits count, in two documents.
+void test_sample_index_counts_in_64_bits() {
+  const std::vector<std::int32_t> lengths{2147483647, 2147483647};
+  const std::vector<std::int64_t> visits{0, 1, 0};
+  const std::vector<std::int64_t> wanted{0, 0, 0, 2000000000, 1, 1852516353, 2, 1705032706};
+  check(run_sample_index<std::int32_t, std::int32_t>(lengths, visits, 4, 2000000000, 1) == wanted,
+        "sample_index counts tokens in 64 bits");
+}
+
+// ---------------------------------------------------------------- narrowing
+
+template <class Source, class Target>
+bool survives(Source value) {
+  const auto stored = static_cast<Target>(value);
+  return static_cast<Source>(stored) == value && (stored < Target{0}) == (value < Source{0});
+}
+
+template <class Source, class Target>
+std::vector<Source> make_tokens(Random& random, std::size_t round) {
+  std::vector<Source> tokens(round % 41);
+  for (Source& token : tokens) {
+    // Within every target type, so that what does not fit stands where it was put.
+    token = static_cast<Source>(random.below(128));
+  }
+  const std::size_t wrong = round % 3;
+  for (std::size_t i = 0; i < wrong && !tokens.empty(); ++i) {
+    Source& token = tokens[random.below(tokens.size())];
+    switch (random.below(6)) {
+      case 0:
+        token = std::numeric_limits<Source>::max();
+        break;
+      case 1:
+        token = std::numeric_limits<Source>::min();
+        break;
+      case 2:
+        token = static_cast<Source>(std::numeric_limits<Target>::max());
+        break;
+      case 3:
+        token = static_cast<Source>(static_cast<std::uint64_t>(std::numeric_limits<Target>::max()) + 1);
+        break;
+      case 4:
+        token = static_cast<Source>(static_cast<std::uint64_t>(std::numeric_limits<Target>::min()) - 1);
+        break;
+      default:
+        token = static_cast<Source>(random.next());
+    }
+  }
+  return tokens;
+}
+
+template <class Source, class Target>
+void test_narrow_from_to(std::size_t rounds) {
+  Random random(55 + 16 * sizeof(Source) + sizeof(Target));
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::vector<Source> tokens = make_tokens<Source, Target>(random, round);
+    std::size_t wanted = 0;
+    while (wanted < tokens.size() && survives<Source, Target>(tokens[wanted])) {
+      ++wanted;
+    }
+    std::vector<Target> stored(tokens.size(), Target{1});
+    const std::size_t found = trackbed::narrow<Source, Target>(tokens, stored);
+    bool same = found == wanted;
+    for (std::size_t i = 0; i < wanted; ++i) {
+      same = same && static_cast<Source>(stored[i]) == tokens[i];
+    }
+    check(same, "narrow " + std::to_string(sizeof(Source)) + " to " + std::to_string(sizeof(Target)) +
+                    " bytes, round " + std::to_string(round) + ": " + std::to_string(wanted) + ", found " +
+                    std::to_string(found));
+  }
+}
+
+template <class Source>
+void test_narrow_from(std::size_t rounds) {
+  test_narrow_from_to<Source, std::uint8_t>(rounds);
+  test_narrow_from_to<Source, std::int8_t>(rounds);
+  test_narrow_from_to<Source, std::uint16_t>(rounds);
+  test_narrow_from_to<Source, std::int16_t>(rounds);
+  test_narrow_from_to<Source, std::int32_t>(rounds);
+  test_narrow_from_to<Source, std::int64_t>(rounds);
+}
+
+void test_narrow(std::size_t rounds) {
+  test_narrow_from<std::int8_t>(rounds);
+  test_narrow_from<std::uint8_t>(rounds);
+  test_narrow_from<std::int16_t>(rounds);
+  test_narrow_from<std::uint16_t>(rounds);
+  test_narrow_from<std::int32_t>(rounds);
+  test_narrow_from<std::uint32_t>(rounds);
+  test_narrow_from<std::int64_t>(rounds);
+  test_narrow_from<std::uint64_t>(rounds);
+}
+
+// ---------------------------------------------------------------- threads
+
+// Kernels share nothing but their inputs: what several threads get at once is what one gets alone.
+void test_threads(std::size_t rounds) {
+  Random random(66);
+  const std::vector<double> weights = make_weights(random, 37, Weights::random);
+  const std::vector<std::int64_t> sizes{5, 1, 17, 3, 8, 8, 8, 2, 30};
+  std::vector<std::int32_t> lengths(50);
+  std::vector<std::int64_t> visits(200);
+  for (std::int32_t& length : lengths) {
+    length = static_cast<std::int32_t>(random.below(40));
+  }
+  for (std::int64_t& visit : visits) {
+    visit = static_cast<std::int64_t>(random.below(lengths.size()));
+  }
+  const Blend greedy = naive_blend(weights, 300, {});
+  const Blend exhaustive = naive_exhaustive(sizes);
+  const auto rows = naive_sample_index(lengths, visits, 100, 32, 1);
+
+  constexpr std::size_t kThreads = 8;
+  std::vector<long> wrong(kThreads, 0);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::size_t round = 0; round < rounds; ++round) {
+        for (const Isa level : levels()) {
+          wrong[t] += !equal(run_greedy<std::int16_t>(weights, 300, level), greedy);
+          wrong[t] +=
+              !equal(run_exhaustive<std::int32_t>(sizes, exhaustive.dataset.size(), level), exhaustive);
+        }
+        wrong[t] += run_sample_index<std::int64_t, std::int64_t>(lengths, visits, 100, 32, 1) != rows;
+        std::vector<std::uint16_t> stored(visits.size());
+        wrong[t] += trackbed::narrow<std::int64_t, std::uint16_t>(visits, stored) != visits.size();
+      }
+    });
+  }
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads[t].join();
+    check(wrong[t] == 0, "thread " + std::to_string(t) + ": " + std::to_string(wrong[t]) + " wrong results");
+  }
+}
+
+// ---------------------------------------------------------------- golden checksums
+
+// FNV-1a over the numbers as 64-bit little-endian integers.
+class Golden {
+ public:
+  template <class Numbers>
+  void add(const Numbers& numbers) {
+    for (const auto number : numbers) {
+      for (int byte = 0; byte < 8; ++byte) {
+        hash_ ^= static_cast<std::uint64_t>(static_cast<std::int64_t>(number)) >> (8 * byte) & 0xff;
+        hash_ *= 0x100000001b3;
+      }
+    }
+  }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+void check_golden(const char* kernel, const Golden& golden, std::uint64_t wanted) {
+  std::printf("golden %s %016llx\n", kernel, static_cast<unsigned long long>(golden.value()));
+  check(golden.value() == wanted, std::string("golden checksum of ") + kernel);
+}
+
+void test_golden() {
+  Random random(77);
+  Golden greedy;
+  Golden exhaustive;
+  Golden largest;
+  const Isa best = trackbed::best_isa();
+  for (std::size_t size = 1; size <= 100; ++size) {
+    std::vector<double> weights = make_weights(random, size, Weights::random);
+    double sum = 0.0;
+    for (const double weight : weights) {
+      sum += weight;
+    }
+    std::vector<std::int64_t> sizes;
+    for (double& weight : weights) {
+      sizes.push_back(static_cast<std::int64_t>(1 + random.below(20)));
+      weight /= sum;
+    }
+    const Blend blend = run_greedy<std::int32_t>(weights, 1000, best);
+    greedy.add(blend.dataset);
+    greedy.add(blend.sample);
+    std::int64_t total = 0;
+    for (const std::int64_t each : sizes) {
+      total += each;
+    }
+    const Blend even = run_exhaustive<std::int32_t>(sizes, static_cast<std::size_t>(total), best);
+    exhaustive.add(even.dataset);
+    exhaustive.add(even.sample);
+    for (int step = 1; step <= 100; ++step) {
+      std::vector<double> counts;
+      for (const double weight : weights) {
+        // The error is what the product's rounding leaves, so that a fused product would say something else.
+        counts.push_back(rounded_product(weight, step));
+      }
+      const std::size_t found = trackbed::largest_error_at(best)(weights.data(), counts.data(), size, step);
+      largest.add(std::vector<std::size_t>{found});
+    }
+  }
+  check_golden("greedy_blend", greedy, 0x12eca2343f4fb2bb);
+  check_golden("exhaustive_blend", exhaustive, 0x26caccf0fbc222e6);
+  check_golden("largest_error", largest, 0x9b85a68c78294d25);
+
+  Golden rows;
+  Golden narrowed;
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::int32_t> lengths(40);
+    std::vector<std::int64_t> visits(120);
+    for (std::int32_t& length : lengths) {
+      length = random.below(4) == 0 ? 0 : static_cast<std::int32_t>(random.below(500));
+    }
+    for (std::int64_t& visit : visits) {
+      visit = static_cast<std::int64_t>(random.below(lengths.size()));
+    }
+    rows.add(run_sample_index<std::int32_t, std::int32_t>(lengths, visits, 300, 128, round % 2));
+    rows.add(run_sample_index<std::int64_t, std::int64_t>(lengths, visits, 300, 128, round % 2));
+    const std::vector<std::int64_t> tokens = make_tokens<std::int64_t, std::uint16_t>(random, 40);
+    std::vector<std::uint16_t> stored(tokens.size());
+    const std::size_t first = trackbed::narrow<std::int64_t, std::uint16_t>(tokens, stored);
+    narrowed.add(std::vector<std::size_t>{first});
+    narrowed.add(std::span(stored).first(first));
+  }
+  check_golden("sample_index", rows, 0x26c55dc8f922e8dd);
+  check_golden("narrow", narrowed, 0x6da058d86c24d9d7);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool is_short = argc > 1 && std::strcmp(argv[1], "short") == 0;
+  const std::size_t scale = is_short ? 1 : 10;
+  std::printf("levels up to %s\n", name_of(trackbed::best_isa()).c_str());
+  test_largest_error(400 * scale);
+  test_largest_error_in_every_lane();
+  test_a_level_that_the_build_lacks_is_the_baseline();
+  test_greedy_blend(400 * scale);
+  test_exhaustive_blend(200 * scale);
+  test_sample_index(400 * scale);
+  test_sample_index_counts_in_64_bits();
+  test_narrow(41 * scale);
+  test_threads(2 * scale);
+  test_golden();
+  std::printf("%ld passed, %ld failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,88 @@
+"""How many samples each dataset of a blend must give. Pure arithmetic, in Python's doubles.
+
+Shapes: K datasets.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trackbed.datasets.config import Blend, BlendedMegatronDatasetConfig
+from trackbed.errors import ArgumentError
+from trackbed.index.splits import Split
+
+__all__ = ["Shares", "check_sizes", "plan_shares"]
+
+_SURPLUS_0_10: Final = 1.005
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What a blend of a given size needs."""
+
+    size: int
+    """Samples of the blend: at least as many as were asked for."""
+    weights: list[float]
+    """`[K]` shares to draw by."""
+    per_dataset: list[int]
+    """`[K]` samples that each dataset must be able to give."""
+
+
+def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronDatasetConfig) -> Shares:
+    """What a blend of at least `size` samples needs.
+
+    Args:
+        weights: `[K]` shares that add up to 1.
+        size: samples asked for, at least 0.
+        config: gives the surplus, or the rules of megatron-core 0.10.
+
+    >>> from trackbed.datasets.config import BlendedMegatronDatasetConfig
+    >>> config = BlendedMegatronDatasetConfig(1234, 8, blend=(["a", "b"], [1, 2]), split="1")
+    >>> plan_shares([0.25, 0.75], 1000, config)
+    Shares(size=1000, weights=[0.25, 0.75], per_dataset=[252, 754])
+    """
+    if config.renormalize_blend_weights is not None:
+        counts = [math.ceil(size * weight * _SURPLUS_0_10) for weight in weights]
+        total = sum(counts)
+        drawn = [count / total for count in counts] if config.renormalize_blend_weights else list(weights)
+        return Shares(total, drawn, counts)
+    counts = [math.ceil(size * weight) for weight in weights]
+    surplus = 1 + config.mid_level_dataset_surplus
+    return Shares(sum(counts), list(weights), [math.ceil(count * surplus) for count in counts])
+
+
+def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig) -> None:
+    """Refuse sizes that the configuration cannot mean.
+
+    Raises:
+        ArgumentError: not one size per split, a negative one, None for a blend with weights, or a number for
+            a validation that is to be full.
+    """
+    if len(sizes) != len(Split):
+        msg = f"sizes must have {len(Split)} entries, found {len(sizes)}"
+        raise ArgumentError(msg)
+    for split, size in zip(Split, sizes, strict=True):
+        if size is not None and size < 0:
+            msg = f"the size of split {split.name} must be at least 0 or None, found {size}"
+            raise ArgumentError(msg)
+        blend = blend_of(split, config)
+        if size is None and blend is not None and blend[1] is not None:
+            msg = (
+                f"the size of split {split.name} must be a number for a blend with weights, found None; "
+                "leave the weights out to take all samples of its datasets"
+            )
+            raise ArgumentError(msg)
+    if config.full_validation and sizes[Split.valid.value] is not None:
+        msg = f"full_validation needs a size of None for split valid, found {sizes[Split.valid.value]}"
+        raise ArgumentError(msg)
+
+
+def blend_of(split: Split, config: BlendedMegatronDatasetConfig) -> Blend | None:
+    """The blend that a split is made from, or None where it is made up or left out."""
+    if config.mock:
+        return None
+    if config.blend is not None:
+        used = config.split_matrix is not None and config.split_matrix[split.value] is not None
+        return config.blend if used else None
+    return config.blend_per_split[split.value] if config.blend_per_split else None

@@ -1,0 +1,84 @@
+"""An entry of the cache: the arrays of one index, their names and what they must look like."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trackbed.cache.fingerprint import Decisions, fingerprint
+
+__all__ = ["ArraySpec", "Entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What a file of an entry must hold."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One index, before anybody knows whether it is there.
+
+    Its files are `<directory>/<stem>-description.txt` and `<directory>/<stem>-<array>.npy`, with Megatron
+    Core's names; what is Trackbed's own lies in `<directory>/.trackbed/`.
+    """
+
+    directory: Path
+    stem: str
+    """md5 of the description, class and split, as Megatron Core joins them."""
+    description: str
+    """Text of `description.txt`."""
+    arrays: tuple[str, ...]
+    """Names of the arrays, in the order in which they are written."""
+    decisions: Decisions
+    """Everything that decides the bytes."""
+    megatron: bool = True
+    """Whether Megatron Core can read it. If not, it lies under its fingerprint."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the decisions."""
+        return fingerprint(self.decisions)
+
+    @property
+    def own(self) -> Path:
+        """The folder that is Trackbed's."""
+        return self.directory / ".trackbed"
+
+    @property
+    def shared(self) -> "Place":
+        """Where Megatron Core looks for it."""
+        return Place(self.directory, self.stem, self.own / f"{self.stem}.json")
+
+    @property
+    def aside(self) -> "Place":
+        """Where it lies when the shared place holds something else."""
+        folder = self.own / self.fingerprint
+        return Place(folder, self.stem, folder / "manifest.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry can lie."""
+
+    directory: Path
+    stem: str
+    manifest: Path
+
+    @property
+    def description(self) -> Path:
+        """Path of the description."""
+        return self.directory / f"{self.stem}-description.txt"
+
+    def array(self, name: str) -> Path:
+        """Path of one of the arrays."""
+        return self.directory / f"{self.stem}-{name}.npy"
+
+    def files(self, arrays: tuple[str, ...]) -> Mapping[str, Path]:
+        """All paths, by what they hold, in the order in which they are written."""
+        return {"description": self.description, **{name: self.array(name) for name in arrays}}

@@ -1,0 +1,48 @@
+"""What an index was decided by, and the SHA-256 that stands for it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Decisions", "canonical", "differences", "fingerprint"]
+
+Decisions = Mapping[str, Any]
+"""Everything that decides the bytes of an entry, as JSON values by name."""
+
+
+def canonical(decisions: Decisions) -> str:
+    """The one JSON text of equal decisions: keys sorted, no spaces, doubles in full.
+
+    >>> canonical({"b": 0.1, "a": [1, None]})
+    '{"a":[1,null],"b":0.1}'
+    """
+    return json.dumps(decisions, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(decisions: Decisions) -> str:
+    """64 hexadecimal digits that differ where the decisions do.
+
+    >>> fingerprint({"seed": 1})[:8], fingerprint({"seed": 2})[:8]
+    ('f4e13d9a', '0f9bd0b1')
+    """
+    return hashlib.sha256(canonical(decisions).encode()).hexdigest()
+
+
+def differences(old: Decisions, new: Decisions) -> str:
+    """What differs, in words: `name: old, now new`.
+
+    >>> differences({"seed": 1, "size": 5}, {"seed": 2, "size": 5})
+    'seed: 1, now 2'
+    """
+    names = sorted({*old, *new})
+    return "; ".join(
+        f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}"
+        for name in names
+        if old.get(name) != new.get(name)
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

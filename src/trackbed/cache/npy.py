@@ -1,0 +1,112 @@
+"""The `.npy` files of an entry: NumPy's own format, read without trusting it.
+
+Shapes: whatever the header says, once it was compared with the size of the file.
+"""
+
+import io
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import FormatError
+from trackbed.files import Checksum
+
+__all__ = ["NpyHeader", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
+
+_LONGEST_HEADER = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a `.npy` says it holds."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    data_at: int
+    """Byte at which the data begins."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.data_at + math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy_header(raw: bytes, *, path: Path) -> NpyHeader:
+    """What the first bytes of a `.npy` say.
+
+    Raises:
+        FormatError: they are no header of version 1.0, or describe objects or an array in Fortran's order.
+    """
+    file = io.BytesIO(raw)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            msg = f"{path}: the .npy version must be (1, 0), found {version}"
+            raise FormatError(msg)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_HEADER)
+    except FormatError:
+        raise
+    except Exception as error:  # NumPy's parser fails in many ways on bytes that are no header
+        msg = f"{path}: must begin with a .npy header: {error}"
+        raise FormatError(msg) from error
+    if dtype.hasobject or dtype.names is not None or fortran or any(length < 0 for length in shape):
+        msg = f"{path}: must hold plain numbers in C order, found {dtype} of shape {shape}"
+        raise FormatError(msg)
+    return NpyHeader(dtype, tuple(int(length) for length in shape), file.tell())
+
+
+def read_npy_spec(path: Path) -> NpyHeader:
+    """The header of the file at `path`.
+
+    Raises:
+        FormatError: there is none that can be read.
+    """
+    with path.open("rb") as file:
+        return read_npy_header(file.read(_LONGEST_HEADER + 16), path=path)
+
+
+def map_npy(path: Path) -> npt.NDArray[Any]:
+    """The array in the file at `path`, mapped read-only; the map lives as long as the array.
+
+    Raises:
+        FormatError: the file is no `.npy`, or shorter or longer than its header says.
+    """
+    with path.open("rb") as file:
+        header = read_npy_header(file.read(_LONGEST_HEADER + 16), path=path)
+        size = _size(file)
+        if size != header.size_bytes:
+            msg = f"{path}: {header.dtype} of shape {header.shape} makes {header.size_bytes} bytes, found {size}"
+            raise FormatError(msg)
+        if size == header.data_at:
+            return np.empty(header.shape, dtype=header.dtype)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    flat = np.frombuffer(mapped, dtype=header.dtype, offset=header.data_at)
+    return flat.reshape(header.shape)
+
+
+def encode_npy_header(array: npt.NDArray[Any]) -> bytes:
+    """The bytes that `numpy.save` puts before the data of `array`."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    return file.getvalue()
+
+
+def write_npy(path: Path, array: npt.NDArray[Any]) -> Checksum:
+    """Write `array`, in C order, to the new file `path`, byte for byte as `numpy.save` does."""
+    checksum = Checksum()
+    with path.open("xb", buffering=0) as file:
+        for part in (encode_npy_header(array), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):
+            view = memoryview(part)
+            checksum.update(view)
+            while len(view):
+                view = view[file.write(view) or 0 :]
+    return checksum
+
+
+def _size(file: BinaryIO) -> int:
+    return file.seek(0, io.SEEK_END)

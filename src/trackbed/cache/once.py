@@ -1,0 +1,107 @@
+"""Opening an entry, or building it where it is not there."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from enum import Enum, auto
+from typing import Any
+
+import numpy.typing as npt
+
+from trackbed.cache.entry import Entry, Place
+from trackbed.cache.npy import map_npy
+from trackbed.cache.survey import Expected, State, survey
+from trackbed.cache.write import write_entry
+from trackbed.errors import CacheError, FormatError
+
+__all__ = ["Access", "access", "open_entry", "open_or_build"]
+
+logger = logging.getLogger(__name__)
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Access(Enum):
+    """What may be done where an entry is missing."""
+
+    build = auto()
+    open_only = auto()
+
+
+_ACCESS: ContextVar[tuple[Access, str]] = ContextVar("access", default=(Access.build, ""))
+
+
+@contextlib.contextmanager
+def access(allowed: Access, *, advice: str) -> Iterator[None]:
+    """Inside the block, entries that are missing are built, or are an error that ends with `advice`.
+
+    Dataset constructors have a fixed signature, which third parties extend; this is how the one who calls
+    them says what they may do.
+    """
+    token = _ACCESS.set((allowed, advice))
+    try:
+        yield
+    finally:
+        _ACCESS.reset(token)
+
+
+def open_or_build(entry: Entry, *, expected: Expected, build: Callable[[], Arrays]) -> Arrays:
+    """The arrays of an entry, mapped read-only; built and published first where it is not there whole.
+
+    Args:
+        entry: what is wanted.
+        expected: what its arrays must look like.
+        build: makes them.
+
+    Raises:
+        CacheError: it is not there and must not be built here, or it cannot be written.
+    """
+    opened, place, why = _find(entry, expected)
+    if opened is not None:
+        return opened
+    allowed, advice = _ACCESS.get()
+    if allowed is Access.open_only:
+        raise _missing(entry, why, advice)
+    write_entry(entry, place, build())
+    return _map(entry, place)
+
+
+def open_entry(entry: Entry, *, expected: Expected, advice: str) -> Arrays:
+    """The arrays of an entry that must be there.
+
+    Raises:
+        CacheError: it is not; the message ends with `advice`.
+    """
+    opened, _, why = _find(entry, expected)
+    if opened is None:
+        raise _missing(entry, why, advice)
+    return opened
+
+
+def _find(entry: Entry, expected: Expected) -> tuple[Arrays | None, Place, str]:
+    """The entry's arrays if it is there, else where it is to be built, and what was found there."""
+    why = ""
+    for place in [entry.shared, entry.aside] if entry.megatron else [entry.aside]:
+        found = survey(entry, place, expected)
+        why = found.why
+        if found.state is State.whole:
+            try:
+                return _map(entry, place), place, why
+            except FormatError as error:
+                return None, place, str(error)
+        if found.state is not State.foreign or place == entry.aside:
+            break
+        logger.warning(
+            "%s: another index has this name (%s); this one lies in %s", place.array("*"), why, entry.aside.directory
+        )
+    return None, place, why
+
+
+def _map(entry: Entry, place: Place) -> Arrays:
+    return {name: map_npy(place.array(name)) for name in entry.arrays}
+
+
+def _missing(entry: Entry, why: str, advice: str) -> CacheError:
+    found = f"found it damaged: {why}" if why else "found nothing"
+    return CacheError(f"{entry.shared.array('*')}: the index must be there, {found}; {advice}")

@@ -1,0 +1,107 @@
+"""What lies at the place of an entry: the entry, nothing, a damaged copy of it, or something else."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from trackbed.cache.entry import ArraySpec, Entry, Place
+from trackbed.cache.fingerprint import differences
+from trackbed.cache.manifest import Manifest, read_manifest
+from trackbed.cache.npy import read_npy_spec
+from trackbed.errors import FormatError
+
+__all__ = ["Finding", "State", "survey"]
+
+Expected = Callable[[], Mapping[str, ArraySpec]]
+"""What the arrays must look like; asked only where no manifest answers, as it may cost reading lengths."""
+
+
+class State(Enum):
+    """How an entry is found."""
+
+    whole = auto()
+    absent = auto()
+    damaged = auto()
+    """Ours, but incomplete, cut short or unreadable: it is rebuilt in place."""
+    foreign = auto()
+    """Something else under the same name: it is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A state, and in words why."""
+
+    state: State
+    why: str = ""
+
+
+def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
+    """Look at `place` without changing anything, and without reading more than headers.
+
+    A manifest decides by fingerprint and sizes. Without one (Megatron Core wrote the entry, or somebody was
+    killed while writing it) every file is compared with what the configuration asks for.
+    """
+    paths = place.files(entry.arrays)
+    if not any(path.exists() for path in paths.values()):
+        return Finding(State.absent)
+    try:
+        manifest = read_manifest(place.manifest)
+    except FormatError:
+        manifest = None
+    if manifest is not None:
+        return _by_manifest(entry, manifest, paths)
+    return _by_headers(entry, paths, expected())
+
+
+def _by_manifest(entry: Entry, manifest: Manifest, paths: Mapping[str, Path]) -> Finding:
+    if manifest.fingerprint != entry.fingerprint:
+        return Finding(State.foreign, differences(manifest.decisions, entry.decisions))
+    for path in paths.values():
+        record = manifest.files.get(path.name)
+        size = path.stat().st_size if path.exists() else None
+        if record is None or size != record.size_bytes:
+            return Finding(State.damaged, f"{path}: must have {record and record.size_bytes} bytes, found {size}")
+    return Finding(State.whole)
+
+
+def _by_headers(entry: Entry, paths: Mapping[str, Path], expected: Mapping[str, ArraySpec]) -> Finding:
+    findings = [_judge_description(paths["description"], entry.description)]
+    findings += [_judge_array(paths[name], expected[name]) for name in entry.arrays]
+    for state in (State.foreign, State.damaged):
+        for finding in findings:
+            if finding.state is state:
+                return finding
+    if any(finding.state is State.absent for finding in findings):
+        return Finding(State.damaged, "some of its files are missing")
+    return Finding(State.whole)
+
+
+def _judge_description(path: Path, wanted: str) -> Finding:
+    if not path.exists():
+        return Finding(State.absent)
+    found = path.read_bytes()
+    if found == wanted.encode():
+        return Finding(State.whole)
+    if wanted.encode().startswith(found):
+        return Finding(State.damaged, f"{path}: must have {len(wanted.encode())} bytes, found {len(found)}")
+    return Finding(State.foreign, f"{path} describes another index")
+
+
+def _judge_array(path: Path, wanted: ArraySpec) -> Finding:
+    if not path.exists():
+        return Finding(State.absent)
+    size = path.stat().st_size
+    try:
+        header = read_npy_spec(path)
+    except FormatError as error:
+        # The header of a small array has 128 bytes: what is shorter was cut while it was being written.
+        return Finding(State.damaged if size < 128 else State.foreign, str(error))
+    if (header.dtype, header.shape) != (wanted.dtype, wanted.shape):
+        return Finding(
+            State.foreign,
+            f"{path} holds {header.dtype} of shape {header.shape}, not {wanted.dtype} of shape {wanted.shape}",
+        )
+    if size != header.size_bytes:
+        return Finding(State.damaged, f"{path}: must have {header.size_bytes} bytes, found {size}")
+    return Finding(State.whole)

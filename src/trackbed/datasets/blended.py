@@ -1,0 +1,209 @@
+"""Several datasets drawn from in turn, each in proportion to its weight.
+
+Shapes: K datasets, N samples.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch.utils.data
+
+from trackbed.cache import ArraySpec, Entry, fingerprint, open_entry, open_or_build
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.megatron import MegatronDataset, describe
+from trackbed.errors import ArgumentError, OversampleError
+from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
+from trackbed.index.splits import normalize
+
+__all__ = ["BlendedDataset", "blend"]
+
+logger = logging.getLogger(__name__)
+
+ARRAYS: Final = ("dataset_index", "dataset_sample_index")
+_DEFERRED = "build it once without defer_npy_index_mmap"
+_Dataset = torch.utils.data.Dataset[Any]
+_Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class BlendedDataset(_Dataset):
+    """A blend; its sample k is the `dataset_sample_index[k]`-th of dataset `dataset_index[k]`.
+
+    A dataset of weight 0 keeps its number and is never drawn.
+
+    Args:
+        datasets: at least one, all of one class and split.
+        weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
+        size: N, or None to take as many samples as the weights say.
+        config: what decides the samples.
+
+    Raises:
+        ArgumentError: datasets or weights that do not belong together, or weights out of range.
+        OversampleError: the blend draws more samples from a dataset than it has.
+        CacheError: the indices cannot be read, built or written.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[MegatronDataset],
+        weights: Sequence[float],
+        size: int | None,
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        _check_members(datasets, weights, size)
+        if len(datasets) == 1:
+            logger.warning("%s: a blend of one dataset", datasets[0].dataset_path)
+        self.datasets = datasets
+        self.split = datasets[0].index_split
+        self.weights = list(weights) if size is None else normalize(weights)
+        self.size = size
+        self.config = config
+
+        identifiers: OrderedDict[str, Any] = OrderedDict()
+        identifiers["class"] = type(self).__name__
+        identifiers["datasets"] = [dataset.unique_identifiers for dataset in datasets]
+        identifiers["split"] = self.split.name
+        identifiers["weights"] = self.weights
+        identifiers["size"] = size
+        if config.renormalize_blend_weights is not None:
+            identifiers["renormalize_blend_weights"] = config.renormalize_blend_weights
+        self.unique_description, self.unique_description_hash = describe(identifiers)
+        self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides the samples, the identity of all files included."""
+        return fingerprint({**self._decisions, "description": self.unique_description})
+
+    @cached_property
+    def _decisions(self) -> dict[str, Any]:
+        return {
+            "class": type(self).__name__,
+            "order": "megatron",
+            "num_datasets": len(self.datasets),
+            "datasets": fingerprint({"all": [dataset.fingerprint for dataset in self.datasets]}),
+            "weights": fingerprint({"all": self.weights}),
+            "size": self.size,
+        }
+
+    def _entry(self) -> Entry | None:
+        if self.config.path_to_cache is None:
+            return None
+        return Entry(
+            directory=Path(self.config.path_to_cache),
+            stem=f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}",
+            description=self.unique_description,
+            arrays=ARRAYS,
+            decisions=self._decisions,
+            megatron=dataset_index_dtype(len(self.datasets)) is np.int16,
+        )
+
+    def _expected(self) -> Mapping[str, ArraySpec]:
+        samples = (self._num_samples,)
+        return {
+            "dataset_index": ArraySpec(np.dtype(dataset_index_dtype(len(self.datasets))), samples),
+            "dataset_sample_index": ArraySpec(np.dtype(np.int64), samples),
+        }
+
+    def _build(self) -> _Arrays:
+        arrays = dict(zip(ARRAYS, blend(self.weights, self.size), strict=True))
+        drawn = np.bincount(arrays["dataset_index"], minlength=len(self.datasets))
+        for number, (dataset, count) in enumerate(zip(self.datasets, drawn.tolist(), strict=True)):
+            if count > len(dataset):
+                msg = (
+                    f"{dataset.dataset_path}, split {self.split.name}: the blend may draw at most the "
+                    f"{len(dataset)} samples of dataset {number}, found {count}; raise mid_level_dataset_surplus, "
+                    f"now {self.config.mid_level_dataset_surplus}"
+                )
+                raise OversampleError(msg)
+        return arrays
+
+    def _open_indices(self) -> _Arrays:
+        entry = self._entry()
+        return self._build() if entry is None else open_or_build(entry, expected=self._expected, build=self._build)
+
+    def _keep(self, arrays: _Arrays | None) -> None:
+        self.dataset_index, self.dataset_sample_index = (
+            None if arrays is None else arrays[name] for name in ARRAYS
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker process needs: indices that lie in the cache are opened there again."""
+        state = vars(self).copy()
+        if self.config.path_to_cache is not None:
+            state.update(dict.fromkeys(ARRAYS))
+        return state
+
+    @property
+    def _num_samples(self) -> int:
+        return int(sum(self.weights)) if self.size is None else self.size
+
+    def __len__(self) -> int:
+        """N, samples in the blend."""
+        return self._num_samples
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        """One sample: `dataset_id`, then what the dataset's sample holds.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if self.dataset_index is None or self.dataset_sample_index is None:
+            entry = self._entry()
+            self._keep(
+                self._build()
+                if entry is None
+                else open_entry(entry, expected=self._expected, advice=_DEFERRED)
+            )
+            return self[idx]
+        dataset_id = self.dataset_index[idx]
+        return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
+
+
+def blend(
+    weights: Sequence[float], size: int | None
+) -> tuple[npt.NDArray[np.int16] | npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Dataset and sample of each position, where datasets of weight 0 are never drawn.
+
+    Args:
+        weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
+        size: N, or None for the sum of the weights.
+
+    >>> datasets, samples = blend([0.0, 0.5, 0.5], 3)
+    >>> datasets.tolist(), samples.tolist()
+    ([1, 2, 1], [0, 0, 1])
+    """
+    shares = np.asarray(weights, dtype=np.float64 if size is not None else np.int64)
+    drawn = np.flatnonzero(shares)
+    chosen, samples = exhaustive_blend(shares[drawn]) if size is None else greedy_blend(shares[drawn], size)
+    dtype = dataset_index_dtype(len(shares))
+    if len(drawn) == len(shares):
+        return chosen, samples
+    return drawn.astype(dtype)[chosen], samples
+
+
+def _check_members(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:
+    if len(datasets) == 0 or len(datasets) != len(weights):
+        msg = f"a blend needs a weight for each of its datasets, found {len(datasets)} and {len(weights)}"
+        raise ArgumentError(msg)
+    for what, found in (
+        ("datasets of one class", {type(dataset).__name__ for dataset in datasets}),
+        ("datasets of one split", {dataset.index_split.name for dataset in datasets}),
+        ("weights of one type", {type(weight).__name__ for weight in weights}),
+    ):
+        if len(found) > 1:
+            msg = f"a blend needs {what}, found {', '.join(sorted(found))}"
+            raise ArgumentError(msg)
+    if size is not None and size < 0:
+        msg = f"the size of a blend must be at least 0, found {size}"
+        raise ArgumentError(msg)
+    for number, weight in enumerate(weights):
+        if not 0 <= weight < float("inf") or (size is None and weight != int(weight)):
+            kind = "a number of samples" if size is None else "a finite number"
+            msg = f"the weight of dataset {number} must be {kind} of at least 0, found {weight}"
+            raise ArgumentError(msg)

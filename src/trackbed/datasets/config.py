@@ -1,0 +1,158 @@
+"""What decides the samples of a blend: the configuration that all dataset classes share."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from trackbed.errors import ArgumentError
+from trackbed.index.splits import (
+    Bounds,
+    Split,
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+
+__all__ = ["Blend", "BlendedMegatronDatasetConfig"]
+
+logger = logging.getLogger(__name__)
+
+Blend = tuple[list[str], list[float] | None]
+"""Prefixes, and their weights or None."""
+
+_LATER_ORDERS: Final = ("balanced", "instant")
+
+
+@dataclass
+class BlendedMegatronDatasetConfig:
+    """Fields, order and defaults of megatron-core 0.16.1, then Trackbed's own as keywords.
+
+    Raises:
+        ArgumentError: fields that contradict each other or are out of range.
+    """
+
+    random_seed: int
+    """Seed of every shuffle, in `[0, 2**32)`."""
+
+    sequence_length: int
+    """Tokens from one sample's start to the next, at least 1."""
+
+    blend: Blend | None = None
+    """Prefixes and weights of one blend, to be divided by `split`; weights None: by the datasets' lengths."""
+
+    blend_per_split: list[Blend | None] | None = None
+    """A blend of its own, or None, for training, validation and test; excludes `blend` and `split`."""
+
+    multiple_validation_sets: bool | None = None
+    """Return the datasets of the validation blend one by one instead of blended; with `blend_per_split`."""
+
+    full_validation: bool | None = None
+    """Validation reads its datasets once, whole: the size asked for must be None."""
+
+    split: str | None = None
+    """Shares of training, validation and test, such as "99,1,0"; with `blend`."""
+
+    split_matrix: list[Bounds | None] | None = field(init=False, default=None)
+    """Where each share begins and ends, made from `split`."""
+
+    num_dataset_builder_threads: int = 1
+    """Threads that build datasets of a blend, at least 1."""
+
+    path_to_cache: str | None = None
+    """Folder of the indices. None: `<prefix>/cache/<class>_indices` for datasets, and memory for blends."""
+
+    mmap_bin_files: bool = True
+    """Whether to map `.bin` files, or to read them piece by piece."""
+
+    mock: bool = field(init=False, default=False)
+    """Whether data is made up: True where there is neither `blend` nor `blend_per_split`."""
+
+    tokenizer: Any | None = None
+    """An object with `eod`, `pad`, `vocab_size` and `unique_identifiers`."""
+
+    mid_level_dataset_surplus: float = 0.005
+    """Samples built per dataset of a blend beyond its share, as a fraction of it, at least 0."""
+
+    allow_ambiguous_pad_tokens: bool | None = False
+    """Whether a padding id that is another special token's too is still masked out."""
+
+    fast_cache_load: bool = False
+    """Open indices without building any: all of them must be in `path_to_cache`."""
+
+    defer_npy_index_mmap: bool = False
+    """Open indices when a sample is first asked for: all of them must be in `path_to_cache`."""
+
+    order: str = field(default="megatron", kw_only=True)
+    """Which sample comes k-th: "megatron" is Megatron Core's order, bit for bit."""
+
+    renormalize_blend_weights: bool | None = field(default=None, kw_only=True)
+    """None: the sizes and weights of megatron-core 0.16.1. True or False: those of 0.10, and its names."""
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other, and fill in `mock`, `split` and `split_matrix`."""
+        self._check_ranges()
+        self._check_cache_options()
+        if self.blend_per_split is not None and any(self.blend_per_split):
+            self._check_blend_per_split(self.blend_per_split)
+            return
+        if self.blend is not None:
+            _check_blend("blend", self.blend)
+            if self.split is None:
+                msg = "split must be given with blend, found None"
+                raise ArgumentError(msg)
+        else:
+            self.mock = True
+            self.split = "1,1,1"
+        if self.multiple_validation_sets:
+            msg = "multiple_validation_sets needs blend_per_split, found none"
+            raise ArgumentError(msg)
+        self.split_matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(self.split or ""))
+
+    def _check_ranges(self) -> None:
+        if not 0 <= self.random_seed < 2**32:
+            msg = f"random_seed must be in [0, 2**32), found {self.random_seed}"
+            raise ArgumentError(msg)
+        if self.sequence_length is not None and self.sequence_length < 1:
+            msg = f"sequence_length must be at least 1, found {self.sequence_length}"
+            raise ArgumentError(msg)
+        if self.num_dataset_builder_threads < 1:
+            msg = f"num_dataset_builder_threads must be at least 1, found {self.num_dataset_builder_threads}"
+            raise ArgumentError(msg)
+        if not self.mid_level_dataset_surplus >= 0:
+            msg = f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}"
+            raise ArgumentError(msg)
+        if self.order != "megatron":
+            known = "is not built yet" if self.order in _LATER_ORDERS else "is not known"
+            msg = f"order must be 'megatron', found {self.order!r}, which {known}"
+            raise ArgumentError(msg)
+
+    def _check_cache_options(self) -> None:
+        for option in ("fast_cache_load", "defer_npy_index_mmap"):
+            if getattr(self, option) and self.path_to_cache is None:
+                msg = f"{option} needs path_to_cache, found None"
+                raise ArgumentError(msg)
+        if self.fast_cache_load and self.blend is not None:
+            msg = "fast_cache_load needs blend_per_split, found blend"
+            raise ArgumentError(msg)
+
+    def _check_blend_per_split(self, blends: Sequence[Blend | None]) -> None:
+        for option in ("blend", "split"):
+            if getattr(self, option) is not None:
+                msg = f"{option} must be None with blend_per_split, found {getattr(self, option)!r}"
+                raise ArgumentError(msg)
+        if len(blends) != len(Split):
+            msg = f"blend_per_split must have {len(Split)} entries, found {len(blends)}"
+            raise ArgumentError(msg)
+        for split, blend in zip(Split, blends, strict=True):
+            if blend is not None:
+                _check_blend(f"blend_per_split[{split.name}]", blend)
+
+
+def _check_blend(name: str, blend: Blend) -> None:
+    prefixes, weights = blend
+    if len(prefixes) == 0:
+        msg = f"{name} must name at least one prefix, found none"
+        raise ArgumentError(msg)
+    if weights is not None and len(weights) != len(prefixes):
+        msg = f"{name} must have as many weights as prefixes, found {len(weights)} and {len(prefixes)}"
+        raise ArgumentError(msg)

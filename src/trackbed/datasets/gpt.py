@@ -1,0 +1,248 @@
+"""The GPT dataset: fixed-length samples from a shuffled stream of documents.
+
+Shapes: D documents of the split, V visits to them, R samples, S tokens of a sample.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.cache import Entry, fingerprint, open_entry, open_or_build
+from trackbed.datasets import sample
+from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
+from trackbed.datasets.low_level import identify
+from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
+from trackbed.errors import PlanError
+from trackbed.index.splits import Split
+from trackbed.tokens import IndexedDataset
+
+__all__ = ["GPTDataset"]
+
+_DEFERRED = "build it once without defer_npy_index_mmap"
+
+
+class _Span(NamedTuple):
+    """The visits that a sample is cut from, and where in the first and the last of them it begins and ends."""
+
+    first: int
+    first_offset: int
+    last: int
+    last_offset: int
+
+
+class GPTDataset(MegatronDataset):
+    """Samples of `sequence_length` tokens, the same as megatron-core 0.16.1's, bit for bit.
+
+    `document_index` `[V]`, `sample_index` `[R + 1, 2]` and `shuffle_index` `[R]` are mapped from the cache, and
+    built first where they are not there. They are None until the first sample with `defer_npy_index_mmap`.
+
+    Args:
+        indexed_dataset: the documents.
+        dataset_path: their prefix, for bookkeeping.
+        indexed_indices: `[D]` documents that belong to this split; None for all of them.
+        num_samples: samples to give at least, or None for one epoch.
+        index_split: which split this is.
+        config: what decides the samples.
+
+    Raises:
+        PlanError: samples are asked for, and the split has no tokens.
+        CacheError: the indices cannot be read, built or written.
+    """
+
+    config: GPTDatasetConfig
+
+    def __init__(
+        self,
+        indexed_dataset: LowLevelDataset,
+        dataset_path: str | None,
+        indexed_indices: npt.NDArray[np.integer[Any]] | None,
+        num_samples: int | None,
+        index_split: Split,
+        config: GPTDatasetConfig,
+    ) -> None:
+        super().__init__(
+            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config  # type: ignore[arg-type]
+        )
+        self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
+        """Sequences in the file: a GPT dataset is split by sequence."""
+        return len(low_level_dataset.sequence_lengths)
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]
+        """Open the pair at a prefix.
+
+        Raises:
+            ArgumentError: a file is missing, or `sequences_per_dataset` lacks the prefix.
+            FormatError: the pair is damaged.
+        """
+        counts = config.sequences_per_dataset
+        return IndexedDataset(
+            dataset_path,
+            multimodal=False,
+            mmap=config.mmap_bin_files,
+            fast_cache_load=config.fast_cache_load,
+            sequences_per_dataset=counts[dataset_path] if counts else None,
+            dtype_code=config.token_dtype_code,
+        )
+
+    @cached_property
+    def _indices(self) -> GPTIndices:
+        keep_partial = self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence
+        return GPTIndices(
+            lengths=self.dataset.sequence_lengths,
+            documents=self.indices,
+            num_samples=self.num_samples,
+            sequence_length=self.config.sequence_length,
+            seed=self.config.random_seed,
+            extra_token=int(self.config.add_extra_token_to_sequence),
+            keep_partial=keep_partial,
+        )
+
+    @cached_property
+    def _decisions(self) -> dict[str, Any]:
+        return {"class": type(self).__name__, **self._indices.decisions(), "data": identify(self.dataset)}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides the samples, the identity of the files included."""
+        return fingerprint({**self._decisions, "description": self.unique_description})
+
+    def _entry(self) -> Entry | None:
+        """Where the indices are kept; None where they are not."""
+        directory = self.config.path_to_cache
+        if directory is None and not self.config.mock:
+            directory = f"{self.dataset.path_prefix}/cache/{type(self).__name__}_indices"
+        if directory is None:
+            return None
+        return Entry(
+            directory=Path(directory),
+            stem=f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
+            description=self.unique_description,
+            arrays=ARRAYS,
+            decisions=self._decisions,
+        )
+
+    def _open_indices(self) -> Mapping[str, npt.NDArray[Any]]:
+        entry = self._entry()
+        try:
+            if entry is None:
+                return self._indices.build()
+            return open_or_build(entry, expected=self._indices.expected, build=self._indices.build)
+        except PlanError as error:
+            msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
+            raise PlanError(msg) from error
+
+    def _keep(self, arrays: Mapping[str, npt.NDArray[Any]] | None) -> None:
+        self.document_index, self.sample_index, self.shuffle_index = (
+            None if arrays is None else arrays[name] for name in ARRAYS
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker process needs: indices that lie in the cache are opened there again."""
+        state = vars(self).copy()
+        for name in ("_indices", "_causal_mask", "_positions"):
+            state.pop(name, None)
+        if self._entry() is not None:
+            state.update(dict.fromkeys(ARRAYS))
+        return state
+
+    def __len__(self) -> int:
+        """R, samples in the dataset: at least as many as were asked for."""
+        return self._indices.plan.num_samples if self.sample_index is None else len(self.sample_index) - 1
+
+    def __getitem__(self, idx: int | None) -> dict[str, Any]:
+        """One sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and what the configuration adds.
+
+        Args:
+            idx: position in the shuffled order, in `[-R, R)`; None gives sample 0 with a loss mask of zeros.
+
+        Raises:
+            IndexError: there is no such sample.
+            FormatError: the files are shorter than their index says.
+        """
+        text, _ = self._query_document_sample_shuffle_indices(idx or 0)
+        config, pad, eod = self.config, self._pad_token_id, self.config.tokenizer.eod  # type: ignore[union-attr]
+        tokens, labels = sample.tokens_and_labels(text, extra_token=config.add_extra_token_to_sequence, pad=pad)
+        found: dict[str, Any] = {"tokens": tokens, "labels": labels}
+        if config.create_attention_mask:
+            mask = self._causal_mask
+            found["attention_mask"] = (
+                sample.cut_at_documents(mask, tokens, eod=eod) if config.reset_attention_mask else mask
+            )
+        masked_input = eod if config.eod_mask_loss else None
+        loss_mask = sample.loss_mask(tokens, labels, pad=pad, masked_input=masked_input)
+        found["loss_mask"] = np.zeros_like(loss_mask) if idx is None else loss_mask
+        found["position_ids"] = (
+            torch.from_numpy(sample.positions_in_documents(tokens, eod=eod))
+            if config.reset_position_ids
+            else self._positions
+        )
+        for ids in (tokens, labels):
+            ids[ids == pad] = 0  # so that an embedding can look it up; the loss mask has taken note
+        for name in ("tokens", "labels", "loss_mask"):
+            found[name] = torch.from_numpy(found[name])
+        if config.create_cu_seqlens:
+            pieces = self._piece_lengths(self._locate(idx or 0))
+            found["cu_seqlens"], found["max_seqlen"] = sample.document_borders(pieces, config.sequence_length)
+        return found
+
+    @cached_property
+    def _causal_mask(self) -> torch.Tensor:
+        """`[1, S, S]`, one for all samples."""
+        return sample.causal_mask(self.config.sequence_length)
+
+    @cached_property
+    def _positions(self) -> torch.Tensor:
+        """`[S]`, one for all samples."""
+        return torch.from_numpy(sample.positions(self.config.sequence_length))
+
+    def _locate(self, idx: int) -> _Span:
+        if self.shuffle_index is None or self.sample_index is None or self.document_index is None:
+            entry = self._entry()
+            self._keep(
+                self._indices.build()
+                if entry is None
+                else open_entry(entry, expected=self._indices.expected, advice=_DEFERRED)
+            )
+            return self._locate(idx)
+        row = int(self.shuffle_index[idx])
+        rows = self.sample_index[row : row + 2].tolist()
+        return _Span(*rows[0], *rows[1])
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """`[S + X]` token ids of a sample, filled up with padding, and the documents that they come from.
+
+        Subclasses override this, under Megatron Core's name, to change the text of a sample.
+        """
+        span = self._locate(idx)
+        length = self.config.sequence_length + self.config.add_extra_token_to_sequence
+        documents = self.document_index[span.first : span.last + 1].tolist()  # type: ignore[index]
+        get = self.dataset.get
+        stop = span.last_offset + self.config.add_extra_token_to_sequence
+        if len(documents) == 1:
+            pieces = [get(documents[0], offset=span.first_offset, length=stop - span.first_offset)]
+        else:
+            pieces = [get(documents[0], offset=span.first_offset)]
+            pieces += [get(document) for document in documents[1:-1]]
+            pieces.append(get(documents[-1], offset=0, length=stop))
+        missing = length - sum(map(len, pieces))
+        if missing > 0:
+            pieces.append(np.full(missing, self._pad_token_id, dtype=np.int64))
+        return np.concatenate(pieces, dtype=np.int64), np.array(documents, dtype=np.int64)
+
+    def _piece_lengths(self, span: _Span) -> list[int]:
+        """Tokens that a sample takes from each of the visits it spans, the extra one included."""
+        documents = self.document_index[span.first : span.last + 1]  # type: ignore[index]
+        pieces: list[int] = self.dataset.sequence_lengths[documents].tolist()
+        pieces[-1] = span.last_offset + self.config.add_extra_token_to_sequence
+        pieces[0] -= span.first_offset
+        return pieces

@@ -1,0 +1,87 @@
+"""What decides the samples of GPT datasets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.errors import ArgumentError
+
+__all__ = ["GPTDatasetConfig"]
+
+
+@dataclass
+class GPTDatasetConfig(BlendedMegatronDatasetConfig):
+    """Fields, order and defaults of megatron-core 0.16.1, then Trackbed's own as keywords.
+
+    Raises:
+        ArgumentError: fields that are missing, contradict each other or are out of range.
+    """
+
+    reset_position_ids: bool | None = None
+    """Whether positions start again after each end-of-document token; must be given."""
+
+    reset_attention_mask: bool | None = None
+    """Whether attention stops at each end-of-document token; must be given."""
+
+    eod_mask_loss: bool | None = None
+    """Whether predicting from an end-of-document token is left out of the loss; must be given."""
+
+    create_attention_mask: bool = True
+    """Whether samples hold an attention mask."""
+
+    drop_last_partial_validation_sequence: bool = True
+    """Whether validation leaves out a last sample that is not full."""
+
+    add_extra_token_to_sequence: bool = True
+    """Whether a sample reads one token beyond its length, so that its last label is known."""
+
+    object_storage_cache_path: str | None = None
+    """Folder for the indices of files in an object store; must be None until those are read."""
+
+    data_parallel_size: int = 1
+    """Carried for code that reads it."""
+
+    sequence_parallel_size: int = 0
+    """Carried for code that reads it."""
+
+    hybrid_context_parallel: bool = False
+    """Must be False: samples are not cut for hybrid context parallelism."""
+
+    sequences_per_dataset: Mapping[str, tuple[int, int]] | None = None
+    """Sequences and document borders that the files of each prefix must have."""
+
+    token_dtype_code: int | None = field(init=False, default=None)
+    """Code of the narrowest token type for the tokenizer's vocabulary: 8 is uint16, 4 is int32."""
+
+    context_parallel_size: int | None = None
+    """Carried for code that reads it."""
+
+    s3_cache_path: str | None = field(default=None, kw_only=True)
+    """The older name of `object_storage_cache_path`."""
+
+    create_cu_seqlens: bool = field(default=False, kw_only=True)
+    """Whether samples hold `cu_seqlens` and `max_seqlen`, from the document borders of the files."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and fill in `token_dtype_code`."""
+        super().__post_init__()
+        for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            if getattr(self, name) is None:
+                msg = f"{name} must be given, found None"
+                raise ArgumentError(msg)
+        for name in ("object_storage_cache_path", "s3_cache_path"):
+            if getattr(self, name):
+                msg = f"{name} must be None until object stores are read, found {getattr(self, name)!r}"
+                raise ArgumentError(msg)
+        if self.hybrid_context_parallel:
+            msg = "hybrid_context_parallel must be False, found True"
+            raise ArgumentError(msg)
+        vocab_size: Any = getattr(self.tokenizer, "vocab_size", None)
+        if vocab_size is not None:
+            self.token_dtype_code = 4 if vocab_size > np.iinfo(np.uint16).max + 1 else 8
+        elif self.sequences_per_dataset is not None:
+            msg = "sequences_per_dataset needs a tokenizer with a vocab_size, found None"
+            raise ArgumentError(msg)

@@ -1,0 +1,129 @@
+"""The three indices of a GPT dataset: what decides them, what they must look like, how they are made.
+
+Shapes: D documents in the file, R samples.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.cache import ArraySpec
+from trackbed.index.documents import document_index, document_index_dtype
+from trackbed.index.epochs import EpochPlan, plan_epochs
+from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.samples import sample_index, sample_index_dtype
+from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
+
+__all__ = ["ARRAYS", "GPTIndices"]
+
+ARRAYS: Final = ("document_index", "sample_index", "shuffle_index")
+
+
+@dataclass(frozen=True)
+class GPTIndices:
+    """The indices that these arguments decide.
+
+    Args:
+        lengths: `[D]` tokens in each document of the file.
+        documents: the documents of the split, or None for all of them.
+        num_samples: samples to give at least, or None for one epoch.
+        sequence_length: tokens from one sample's start to the next.
+        seed: seed of the shuffles.
+        extra_token: 1 if a sample also holds the first token of the next one, else 0.
+        keep_partial: whether a last sample that is not full counts.
+    """
+
+    lengths: npt.NDArray[np.int32]
+    documents: npt.NDArray[np.integer[Any]] | None
+    num_samples: int | None
+    sequence_length: int
+    seed: int
+    extra_token: int
+    keep_partial: bool
+
+    @cached_property
+    def plan(self) -> EpochPlan:
+        """Epochs and samples. Reads the lengths of the split's documents.
+
+        Raises:
+            PlanError: samples are asked for, and there are no tokens.
+        """
+        return plan_epochs(
+            self.tokens_per_epoch,
+            num_samples=self.num_samples,
+            sequence_length=self.sequence_length,
+            extra_token=self.extra_token,
+            keep_partial=self.keep_partial,
+        )
+
+    @cached_property
+    def tokens_per_epoch(self) -> int:
+        """Tokens in the split's documents."""
+        run = self._run
+        lengths = self.lengths[run[0] : run[1]] if run else self.lengths[self._numbers]
+        return int(lengths.sum(dtype=np.int64))
+
+    def expected(self) -> Mapping[str, ArraySpec]:
+        """Types and shapes of the three arrays."""
+        visits = self.plan.num_epochs * len(self._numbers)
+        longest = int(self.lengths.max()) if len(self.lengths) else 0
+        rows = self.plan.num_samples
+        wide = document_index_dtype(self._numbers) is np.int64
+        return {
+            "document_index": ArraySpec(np.dtype(document_index_dtype(self._numbers)), (visits,)),
+            "sample_index": ArraySpec(
+                np.dtype(np.int64 if wide else sample_index_dtype(visits, longest)), (rows + 1, 2)
+            ),
+            "shuffle_index": ArraySpec(np.dtype(shuffle_index_dtype(rows)), (rows,)),
+        }
+
+    def build(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The three arrays."""
+        shuffle = LegacyShuffle(self.seed)
+        visits = document_index(self._numbers, self.plan, shuffle)
+        return {
+            "document_index": visits,
+            "sample_index": sample_index(
+                self.lengths,
+                visits,
+                self.plan.num_samples,
+                sequence_length=self.sequence_length,
+                extra_token=self.extra_token,
+            ),
+            "shuffle_index": shuffle_index(self.plan, shuffle),
+        }
+
+    def decisions(self) -> dict[str, Any]:
+        """What decides the bytes, besides the lengths."""
+        run = self._run
+        documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers)).hexdigest()
+        return {
+            "order": "megatron",
+            "documents": documents,
+            "num_samples": None if self.num_samples is None else int(self.num_samples),
+            "sequence_length": int(self.sequence_length),
+            "random_seed": int(self.seed),
+            "add_extra_token_to_sequence": bool(self.extra_token),
+            "keep_last_partial_sequence": self.keep_partial,
+        }
+
+    @cached_property
+    def _numbers(self) -> npt.NDArray[np.integer[Any]]:
+        """Numbers of the split's documents."""
+        return np.arange(len(self.lengths), dtype=np.int32) if self.documents is None else self.documents
+
+    @cached_property
+    def _run(self) -> tuple[int, int] | None:
+        """First document and the one after the last, where they are consecutive: they nearly always are."""
+        if self.documents is None:
+            return 0, len(self.lengths)
+        if len(self.documents) == 0:
+            return 0, 0
+        if (np.diff(self.documents) == 1).all():
+            return int(self.documents[0]), int(self.documents[-1]) + 1
+        return None

@@ -1,0 +1,18 @@
+"""What tells one low-level dataset from another."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from trackbed.tokens import IndexedDataset, identity
+
+__all__ = ["identify"]
+
+
+def identify(dataset: Any) -> dict[str, Any]:
+    """The identity of its files, or of its lengths where it has none."""
+    if isinstance(dataset, IndexedDataset):
+        return identity(dataset.path_prefix)
+    lengths = np.ascontiguousarray(dataset.sequence_lengths)
+    return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths).hexdigest()}

@@ -1,0 +1,142 @@
+"""What all datasets over one low-level dataset have in common: their identity and their padding id."""
+
+import hashlib
+import json
+import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch.utils.data
+
+from trackbed.cache import fingerprint
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.index.splits import Split
+
+__all__ = ["LowLevelDataset", "MegatronDataset", "describe", "padding_id"]
+
+LowLevelDataset = Any
+"""What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
+
+_NO_PADDING_ID: Final = -1  # no token has it
+
+# torch's Dataset is generic; one without a parameter is what Megatron Core's classes are.
+_Dataset = torch.utils.data.Dataset[Any]
+
+
+class MegatronDataset(ABC, _Dataset):
+    """Base of every dataset that the builder can make.
+
+    Args:
+        dataset: the low-level dataset.
+        dataset_path: its prefix, for bookkeeping.
+        indices: `[D]` the elements of it that belong to this split.
+        num_samples: samples to give at least, or None for one epoch.
+        index_split: which split this is.
+        config: what decides the samples.
+    """
+
+    def __init__(
+        self,
+        dataset: LowLevelDataset,
+        dataset_path: str | None,
+        indices: npt.NDArray[np.integer[Any]],
+        num_samples: int | None,
+        index_split: Split,
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        self.dataset = dataset
+        self.dataset_path = dataset_path
+        self.indices = indices
+        self.num_samples = num_samples
+        self.index_split = index_split
+        self.config = config
+
+        self.unique_identifiers: OrderedDict[str, Any] = OrderedDict()
+        self.unique_identifiers["class"] = type(self).__name__
+        self.unique_identifiers["dataset_path"] = dataset_path
+        self.unique_identifiers["num_samples"] = num_samples
+        self.unique_identifiers["index_split"] = index_split.name
+        for name in self._key_config_attributes():
+            self.unique_identifiers[name] = getattr(config, name)
+        self.unique_description, self.unique_description_hash = describe(self.unique_identifiers)
+        self._pad_token_id = padding_id(
+            config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)
+        )
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
+        """Elements of the low-level dataset that the split is made over."""
+        raise NotImplementedError
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: BlendedMegatronDatasetConfig) -> LowLevelDataset:
+        """Open the low-level dataset at a prefix."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        """Fields of the configuration that belong to the dataset's identity."""
+        return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that decides the samples."""
+        return fingerprint({"description": self.unique_description})
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples in the dataset."""
+
+    @abstractmethod
+    def __getitem__(self, idx: int) -> dict[str, torch.Tensor | npt.NDArray[Any]]:
+        """One sample."""
+
+
+def describe(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:
+    """The description that Megatron Core writes of these identifiers, and its md5, which names the files."""
+    text = json.dumps(identifiers, indent=4, default=lambda value: value.unique_identifiers)
+    return text, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def padding_id(tokenizer: Any, *, allow_ambiguous: bool) -> int:
+    """Id that fills up short samples: the tokenizer's, or -1 where it has none of its own.
+
+    Args:
+        tokenizer: may lack `pad`, `special_tokens_dict` and `eos`.
+        allow_ambiguous: whether an id that another special token has too is used all the same.
+    """
+    try:
+        pad = tokenizer.pad
+    except Exception:  # noqa: BLE001  tokenizers say in many ways that they have none
+        pad = None
+    if pad is None:
+        return _NO_PADDING_ID
+    if pad not in _other_special_ids(tokenizer):
+        return int(pad)
+    consequence = "it is masked out all the same" if allow_ambiguous else "padding is left in the loss"
+    warnings.warn(
+        f"the padding id {pad} must not be another special token's, found it to be one; {consequence}: "
+        "give the tokenizer a padding token of its own",
+        stacklevel=4,
+    )
+    return int(pad) if allow_ambiguous else _NO_PADDING_ID
+
+
+def _other_special_ids(tokenizer: Any) -> list[Any]:
+    try:
+        listed = [value for name, value in tokenizer.special_tokens_dict.items() if name != "pad_token"]
+    except (AttributeError, IndexError, ValueError):
+        listed = []
+    if listed:
+        return listed
+    found = []
+    for name in ("eos", "eod"):
+        try:
+            found.append(getattr(tokenizer, name))
+        except (AttributeError, NotImplementedError):
+            continue
+    return found

@@ -1,0 +1,91 @@
+"""GPT datasets of made-up tokens, for trying out a training job without data."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.datasets.gpt import GPTDataset
+from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.megatron import LowLevelDataset
+from trackbed.errors import ArgumentError
+from trackbed.index.splits import Split
+
+__all__ = ["MockGPTDataset", "MockGPTLowLevelDataset"]
+
+
+class MockGPTLowLevelDataset:
+    """Documents 1, 2, 3, ... modulo the vocabulary, each ended by the tokenizer's `eod`.
+
+    Args:
+        tokenizer: gives `vocab_size` and `eod`.
+    """
+
+    seed: int = 0
+    """Seed of the lengths."""
+
+    size: int = 100000
+    """Documents."""
+
+    max_sequence_length: int = 4096
+    """Documents are shorter than this."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.vocab_size = tokenizer.vocab_size
+        self.eod_token = tokenizer.eod
+        self.sequence_lengths = np.random.default_rng(self.seed).integers(
+            1, self.max_sequence_length, size=self.size, dtype=np.int32
+        )
+
+    def __len__(self) -> int:
+        """Documents in the dataset."""
+        return self.size
+
+    def __getitem__(self, idx: int) -> npt.NDArray[np.int64]:
+        """`[T]` tokens of one document."""
+        length = int(self.sequence_lengths[idx])
+        return np.append(np.arange(1, length, dtype=np.int64) % self.vocab_size, self.eod_token)
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> npt.NDArray[np.int64]:
+        """Tokens `[offset, offset + length)` of one document, to its end if `length` is None."""
+        return self[idx][offset : None if length is None else offset + length]
+
+
+class MockGPTDataset(GPTDataset):
+    """A GPT dataset over made-up documents.
+
+    Args:
+        dataset: the documents.
+        dataset_path: None.
+        indices: documents that belong to this split.
+        num_samples: samples to give at least, or None for one epoch.
+        index_split: which split this is.
+        config: one without a blend.
+
+    Raises:
+        ArgumentError: the configuration names real data.
+    """
+
+    def __init__(
+        self,
+        dataset: MockGPTLowLevelDataset,
+        dataset_path: str | None,
+        indices: npt.NDArray[np.integer[Any]],
+        num_samples: int | None,
+        index_split: Split,
+        config: GPTDatasetConfig,
+    ) -> None:
+        if not config.mock:
+            msg = "a mock dataset needs a config without blend and blend_per_split, found one"
+            raise ArgumentError(msg)
+        super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
+        """Documents."""
+        return len(low_level_dataset)
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]  # noqa: ARG004  Megatron Core's signature
+        """Make up the documents."""
+        return MockGPTLowLevelDataset(config.tokenizer)

@@ -1,0 +1,116 @@
+"""From a run of tokens to the tensors that a model takes.
+
+Shapes: S tokens of a sample, X 1 if one token more was read, else 0.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = [
+    "causal_mask",
+    "cut_at_documents",
+    "document_borders",
+    "loss_mask",
+    "positions",
+    "positions_in_documents",
+    "tokens_and_labels",
+]
+
+Ids = npt.NDArray[np.int64]
+
+
+def tokens_and_labels(text: Ids, *, extra_token: bool, pad: int) -> tuple[Ids, Ids]:
+    """`[S]` what the model sees, and `[S]` what it is to say: the same, one token on.
+
+    Args:
+        text: `[S + X]` token ids.
+        extra_token: whether X is 1; if not, the last label is padding.
+        pad: the padding id.
+
+    >>> tokens_and_labels(np.array([5, 6, 7]), extra_token=True, pad=-1)
+    (array([5, 6]), array([6, 7]))
+    >>> tokens_and_labels(np.array([5, 6, 7]), extra_token=False, pad=-1)
+    (array([5, 6, 7]), array([ 6,  7, -1]))
+    """
+    if extra_token:
+        return text[:-1], text[1:]
+    labels = np.roll(text, -1)
+    labels[-1] = pad
+    return text, labels
+
+
+def loss_mask(tokens: Ids, labels: Ids, *, pad: int, masked_input: int | None) -> npt.NDArray[np.float32]:
+    """`[S]` 1 where a label counts, 0 where it is padding or its input is `masked_input`.
+
+    >>> loss_mask(np.array([5, 0, 7]), np.array([0, 7, -1]), pad=-1, masked_input=0)
+    array([1., 0., 0.], dtype=float32)
+    """
+    mask = np.ones(len(tokens), dtype=np.float32)
+    if masked_input is not None:
+        mask[tokens == masked_input] = 0.0
+    mask[labels == pad] = 0.0
+    return mask
+
+
+def positions(length: int) -> Ids:
+    """`[S]` 0, 1, 2, ..."""
+    return np.arange(length, dtype=np.int64)
+
+
+def positions_in_documents(tokens: Ids, *, eod: int) -> Ids:
+    """`[S]` positions that start again at 0 after each end-of-document token.
+
+    >>> positions_in_documents(np.array([5, 6, 0, 7, 8]), eod=0)
+    array([0, 1, 2, 0, 1])
+    """
+    place = positions(len(tokens))
+    starts = np.zeros(len(tokens), dtype=np.int64)
+    starts[1:] = np.where(tokens[:-1] == eod, place[1:], 0)
+    return place - np.maximum.accumulate(starts)
+
+
+def causal_mask(length: int) -> torch.Tensor:
+    """`[1, S, S]` True where attention must not look: at what comes later."""
+    return torch.ones((length, length), dtype=torch.bool).triu_(1).unsqueeze(0)
+
+
+def cut_at_documents(mask: torch.Tensor, tokens: Ids, *, eod: int) -> torch.Tensor:
+    """`mask`, and True also wherever an end-of-document token lies between the two.
+
+    Args:
+        mask: `[1, S, S]` bool.
+        tokens: `[S]` token ids.
+        eod: the end-of-document id.
+    """
+    document = np.zeros(len(tokens), dtype=np.int32)
+    np.cumsum(tokens[:-1] == eod, out=document[1:])
+    number = torch.from_numpy(document)
+    return mask | (number[:, None] != number[None, :])
+
+
+def document_borders(piece_lengths: Sequence[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`cu_seqlens` and `max_seqlen` of a sample, for attention over documents of varying length.
+
+    Args:
+        piece_lengths: tokens of each document in the sample, extra token included, padding not.
+        length: S.
+
+    Returns:
+        `[S + 1]` int32: 0, where each document ends, and S to fill up; the length of the longest one, int32.
+        Padding belongs to the last document.
+
+    >>> document_borders([2, 0, 3], 4)[0].tolist(), document_borders([2, 0, 3], 4)[1].item()
+    ([0, 2, 4, 4, 4], 2)
+    """
+    ends = np.unique(np.minimum(np.cumsum(piece_lengths, dtype=np.int64), length))
+    ends = np.append(ends[(ends > 0) & (ends < length)], length)
+    if sum(piece_lengths) < length and len(ends) > 1:
+        ends = np.delete(ends, -2)
+    borders = np.full(length + 1, length, dtype=np.int32)
+    borders[0] = 0
+    borders[1 : len(ends) + 1] = ends
+    longest = int(np.diff(borders).max())
+    return torch.from_numpy(borders), torch.tensor(longest, dtype=torch.int32)

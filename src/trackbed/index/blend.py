@@ -1,0 +1,71 @@
+"""The blending indices: from which dataset each sample comes, and which of its samples that is.
+
+Shapes: K datasets, N samples.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed import kernels
+from trackbed.errors import ArgumentError
+
+__all__ = ["dataset_index_dtype", "exhaustive_blend", "greedy_blend"]
+
+BlendIndices = tuple[npt.NDArray[np.int16] | npt.NDArray[np.int32], npt.NDArray[np.int64]]
+
+
+def dataset_index_dtype(num_datasets: int) -> type[np.int16] | type[np.int32]:
+    """int16, as Megatron Core's, up to the 32,766 datasets that it takes; int32 above."""
+    return np.int16 if num_datasets < np.iinfo(np.int16).max else np.int32
+
+
+def greedy_blend(weights: Sequence[float] | npt.NDArray[np.float64], num_samples: int) -> BlendIndices:
+    """Each sample from the dataset that is furthest behind its share, the lowest number on ties.
+
+    Args:
+        weights: `[K]` shares, taken as they are, finite.
+        num_samples: N, at least 0.
+
+    Returns:
+        `[N]` dataset of each sample, and `[N]` how many samples of that dataset came before it.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> datasets, samples = greedy_blend([1 / 2, 1 / 4, 1 / 4], 4)
+    >>> datasets.tolist(), samples.tolist()
+    ([0, 1, 2, 0], [0, 0, 0, 1])
+    """
+    if num_samples < 0:
+        msg = f"num_samples must be at least 0, found {num_samples}"
+        raise ArgumentError(msg)
+    shares = np.asarray(weights, dtype=np.float64)
+    datasets = np.empty(num_samples, dtype=dataset_index_dtype(len(shares)))
+    samples = np.empty(num_samples, dtype=np.int64)
+    kernels.greedy_blend(shares, datasets, samples)
+    return datasets, samples
+
+
+def exhaustive_blend(sizes: Sequence[int] | npt.NDArray[np.int64]) -> BlendIndices:
+    """Every sample of every dataset once, spread evenly.
+
+    Args:
+        sizes: `[K]` samples of each dataset, each at least 1.
+
+    Returns:
+        `[N]` dataset of each sample and `[N]` sample of that dataset, with N = sum(sizes).
+
+    Raises:
+        ArgumentError: a size is below 1.
+
+    >>> datasets, samples = exhaustive_blend([2, 1])
+    >>> datasets.tolist(), samples.tolist()
+    ([0, 1, 0], [0, 0, 1])
+    """
+    counts = np.asarray(sizes, dtype=np.int64)
+    datasets = np.empty(int(counts.sum()), dtype=dataset_index_dtype(len(counts)))
+    samples = np.empty(len(datasets), dtype=np.int64)
+    kernels.exhaustive_blend(counts, datasets, samples)
+    return datasets, samples

@@ -1,0 +1,47 @@
+"""The document index: which document is visited when.
+
+Shapes: D documents of the split, E epochs, V = E * D visits.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.index.epochs import EpochPlan
+from trackbed.index.legacy_random import LegacyShuffle
+
+__all__ = ["document_index", "document_index_dtype"]
+
+
+def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int32] | type[np.int64]:
+    """int32, as Megatron Core's, unless one of the `[D]` document numbers would overflow it."""
+    highest = int(documents.max()) if len(documents) else 0
+    return np.int32 if highest <= np.iinfo(np.int32).max else np.int64
+
+
+def document_index(
+    documents: npt.NDArray[np.integer[Any]], plan: EpochPlan, shuffle: LegacyShuffle
+) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+    """Every document of the split once per epoch, shuffled together; a separate last epoch apart.
+
+    Args:
+        documents: `[D]` numbers of the split's documents.
+        plan: how many epochs, and whether the last one stands apart.
+        shuffle: the dataset's stream of shuffles; this is the first to draw from it.
+
+    Returns:
+        `[V]` document of each visit.
+
+    >>> from trackbed.index.epochs import plan_epochs
+    >>> plan = plan_epochs(50, num_samples=14, sequence_length=10, extra_token=1, keep_partial=False)
+    >>> visits = document_index(np.arange(5, 10), plan, LegacyShuffle(1234))
+    >>> plan.num_epochs, len(visits), sorted(set(visits.tolist()))
+    (3, 15, [5, 6, 7, 8, 9])
+    """
+    visits = np.empty(plan.num_epochs * len(documents), dtype=document_index_dtype(documents))
+    visits.reshape(plan.num_epochs, len(documents))[:] = documents
+    last_epoch = 0 if plan.samples_before_last is None else (plan.num_epochs - 1) * len(documents)
+    shuffle(visits[:last_epoch])  # draws nothing where the last epoch is not apart
+    shuffle(visits[last_epoch:])
+    return visits

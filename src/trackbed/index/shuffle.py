@@ -1,0 +1,34 @@
+"""The shuffle index: which sample comes k-th.
+
+Shapes: R samples.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.index.epochs import EpochPlan
+from trackbed.index.legacy_random import LegacyShuffle
+
+__all__ = ["shuffle_index", "shuffle_index_dtype"]
+
+
+def shuffle_index_dtype(num_samples: int) -> type[np.uint32] | type[np.int64]:
+    """uint32 below 2**32 - 2 samples, as Megatron Core chooses."""
+    return np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
+
+
+def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.uint32] | npt.NDArray[np.int64]:
+    """All samples, shuffled together; those of a separate last epoch apart.
+
+    Args:
+        plan: how many samples, and which of them belong to a separate last epoch.
+        shuffle: the dataset's stream of shuffles, after the document index has drawn from it.
+
+    Returns:
+        `[R]` sample at each position.
+    """
+    order = np.arange(plan.num_samples, dtype=shuffle_index_dtype(plan.num_samples))
+    last_epoch = plan.samples_before_last or 0
+    shuffle(order[:last_epoch])
+    shuffle(order[last_epoch:])
+    return order

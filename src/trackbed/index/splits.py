@@ -1,0 +1,142 @@
+"""Which part of a dataset belongs to training, validation and test; and how a blend is written down."""
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
+
+from trackbed.errors import ArgumentError
+
+__all__ = [
+    "Bounds",
+    "Split",
+    "convert_split_vector_to_split_matrix",
+    "get_blend_from_list",
+    "normalize",
+    "parse_and_normalize_split",
+    "split_range",
+]
+
+Bounds = tuple[float, float]
+"""Part of a dataset, half-open, as fractions in `[0, 1]`."""
+
+_NUMBER: Final = re.compile(r"[.0-9]+")
+
+
+class Split(Enum):
+    """The three parts of a dataset."""
+
+    train = 0
+    valid = 1
+    test = 2
+
+
+def normalize(weights: Sequence[float]) -> list[float]:
+    """Weights divided by their sum, in doubles, added up as NumPy does.
+
+    Raises:
+        ArgumentError: a weight is negative or not finite, or they add up to 0.
+
+    >>> normalize([30, 70])
+    [0.3, 0.7]
+    """
+    array = np.array(weights, dtype=np.float64)
+    total = np.sum(array)
+    if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
+        msg = f"weights must be finite, at least 0 and not all 0, found {list(weights)}"
+        raise ArgumentError(msg)
+    return [float(weight) for weight in array / total]
+
+
+def parse_and_normalize_split(split: str) -> list[float]:
+    """The three shares of a split string.
+
+    Args:
+        split: up to three numbers; what is missing is 0.
+
+    Raises:
+        ArgumentError: more than three numbers, something that is no number, or all of them 0.
+
+    >>> parse_and_normalize_split("99,1")
+    [0.99, 0.01, 0.0]
+    """
+    words = _NUMBER.findall(split)
+    try:
+        shares = [float(word) for word in words]
+    except ValueError:
+        shares = []
+    if not 1 <= len(shares) <= len(Split) or not sum(shares) > 0:
+        msg = f"split must be up to {len(Split)} numbers that are not all 0, such as '99,1,0', found {split!r}"
+        raise ArgumentError(msg)
+    return normalize([*shares, *[0.0] * (len(Split) - len(shares))])
+
+
+def convert_split_vector_to_split_matrix(
+    vector_a: Sequence[float], vector_b: Sequence[float] | None = None
+) -> list[Bounds | None]:
+    """Where each share begins and ends; None for an empty one.
+
+    Args:
+        vector_a: shares that add up to 1.
+        vector_b: shares of another split; each part is then cut to what both have in common.
+
+    >>> convert_split_vector_to_split_matrix([0.99, 0.01, 0.0])
+    [(0, 0.99), (0.99, 1.0), None]
+    >>> convert_split_vector_to_split_matrix([0.99, 0.01, 0.0], [0.98, 0.02, 0.0])
+    [(0, 0.98), (0.99, 1.0), None]
+    """
+    # The sums start from the integer 0, which is what ends up in the names of cached indices.
+    bounds_a = pairwise(accumulate(vector_a, initial=0))
+    bounds_b = pairwise(accumulate(vector_a if vector_b is None else vector_b, initial=0))
+    common = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(bounds_a, bounds_b, strict=True))
+    return [(start, stop) if start < stop else None for start, stop in common]
+
+
+def split_range(bounds: Bounds, num_elements: int) -> tuple[int, int]:
+    """First element of a part, and the one after its last, rounded to even as Python does.
+
+    >>> split_range((0, 0.95), 10)
+    (0, 10)
+    """
+    start, stop = (round(bound * float(num_elements)) for bound in bounds)
+    return start, stop
+
+
+def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[float] | None] | None:
+    """Prefixes and weights of a blend as a command line gives it.
+
+    Args:
+        blend: prefixes, or weights and prefixes in turn, or None.
+
+    Returns:
+        Prefixes, and weights or None; None for None.
+
+    Raises:
+        ArgumentError: some of the entries in the place of weights are numbers, and some are not.
+
+    >>> get_blend_from_list(["30", "web", "70", "books"])
+    (['web', 'books'], [30.0, 70.0])
+    >>> get_blend_from_list(["web", "books"])
+    (['web', 'books'], None)
+    """
+    if blend is None:
+        return None
+    weights = [_number(entry) for entry in blend[::2]]
+    if len(blend) % 2 == 1 or all(weight is None for weight in weights):
+        return [str(prefix).strip() for prefix in blend], None
+    numbers = [weight for weight in weights if weight is not None]
+    if len(numbers) < len(weights):
+        words = [entry for entry, weight in zip(blend[::2], weights, strict=True) if weight is None]
+        msg = f"blend must be prefixes, or weights and prefixes in turn, found {words} where weights should be"
+        raise ArgumentError(msg)
+    return [str(prefix).strip() for prefix in blend[1::2]], numbers
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
