@@ -19,8 +19,8 @@ std::span<T> span_of(const Array<T>& array) {
 }
 
 template <class Id>
-void greedy_blend(Array<const double> weights, Array<Id> dataset_index,
-                  Array<std::int64_t> dataset_sample_index, int level) {
+void greedy_blend(Array<const double> weights, Array<Id> dataset_index, Array<std::int64_t> dataset_sample_index,
+                  int level) {
   trackbed::greedy_blend<Id>(span_of(weights), span_of(dataset_index), span_of(dataset_sample_index),
                              static_cast<trackbed::Isa>(level));
 }
@@ -35,8 +35,7 @@ void exhaustive_blend(Array<const std::int64_t> sizes, Array<Id> dataset_index,
 template <class Visit, class Row>
 void sample_index(Array<const std::int32_t> lengths, Array<const Visit> visits, std::int64_t sequence_length,
                   std::int64_t extra_token, Array<Row> rows) {
-  trackbed::sample_index<Visit, Row>(span_of(lengths), span_of(visits), sequence_length, extra_token,
-                                     span_of(rows));
+  trackbed::sample_index<Visit, Row>(span_of(lengths), span_of(visits), sequence_length, extra_token, span_of(rows));
 }
 
 using AnyVector = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -56,8 +55,8 @@ std::size_t narrow(AnyConstVector source, AnyVector target) {
     throw nb::value_error("narrow: both vectors must be equally long");
   }
   std::size_t first = 0;
-  with_integer<std::int64_t, std::int32_t, std::uint16_t, std::uint32_t, std::uint8_t, std::int16_t,
-               std::int8_t, std::uint64_t>(source.dtype(), [&](auto from) {
+  with_integer<std::int64_t, std::int32_t, std::uint16_t, std::uint32_t, std::uint8_t, std::int16_t, std::int8_t,
+               std::uint64_t>(source.dtype(), [&](auto from) {
     with_integer<std::uint16_t, std::int32_t, std::int64_t, std::uint8_t, std::int16_t, std::int8_t>(
         target.dtype(), [&](auto to) {
           using From = decltype(from);

@@ -37,9 +37,7 @@ void exhaustive_blend(std::span<const std::int64_t> sizes, std::span<Id> dataset
   }
 }
 
-template void exhaustive_blend(std::span<const std::int64_t>, std::span<std::int16_t>,
-                               std::span<std::int64_t>, Isa);
-template void exhaustive_blend(std::span<const std::int64_t>, std::span<std::int32_t>,
-                               std::span<std::int64_t>, Isa);
+template void exhaustive_blend(std::span<const std::int64_t>, std::span<std::int16_t>, std::span<std::int64_t>, Isa);
+template void exhaustive_blend(std::span<const std::int64_t>, std::span<std::int32_t>, std::span<std::int64_t>, Isa);
 
 }  // namespace trackbed

@@ -18,8 +18,7 @@ std::size_t largest_error(const double*, const double*, std::size_t, double);
 
 Isa best_isa() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return Isa::avx512;
   }
   if (__builtin_cpu_supports("avx2")) {

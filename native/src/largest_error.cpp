@@ -21,8 +21,7 @@ std::size_t largest_error(const double* weights, const double* counts, std::size
   double best_error = weights[0] * step - counts[0];
   std::size_t next = 1;
   if (size >= kLanes) {
-    Lanes lane_error =
-        *reinterpret_cast<const Lanes*>(weights) * step - *reinterpret_cast<const Lanes*>(counts);
+    Lanes lane_error = *reinterpret_cast<const Lanes*>(weights) * step - *reinterpret_cast<const Lanes*>(counts);
     LaneIndices lane_best;
     LaneIndices here;
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -30,8 +29,8 @@ std::size_t largest_error(const double* weights, const double* counts, std::size
     }
     for (next = kLanes; next + kLanes <= size; next += kLanes) {
       here += static_cast<std::int64_t>(kLanes);
-      const Lanes error = *reinterpret_cast<const Lanes*>(weights + next) * step -
-                          *reinterpret_cast<const Lanes*>(counts + next);
+      const Lanes error =
+          *reinterpret_cast<const Lanes*>(weights + next) * step - *reinterpret_cast<const Lanes*>(counts + next);
       const LaneIndices larger = error > lane_error;
       lane_error = larger ? error : lane_error;
       lane_best = larger ? here : lane_best;

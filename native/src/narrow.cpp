@@ -19,8 +19,7 @@ std::size_t narrow(std::span<const Source> source, std::span<Target> target) {
   return first;
 }
 
-#define TRACKBED_NARROW_TO(Source, Target) \
-  template std::size_t narrow(std::span<const Source>, std::span<Target>);
+#define TRACKBED_NARROW_TO(Source, Target) template std::size_t narrow(std::span<const Source>, std::span<Target>);
 #define TRACKBED_NARROW_FROM(Source)        \
   TRACKBED_NARROW_TO(Source, std::uint8_t)  \
   TRACKBED_NARROW_TO(Source, std::int8_t)   \

@@ -20,8 +20,8 @@ std::size_t last_with_tokens(std::span<const std::int32_t> lengths, std::span<co
 }  // namespace
 
 template <class Visit, class Row>
-void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> visits,
-                  std::int64_t sequence_length, std::int64_t extra_token, std::span<Row> rows) {
+void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> visits, std::int64_t sequence_length,
+                  std::int64_t extra_token, std::span<Row> rows) {
   rows[0] = 0;
   rows[1] = 0;
   const std::size_t num_rows = rows.size() / 2;
@@ -44,8 +44,7 @@ void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> 
     // Without the extra token an empty last visit has an end to point to, and Megatron Core points there.
     const std::size_t last =
         extra_token == 0 && !visits.empty() ? visits.size() - 1 : last_with_tokens(lengths, visits);
-    const std::int64_t end =
-        visits.empty() ? 0 : lengths[static_cast<std::size_t>(visits[last])] - extra_token;
+    const std::int64_t end = visits.empty() ? 0 : lengths[static_cast<std::size_t>(visits[last])] - extra_token;
     for (; row < num_rows; ++row) {
       rows[2 * row] = static_cast<Row>(last);
       rows[2 * row + 1] = static_cast<Row>(end > 0 ? end : 0);
@@ -53,11 +52,11 @@ void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> 
   }
 }
 
-template void sample_index(std::span<const std::int32_t>, std::span<const std::int32_t>, std::int64_t,
-                           std::int64_t, std::span<std::int32_t>);
-template void sample_index(std::span<const std::int32_t>, std::span<const std::int32_t>, std::int64_t,
-                           std::int64_t, std::span<std::int64_t>);
-template void sample_index(std::span<const std::int32_t>, std::span<const std::int64_t>, std::int64_t,
-                           std::int64_t, std::span<std::int64_t>);
+template void sample_index(std::span<const std::int32_t>, std::span<const std::int32_t>, std::int64_t, std::int64_t,
+                           std::span<std::int32_t>);
+template void sample_index(std::span<const std::int32_t>, std::span<const std::int32_t>, std::int64_t, std::int64_t,
+                           std::span<std::int64_t>);
+template void sample_index(std::span<const std::int32_t>, std::span<const std::int64_t>, std::int64_t, std::int64_t,
+                           std::span<std::int64_t>);
 
 }  // namespace trackbed

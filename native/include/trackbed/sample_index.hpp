@@ -16,7 +16,7 @@ namespace trackbed {
 // every visit indexes `lengths`, visits.size() and all lengths fit Row, and rows.size() / 2 * sequence_length
 // fits 63 bits. O(visits + rows).
 template <class Visit, class Row>
-void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> visits,
-                  std::int64_t sequence_length, std::int64_t extra_token, std::span<Row> rows);
+void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> visits, std::int64_t sequence_length,
+                  std::int64_t extra_token, std::span<Row> rows);
 
 }  // namespace trackbed

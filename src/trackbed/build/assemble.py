@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trackbed.build.sizes import blend_of, check_sizes, plan_shares
 from trackbed.cache import Access, access
@@ -143,9 +144,7 @@ class BlendedMegatronDatasetBuilder:
             blends.append(BlendedDataset(datasets, lengths, size, self.config))
         return blends
 
-    def _build_members(
-        self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]
-    ) -> list[list[Any]]:
+    def _build_members(self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]) -> list[list[Any]]:
         """For each prefix, a dataset per split whose bounds are given."""
         threads = min(self.config.num_dataset_builder_threads, len(prefixes))
         if threads == 1:
@@ -170,7 +169,7 @@ class BlendedMegatronDatasetBuilder:
                 datasets.append(None)
                 continue
             start, stop = split_range(bounds, num_elements)
-            indices = np.arange(start, stop, dtype=np.int32 if stop <= np.iinfo(np.int32).max else np.int64)
+            indices = _numbers(start, stop)
             datasets.append(self.cls(low_level, prefix, indices, size, split, self.config))
         return datasets
 
@@ -180,7 +179,7 @@ class BlendedMegatronDatasetBuilder:
 
     @staticmethod
     def build_generic_dataset(
-        cls: Callable[..., Any],
+        cls: Callable[..., Any],  # noqa: PLW0211  Megatron Core's signature
         is_built_on_rank: Callable[[], bool],
         synchronize_ranks: bool,  # noqa: FBT001  Megatron Core's signature
         *args: Any,
@@ -219,6 +218,13 @@ def _access(group: Group, *, fast_cache_load: bool) -> contextlib.AbstractContex
     if fast_cache_load:
         return access(Access.open_only, advice=_NOT_FAST)
     return contextlib.nullcontext()
+
+
+def _numbers(start: int, stop: int) -> npt.NDArray[np.integer[Any]]:
+    """`[stop - start]` elements of a split; int32, as Megatron Core's, where they fit."""
+    if stop <= np.iinfo(np.int32).max:
+        return np.arange(start, stop, dtype=np.int32)
+    return np.arange(start, stop, dtype=np.int64)
 
 
 def _check_length(dataset: Any) -> None:

@@ -24,7 +24,7 @@ def fingerprint(decisions: Decisions) -> str:
     """64 hexadecimal digits that differ where the decisions do.
 
     >>> fingerprint({"seed": 1})[:8], fingerprint({"seed": 2})[:8]
-    ('f4e13d9a', '0f9bd0b1')
+    ('fbe47f6d', 'a61e75dc')
     """
     return hashlib.sha256(canonical(decisions).encode()).hexdigest()
 

@@ -45,15 +45,13 @@ def read_npy_header(raw: bytes, *, path: Path) -> NpyHeader:
     file = io.BytesIO(raw)
     try:
         version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            msg = f"{path}: the .npy version must be (1, 0), found {version}"
-            raise FormatError(msg)
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_HEADER)
-    except FormatError:
-        raise
     except Exception as error:  # NumPy's parser fails in many ways on bytes that are no header
         msg = f"{path}: must begin with a .npy header: {error}"
         raise FormatError(msg) from error
+    if version != (1, 0):
+        msg = f"{path}: the .npy version must be (1, 0), found {version}"
+        raise FormatError(msg)
     if dtype.hasobject or dtype.names is not None or fortran or any(length < 0 for length in shape):
         msg = f"{path}: must hold plain numbers in C order, found {dtype} of shape {shape}"
         raise FormatError(msg)
@@ -103,7 +101,7 @@ def write_npy(path: Path, array: npt.NDArray[Any]) -> Checksum:
         for part in (encode_npy_header(array), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):
             view = memoryview(part)
             checksum.update(view)
-            while len(view):
+            while view:
                 view = view[file.write(view) or 0 :]
     return checksum
 

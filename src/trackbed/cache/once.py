@@ -93,7 +93,10 @@ def _find(entry: Entry, expected: Expected) -> tuple[Arrays | None, Place, str]:
         if found.state is not State.foreign or place == entry.aside:
             break
         logger.warning(
-            "%s: another index has this name (%s); this one lies in %s", place.array("*"), why, entry.aside.directory
+            "%s: another index has this name (%s); this one lies in %s",
+            place.array("*"),
+            why,
+            entry.aside.directory,
         )
     return None, place, why
 

@@ -1,0 +1,3 @@
+"""The command line: one file a command, and `main`, which has them all."""
+
+__all__: list[str] = []

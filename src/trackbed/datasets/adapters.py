@@ -48,9 +48,7 @@ class MegatronIdentity:
 class _Adapter(MegatronTokenizer):
     """What the adapters share: an identity that may be Megatron's, and an end-of-document id."""
 
-    def __init__(
-        self, *paths: str, eod: int, megatron_identity: MegatronIdentity | None, **options: Any
-    ) -> None:
+    def __init__(self, *paths: str, eod: int, megatron_identity: MegatronIdentity | None, **options: Any) -> None:
         super().__init__(*paths, **options)
         self._eod = eod
         if megatron_identity is not None:
@@ -236,6 +234,6 @@ def _load(path: Path) -> tokenizers.Tokenizer:
         raise ArgumentError(msg)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  the library raises a bare Exception for a bad file
+    except Exception as error:
         msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
         raise ArgumentError(msg) from error

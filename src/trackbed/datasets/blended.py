@@ -128,9 +128,7 @@ class BlendedDataset(_Dataset):
         return self._build() if entry is None else open_or_build(entry, expected=self._expected, build=self._build)
 
     def _keep(self, arrays: _Arrays | None) -> None:
-        self.dataset_index, self.dataset_sample_index = (
-            None if arrays is None else arrays[name] for name in ARRAYS
-        )
+        self.dataset_index, self.dataset_sample_index = (None if arrays is None else arrays[name] for name in ARRAYS)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
@@ -155,19 +153,13 @@ class BlendedDataset(_Dataset):
         """
         if self.dataset_index is None or self.dataset_sample_index is None:
             entry = self._entry()
-            self._keep(
-                self._build()
-                if entry is None
-                else open_entry(entry, expected=self._expected, advice=_DEFERRED)
-            )
+            self._keep(self._build() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED))
             return self[idx]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
 
-def blend(
-    weights: Sequence[float], size: int | None
-) -> tuple[npt.NDArray[np.int16] | npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def blend(weights: Sequence[float], size: int | None) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:
     """Dataset and sample of each position, where datasets of weight 0 are never drawn.
 
     Args:
@@ -178,13 +170,13 @@ def blend(
     >>> datasets.tolist(), samples.tolist()
     ([1, 2, 1], [0, 0, 1])
     """
-    shares = np.asarray(weights, dtype=np.float64 if size is not None else np.int64)
-    drawn = np.flatnonzero(shares)
-    chosen, samples = exhaustive_blend(shares[drawn]) if size is None else greedy_blend(shares[drawn], size)
-    dtype = dataset_index_dtype(len(shares))
-    if len(drawn) == len(shares):
+    drawn = [number for number, weight in enumerate(weights) if weight]
+    shares = [weights[number] for number in drawn]
+    chosen, samples = exhaustive_blend([int(share) for share in shares]) if size is None else greedy_blend(shares, size)
+    if len(drawn) == len(weights):
         return chosen, samples
-    return drawn.astype(dtype)[chosen], samples
+    numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
+    return numbers[chosen], samples
 
 
 def _check_members(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:

@@ -18,7 +18,7 @@ from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.low_level import identify
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
-from trackbed.errors import PlanError
+from trackbed.errors import ArgumentError, PlanError
 from trackbed.index.splits import Split
 from trackbed.tokens import IndexedDataset
 
@@ -67,7 +67,12 @@ class GPTDataset(MegatronDataset):
         config: GPTDatasetConfig,
     ) -> None:
         super().__init__(
-            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config  # type: ignore[arg-type]
+            indexed_dataset,
+            dataset_path,
+            indexed_indices,  # type: ignore[arg-type]  # None is how fast_cache_load says "all of them"
+            num_samples,
+            index_split,
+            config,
         )
         self._keep(None if config.defer_npy_index_mmap else self._open_indices())
 
@@ -85,6 +90,9 @@ class GPTDataset(MegatronDataset):
             FormatError: the pair is damaged.
         """
         counts = config.sequences_per_dataset
+        if counts and dataset_path not in counts:
+            msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"
+            raise ArgumentError(msg)
         return IndexedDataset(
             dataset_path,
             multimodal=False,

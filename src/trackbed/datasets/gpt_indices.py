@@ -101,7 +101,7 @@ class GPTIndices:
     def decisions(self) -> dict[str, Any]:
         """What decides the bytes, besides the lengths."""
         run = self._run
-        documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers)).hexdigest()
+        documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers).data).hexdigest()
         return {
             "order": "megatron",
             "documents": documents,

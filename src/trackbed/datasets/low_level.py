@@ -15,4 +15,4 @@ def identify(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, IndexedDataset):
         return identity(dataset.path_prefix)
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
-    return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths).hexdigest()}
+    return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}

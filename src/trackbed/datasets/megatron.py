@@ -63,9 +63,7 @@ class MegatronDataset(ABC, _Dataset):
         for name in self._key_config_attributes():
             self.unique_identifiers[name] = getattr(config, name)
         self.unique_description, self.unique_description_hash = describe(self.unique_identifiers)
-        self._pad_token_id = padding_id(
-            config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)
-        )
+        self._pad_token_id = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:

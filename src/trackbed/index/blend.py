@@ -4,6 +4,7 @@ Shapes: K datasets, N samples.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from trackbed.errors import ArgumentError
 
 __all__ = ["dataset_index_dtype", "exhaustive_blend", "greedy_blend"]
 
-BlendIndices = tuple[npt.NDArray[np.int16] | npt.NDArray[np.int32], npt.NDArray[np.int64]]
+BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]
 
 
 def dataset_index_dtype(num_datasets: int) -> type[np.int16] | type[np.int32]:

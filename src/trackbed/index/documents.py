@@ -22,7 +22,7 @@ def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int
 
 def document_index(
     documents: npt.NDArray[np.integer[Any]], plan: EpochPlan, shuffle: LegacyShuffle
-) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+) -> npt.NDArray[np.integer[Any]]:
     """Every document of the split once per epoch, shuffled together; a separate last epoch apart.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 
 from trackbed.errors import ArgumentError, PlanError
 
-__all__ = ["EpochPlan", "plan_epochs"]
+__all__ = ["EpochPlan", "plan_epochs", "samples_in"]
 
 _SEPARATE_BELOW = 0.80  # of an epoch's samples wanted from the last one
 
@@ -74,14 +74,17 @@ def plan_epochs(
             before_last = None
     return EpochPlan(
         num_epochs=num_epochs,
-        num_samples=_samples_in(
-            num_epochs * tokens_per_epoch - extra_token, sequence_length, keep_partial=keep_partial
-        ),
+        num_samples=samples_in(num_epochs * tokens_per_epoch - extra_token, sequence_length, keep_partial=keep_partial),
         samples_before_last=before_last,
     )
 
 
-def _samples_in(tokens: int, sequence_length: int, *, keep_partial: bool) -> int:
+def samples_in(tokens: int, sequence_length: int, *, keep_partial: bool) -> int:
+    """Samples that a stream of so many tokens, the extra one taken off, is cut into; 0 for a negative number.
+
+    >>> samples_in(99, 10, keep_partial=False), samples_in(99, 10, keep_partial=True)
+    (9, 10)
+    """
     if tokens < 0:
         return 0
     if keep_partial:

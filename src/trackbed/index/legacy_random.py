@@ -33,7 +33,7 @@ class LegacyShuffle:
         if not 0 <= seed < 2**32:
             msg = f"random_seed must be in [0, 2**32), found {seed}"
             raise ArgumentError(msg)
-        self._state = np.random.RandomState(seed)  # noqa: NPY002  the legacy generator is the point
+        self._state = np.random.RandomState(seed)
 
     def __call__(self, array: npt.NDArray[Any]) -> None:
         """Shuffle a vector in place."""

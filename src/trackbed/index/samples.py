@@ -3,6 +3,8 @@
 Shapes: D documents in the file, V visits, R samples.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,12 +25,12 @@ def sample_index_dtype(num_visits: int, longest_document: int) -> type[np.int32]
 
 def sample_index(
     lengths: npt.NDArray[np.int32],
-    visits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    visits: npt.NDArray[np.integer[Any]],
     num_samples: int,
     *,
     sequence_length: int,
     extra_token: int,
-) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+) -> npt.NDArray[np.integer[Any]]:
     """Visit and token offset inside it at which each sample starts, and where the last one ends.
 
     Args:

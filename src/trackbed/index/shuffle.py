@@ -3,6 +3,8 @@
 Shapes: R samples.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,7 @@ def shuffle_index_dtype(num_samples: int) -> type[np.uint32] | type[np.int64]:
     return np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
 
 
-def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.uint32] | npt.NDArray[np.int64]:
+def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.integer[Any]]:
     """All samples, shuffled together; those of a separate last epoch apart.
 
     Args:
@@ -27,7 +29,8 @@ def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.uin
     Returns:
         `[R]` sample at each position.
     """
-    order = np.arange(plan.num_samples, dtype=shuffle_index_dtype(plan.num_samples))
+    order = np.empty(plan.num_samples, dtype=shuffle_index_dtype(plan.num_samples))
+    order[:] = np.arange(plan.num_samples)
     last_epoch = plan.samples_before_last or 0
     shuffle(order[:last_epoch])
     shuffle(order[last_epoch:])

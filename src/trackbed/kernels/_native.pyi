@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_Ids = npt.NDArray[np.int16] | npt.NDArray[np.int32]
+_Ids = npt.NDArray[np.integer[Any]]
 
 def best_isa() -> int: ...
 def narrow(source: npt.NDArray[Any], target: npt.NDArray[Any], /) -> int: ...
@@ -23,9 +23,9 @@ def exhaustive_blend(
 ) -> None: ...
 def sample_index(
     lengths: npt.NDArray[np.int32],
-    visits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    visits: npt.NDArray[np.integer[Any]],
     sequence_length: int,
     extra_token: int,
-    rows: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    rows: npt.NDArray[np.integer[Any]],
     /,
 ) -> None: ...

@@ -3,16 +3,19 @@
 Shapes: K datasets, N samples.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
+from trackbed.kernels.outputs import check_output
 
 __all__ = ["exhaustive_blend", "greedy_blend"]
 
-DatasetIds = npt.NDArray[np.int16] | npt.NDArray[np.int32]
+DatasetIds = npt.NDArray[np.integer[Any]]
 
 
 def greedy_blend(
@@ -28,7 +31,7 @@ def greedy_blend(
         dataset_sample_index: `[N]` receives how many samples of that dataset came before.
 
     Raises:
-        ArgumentError: no weights, a weight that is not finite, or outputs of different lengths.
+        ArgumentError: no weights, a weight that is not finite, or outputs of other lengths or types.
     """
     weights = np.require(weights, dtype=np.float64, requirements=["C", "A"])
     if weights.ndim != 1 or len(weights) == 0 or not np.isfinite(weights).all():
@@ -51,11 +54,13 @@ def exhaustive_blend(
         dataset_sample_index: `[N]` receives how many samples of that dataset came before.
 
     Raises:
-        ArgumentError: a size below 1, or outputs whose length is not the sum of the sizes.
+        ArgumentError: a size that is no integer or below 1, or outputs of another type, or whose length is
+            not the sum of the sizes.
     """
-    sizes = np.require(sizes, dtype=np.int64, requirements=["C", "A"])
-    if sizes.ndim != 1 or (sizes < 1).any():
-        msg = f"sizes must be a vector of numbers of at least 1, found {sizes}"
+    given = np.asarray(sizes)
+    sizes = np.require(given, dtype=np.int64, requirements=["C", "A"])
+    if sizes.ndim != 1 or (sizes < 1).any() or (len(sizes) and given.dtype.kind not in "iu"):
+        msg = f"sizes must be a vector of integers of at least 1, found {given}"
         raise ArgumentError(msg)
     _check_outputs(dataset_index, dataset_sample_index)
     total = sum(sizes.tolist())
@@ -73,3 +78,5 @@ def _check_outputs(dataset_index: DatasetIds, dataset_sample_index: npt.NDArray[
             f"found shapes {dataset_index.shape} and {dataset_sample_index.shape}"
         )
         raise ArgumentError(msg)
+    check_output("dataset_index", dataset_index, dtypes=(np.int16, np.int32))
+    check_output("dataset_sample_index", dataset_sample_index, dtypes=(np.int64,))

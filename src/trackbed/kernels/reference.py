@@ -86,7 +86,8 @@ def sample_index(
     inside = visit < len(visits)
     rows[inside, 0] = visit[inside]
     rows[inside, 1] = starts[inside] - (ends - visited)[visit[inside]]
-    with_tokens = np.flatnonzero(visited)
+    # Without the extra token the last visit's end may lie in an empty document; with it, no token does.
+    with_tokens = np.flatnonzero(visited) if extra_token else np.arange(len(visited))
     last = int(with_tokens[-1]) if len(with_tokens) else 0
     rows[~inside, 0] = last
     rows[~inside, 1] = max(int(visited[last]) - extra_token, 0) if len(visited) else 0

@@ -3,19 +3,25 @@
 Shapes: D documents in the file, V visits to them, S samples.
 """
 
+from typing import Any, Final
+
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
+from trackbed.kernels.outputs import check_output
 
 __all__ = ["sample_index"]
+
+_LONGEST: Final = int(np.iinfo(np.int32).max)
+_LAST_TOKEN: Final = int(np.iinfo(np.int64).max)
 
 
 def sample_index(
     lengths: npt.NDArray[np.int32],
-    visits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    visits: npt.NDArray[np.integer[Any]],
+    rows: npt.NDArray[np.integer[Any]],
     *,
     sequence_length: int,
     extra_token: int,
@@ -34,22 +40,32 @@ def sample_index(
         ArgumentError: a length is negative, a visit names no document, or another argument is out of range.
     """
     if sequence_length < 1 or extra_token not in (0, 1):
-        msg = (
-            "sequence_length must be at least 1 and extra_token 0 or 1, "
-            f"found {sequence_length} and {extra_token}"
-        )
+        msg = f"sequence_length must be at least 1 and extra_token 0 or 1, found {sequence_length} and {extra_token}"
         raise ArgumentError(msg)
     if rows.ndim != 2 or rows.shape[0] < 1 or rows.shape[1] != 2:
         msg = f"rows must have the shape [S + 1, 2], found {list(rows.shape)}"
         raise ArgumentError(msg)
-    # An index file holds its lengths at an odd address; the kernel wants them where the processor does.
-    lengths = np.require(lengths, dtype=np.int32, requirements=["C", "A"])
-    visits = np.require(visits, requirements=["C", "A"])
-    if len(lengths) and lengths.min() < 0:
-        document = int(lengths.argmin())
-        msg = f"a document must have at least 0 tokens, document {document} has {lengths[document]}"
+    if sequence_length * len(rows) > _LAST_TOKEN:
+        msg = f"sequence_length * {len(rows)} rows must be at most {_LAST_TOKEN}, found {sequence_length}"
+        raise ArgumentError(msg)
+    check_output("rows", rows, dtypes=(np.int32, np.int64))
+    lengths, visits = _vector("lengths", lengths), _vector("visits", visits)
+    if len(lengths) and not (lengths.min() >= 0 and lengths.max() <= _LONGEST):
+        document = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
+        msg = f"lengths must be in [0, {_LONGEST}], document {document} has {lengths[document]}"
         raise ArgumentError(msg)
     if len(visits) and not (visits.min() >= 0 and visits.max() < len(lengths)):
         msg = f"visits must name documents in [0, {len(lengths)}), found [{visits.min()}, {visits.max()}]"
         raise ArgumentError(msg)
+    # An index file holds its lengths at an odd address; the kernel wants them where the processor does.
+    lengths = np.require(lengths, dtype=np.int32, requirements=["C", "A"])
+    visit_type = np.int32 if visits.dtype == np.int32 else np.int64 if rows.dtype == np.int64 else np.int32
+    visits = np.require(visits, dtype=visit_type, requirements=["C", "A"])
     _native.sample_index(lengths, visits, sequence_length, extra_token, rows.reshape(-1))
+
+
+def _vector(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        msg = f"{name} must be a vector of integers, found dtype {array.dtype} and shape {list(array.shape)}"
+        raise ArgumentError(msg)
+    return array

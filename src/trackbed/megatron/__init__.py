@@ -1,0 +1,57 @@
+"""Trackbed under Megatron Core's module paths.
+
+`trackbed.megatron.core.<path>` has what `megatron.core.<path>` has, for `datasets.*`. After
+`trackbed.megatron.install()`, a program that imports `megatron.core.datasets.*` runs on Trackbed.
+"""
+
+import sys
+from types import ModuleType
+from typing import Final
+
+from trackbed.errors import TrackbedError
+from trackbed.megatron.finder import Finder
+from trackbed.megatron.table import MODULES
+
+__all__ = ["install"]
+
+_MEGATRON: Final = "megatron.core"
+_INSTALLED: Final = Finder(_MEGATRON)
+
+sys.meta_path.insert(0, Finder(f"{__name__}.core"))
+
+
+def install() -> None:
+    """Put Trackbed's datasets under `megatron.core.datasets`, in front of an installed megatron-core.
+
+    What the table of names lacks stays Megatron Core's own. Calling it again does nothing.
+
+    Raises:
+        TrackbedError: modules that would be replaced were imported already; the message says by whom.
+    """
+    if _INSTALLED in sys.meta_path:
+        return
+    early = [name for name in (f"{_MEGATRON}.{path}" for path in MODULES) if name in sys.modules]
+    if early:
+        msg = (
+            "trackbed.megatron.install() must come before megatron.core.datasets is imported, "
+            f"found {early[0]} imported by {_importer_of(early)}"
+        )
+        raise TrackbedError(msg)
+    sys.meta_path.insert(0, _INSTALLED)
+
+
+def _importer_of(names: list[str]) -> str:
+    """The modules that hold something of `names`, those outside of Megatron Core first."""
+    ours = {id(sys.modules[name]) for name in names}
+
+    def holds(module: ModuleType) -> bool:
+        values = list(vars(module).values())
+        return any(id(value) in ours or getattr(value, "__module__", None) in names for value in values)
+
+    found = [
+        name
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and name not in names and holds(module)
+    ]
+    found.sort(key=lambda name: name.startswith("megatron."))
+    return ", ".join(found[:3]) or "a module that is gone"

@@ -1,0 +1,30 @@
+"""Raw text to indexed files: JSON lines and plain text, tokenised on all cores, and what belongs to it."""
+
+from trackbed.preprocess.config import PreprocessConfig, available_cores, output_prefix
+from trackbed.preprocess.engine import Output, Report, preprocess
+from trackbed.preprocess.inspection import Bucket, FirstDocument, Inspection, first_documents, inspect_pair
+from trackbed.preprocess.pairs import find_pairs
+from trackbed.preprocess.tokenise import BatchTokenizer
+from trackbed.preprocess.tokenizer import BYTES, open_tokenizer
+from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
+
+__all__ = [
+    "BYTES",
+    "BatchTokenizer",
+    "Bucket",
+    "FirstDocument",
+    "Inspection",
+    "Output",
+    "PreprocessConfig",
+    "Report",
+    "TrainedTokenizer",
+    "TrainingConfig",
+    "available_cores",
+    "find_pairs",
+    "first_documents",
+    "inspect_pair",
+    "open_tokenizer",
+    "output_prefix",
+    "preprocess",
+    "train_tokenizer",
+]

@@ -32,7 +32,7 @@ class DType(Enum):
         >>> DType.code_from_dtype(np.uint16)
         8
         """
-        name = np.dtype(value).name
+        name = "None" if value is None else np.dtype(value).name  # NumPy takes None for float64
         if name not in cls.__members__:
             msg = f"dtype must be one of {', '.join(cls.__members__)}, found {name}"
             raise ArgumentError(msg)

@@ -115,7 +115,11 @@ class IndexedDataset:
     def _sequences(self, start: int, stop: int) -> list[Tokens]:
         if start == stop:
             return []
-        ends = np.cumsum(self.index.sequence_lengths[start:stop], dtype=np.int64)
+        lengths = self.index.sequence_lengths[start:stop]
+        if lengths.min() < 0:
+            msg = f"{self.path_prefix}: sequence lengths must be at least 0, found {lengths.min()}"
+            raise FormatError(msg)
+        ends = np.cumsum(lengths, dtype=np.int64)
         tokens = self._read(int(self.index.sequence_pointers[start]), int(ends[-1]))
         return [tokens[before:after] for before, after in pairwise([0, *ends.tolist()])]
 

@@ -9,7 +9,15 @@ from typing import Any, Final
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.files import CHUNK_BYTES, Checksum, checksum_file, flush_to_disk, new_partial, publish
+from trackbed.files import (
+    CHUNK_BYTES,
+    Checksum,
+    checksum_file,
+    clear_dead_partials,
+    flush_to_disk,
+    new_partial,
+    publish,
+)
 from trackbed.tokens.format import open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
@@ -27,6 +35,12 @@ class FileSeal:
     crc32: list[str]
     """One per `chunk_bytes` of the file."""
 
+    def __post_init__(self) -> None:
+        texts = isinstance(self.crc32, list) and all(isinstance(text, str) for text in self.crc32)
+        if type(self.size_bytes) is not int or not texts:
+            msg = f"size_bytes must be a number and crc32 texts, found {self.size_bytes!r} and {self.crc32!r}"
+            raise ValueError(msg)
+
     @classmethod
     def of(cls, checksum: Checksum) -> "FileSeal":
         """What was summed up."""
@@ -43,6 +57,11 @@ class Seal:
     chunk_bytes: int
     bin: FileSeal
     idx: FileSeal
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes != CHUNK_BYTES:
+            msg = f"chunk_bytes must be {CHUNK_BYTES}, found {self.chunk_bytes!r}"
+            raise ValueError(msg)
 
     @classmethod
     def of(
@@ -75,6 +94,7 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None) -> 
         index=checksum_file(Path(get_idx_path(path_prefix)), progress=progress),
     )
     final = Path(get_seal_path(path_prefix))
+    clear_dead_partials(final.parent, final_name=final.name)
     partial = new_partial(final)
     try:
         write_seal(made, partial)

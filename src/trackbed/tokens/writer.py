@@ -16,9 +16,10 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.kernels import narrow
 from trackbed.tokens.dtype import DType
-from trackbed.tokens.format import Header, encode_header, open_index
+from trackbed.tokens.format import Header, SequenceIndex, encode_header, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import Seal, write_seal
+from trackbed.tokens.verify import verify
 
 __all__ = ["IndexedDatasetBuilder"]
 
@@ -43,8 +44,7 @@ class IndexedDatasetBuilder:
         dtype: type[np.number[Any]] = np.int32,
         multimodal: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
     ) -> None:
-        DType.code_from_dtype(dtype)
-        self.dtype = np.dtype(dtype)
+        self.dtype = np.dtype(DType.dtype_from_code(DType.code_from_dtype(dtype)))  # of this byte order
         self.multimodal = multimodal
         self.sequence_lengths: list[int] = []
         self.document_indices: list[int] = [0]
@@ -65,9 +65,10 @@ class IndexedDatasetBuilder:
             mode: mode of the sequence, in `[-128, 127]`; used in multimodal files only.
 
         Raises:
-            ArgumentError: a token does not fit the file's dtype.
+            ArgumentError: a token does not fit the file's dtype, or the mode its byte.
         """
-        self.sequence_lengths.append(self._append(tensor))
+        self._check_modes([mode])
+        self.sequence_lengths.append(self._append(as_numbers(tensor, self.dtype, where=str(self._bin_path))))
         if self.sequence_modes is not None:
             self.sequence_modes.append(mode)
 
@@ -82,17 +83,21 @@ class IndexedDatasetBuilder:
         Raises:
             ArgumentError: a token does not fit the file's dtype, or lengths or modes do not fit the tokens.
         """
-        if sum(lengths) != len(tensor) or (len(lengths) > 1 and min(lengths) < 0):
-            msg = f"{self._bin_path}: lengths must be at least 0 and add up to the {len(tensor)} tokens, found {lengths}"
+        tokens = as_numbers(tensor, self.dtype, where=str(self._bin_path))
+        counts = _as_counts(lengths, where=str(self._bin_path))
+        if sum(counts) != len(tokens) or (len(counts) > 1 and min(counts) < 0):
+            msg = f"{self._bin_path}: lengths must add up to the {len(tokens)} tokens, found {counts}"
             raise ArgumentError(msg)
-        if modes is not None and len(modes) != len(lengths):
-            msg = f"{self._bin_path}: modes must be as many as the {len(lengths)} lengths, found {len(modes)}"
-            raise ArgumentError(msg)
-        self._append(tensor)
-        self.sequence_lengths.extend(lengths)
+        if modes is not None:
+            if len(modes) != len(counts):
+                msg = f"{self._bin_path}: modes must be as many as {len(counts)} lengths, found {len(modes)}"
+                raise ArgumentError(msg)
+            self._check_modes(modes)
+        self._append(tokens)
+        self.sequence_lengths.extend(counts)
         self.document_indices.append(len(self.sequence_lengths))
         if self.sequence_modes is not None:
-            self.sequence_modes.extend(modes if modes is not None else [0] * len(lengths))
+            self.sequence_modes.extend(modes if modes is not None else [0] * len(counts))
 
     def end_document(self) -> None:
         """End the document that `add_item` has been appending to."""
@@ -106,20 +111,15 @@ class IndexedDatasetBuilder:
 
         Raises:
             ArgumentError: it has another dtype, or no modes where this file has them.
-            FormatError: its `.bin` does not hold just the tokens that its `.idx` lists.
+            FormatError: it is damaged, as `verify` finds.
         """
-        idx_path, bin_path = Path(get_idx_path(path_prefix)), Path(get_bin_path(path_prefix))
-        index = open_index(idx_path, multimodal=self.multimodal)
+        verify(path_prefix)
+        index = self._open_source(Path(get_idx_path(path_prefix)))
         if index.dtype != self.dtype:
             msg = f"{path_prefix}: the dtype must be {self.dtype} as in {self._bin_path}, found {index.dtype.__name__}"
             raise ArgumentError(msg)
-        data_bytes = int(index.sequence_lengths.sum(dtype=np.int64)) * index.dtype_size
-        size = bin_path.stat().st_size
-        if size != data_bytes:
-            msg = f"{bin_path}: the sequences of {idx_path.name} have {data_bytes} bytes, this file has {size}"
-            raise FormatError(msg)
         self._flush()
-        with bin_path.open("rb", buffering=0) as source:
+        with Path(get_bin_path(path_prefix)).open("rb", buffering=0) as source:
             while data := source.read(_FLUSH_BYTES):
                 self._write(data)
         offset = len(self.sequence_lengths)
@@ -137,10 +137,11 @@ class IndexedDatasetBuilder:
         self._flush()
         self._file.close()
         final = Path(idx_path)
-        clear_dead_partials(final.parent, final_name=final.name)
-        partial_idx = new_partial(final)
         prefix = str(final.with_suffix("")) if final.suffix == ".idx" else str(final)
-        partial_seal = new_partial(Path(get_seal_path(prefix)))
+        final_seal = Path(get_seal_path(prefix))
+        for path in (final, final_seal):
+            clear_dead_partials(path.parent, final_name=path.name)
+        partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
         try:
             idx_checksum = _write_index(
                 partial_idx, self.dtype.type, self.sequence_lengths, self.document_indices, self.sequence_modes
@@ -158,7 +159,7 @@ class IndexedDatasetBuilder:
             _publish_pair(
                 {
                     self._partial: self._bin_path,
-                    partial_seal: Path(get_seal_path(prefix)),
+                    partial_seal: final_seal,
                     partial_idx: final,
                 }
             )
@@ -171,9 +172,20 @@ class IndexedDatasetBuilder:
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
-    def _append(self, tensor: Any) -> int:
+    def _check_modes(self, modes: Sequence[int]) -> None:
+        if self.multimodal and len(modes) and not (min(modes) >= -128 and max(modes) <= 127):
+            msg = f"{self._bin_path}: modes must be in [-128, 127], found {modes}"
+            raise ArgumentError(msg)
+
+    def _open_source(self, idx_path: Path) -> SequenceIndex:
+        try:
+            return open_index(idx_path, multimodal=self.multimodal)
+        except FormatError as error:
+            msg = f"a pair without modes cannot be added to the multimodal {self._bin_path}: {error}"
+            raise ArgumentError(msg) from None
+
+    def _append(self, tokens: npt.NDArray[Any]) -> int:
         """Take the tokens, every one of them unchanged, into the buffer. Returns how many there are."""
-        tokens = as_numbers(tensor, self.dtype, where=str(self._bin_path))
         stop = self._filled + len(tokens)
         if stop > len(self._buffer):
             self._flush()
@@ -183,6 +195,10 @@ class IndexedDatasetBuilder:
         room = self._buffer[self._filled : stop]
         if tokens.dtype == self.dtype or self.dtype.kind == "f":
             room[:] = tokens
+            if tokens.dtype.kind in "iu" and not np.array_equal(room, tokens):
+                wrong = int(tokens[room != tokens][0])
+                msg = f"{self._bin_path}: {self.dtype} must hold every token unchanged, found {wrong}"
+                raise ArgumentError(msg)
         else:
             try:
                 narrow(tokens, room)
@@ -213,19 +229,31 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
         # The quickest way from a list that looks at every number; what it refuses is looked at below.
         with contextlib.suppress(TypeError, OverflowError):
             return np.frombuffer(array.array(dtype.char, tensor), dtype=dtype)
-    given = np.asarray(tensor)
-    if given.ndim != 1:
-        given = given.reshape(-1)
+    wanted = "numbers" if dtype.kind == "f" else "integers"
+    try:
+        given = np.asarray(tensor).reshape(-1)
+    except ValueError as error:
+        msg = f"{where}: tokens stored as {dtype} must be {wanted}: {error}"
+        raise ArgumentError(msg) from None
     if given.dtype == dtype:
         return given
     if given.dtype.kind == "U":  # numbers in words, as Megatron Core takes them
-        given = given.astype(np.int64)
+        with contextlib.suppress(ValueError, OverflowError):
+            given = given.astype(dtype if dtype.kind == "f" else np.int64)
     if given.size and (given.dtype.kind not in "iuf" or (given.dtype.kind == "f" and dtype.kind != "f")):
-        msg = f"{where}: tokens stored as {dtype} must be integers, found {given.dtype}"
+        msg = f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}"
         raise ArgumentError(msg)
     if given.dtype.kind == "f" and dtype.kind != "f":
         return np.empty(0, dtype=dtype)  # NumPy makes a float vector of an empty list
-    return np.ascontiguousarray(given)
+    return np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("="))
+
+
+def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
+    try:
+        return array.array("q", lengths).tolist()
+    except (TypeError, OverflowError) as error:
+        msg = f"{where}: lengths must be integers, found {lengths}: {error}"
+        raise ArgumentError(msg) from None
 
 
 def _write_index(
@@ -260,4 +288,5 @@ def _publish_pair(finals: dict[Path, Path]) -> None:
     for partial, final in first:
         publish(partial, final)
     publish(partial_idx, idx)
-    flush_to_disk(idx.parent)
+    for directory in {final.parent for final in finals.values()}:
+        flush_to_disk(directory)

@@ -1,0 +1,88 @@
+# The one entry. Every target sets up what it needs: on a machine with Python 3.11, gcc, g++ and make,
+#   make demo     trains a small GPT on text that is already there
+#   make test     runs the tests that CI runs
+# `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NATIVE := $(shell find native -type f -not -path '*/build*')
+JOBS ?= 2
+
+# Where the sanitized kernels are built, and how long their tests take: "short" or nothing.
+NATIVE_BUILD ?= build/native
+NATIVE_ARGS ?=
+
+export PIP_NO_INPUT := 1
+export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
+
+.PHONY: help setup setup-dev demo test test-full check format bench native-test docs clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# torch comes first and pinned: whatever asks for it later finds it there.
+$(VENV)/torch.done: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trackbed needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	touch $@
+
+$(VENV)/tools.done: $(VENV)/torch.done
+	$(PIP) scikit-build-core nanobind cmake ninja
+	touch $@
+
+$(VENV)/installed.done: $(VENV)/tools.done pyproject.toml $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[plot]'
+	touch $@
+
+$(VENV)/dev.done: $(VENV)/installed.done
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/installed.done ## Make the virtual environment, build and install
+
+setup-dev: $(VENV)/dev.done ## The same, with what tests and checks need
+
+demo: ## Train a small GPT, stop it, resume it, and compare: the whole way in two minutes
+	@date +%s > .demo-started
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python examples/demo.py --output demo-out --setup-seconds $$(( $$(date +%s) - $$(cat .demo-started) )); \
+		status=$$?; rm -f .demo-started; exit $$status
+
+test: setup-dev ## The tests that CI runs
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) $(PYTEST_ARGS)
+
+test-full: setup-dev ## The counts that acceptance lines name: up to 90 minutes
+	TRACKBED_TIER=full $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+check: setup-dev ## Style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.cpp' -o -name '*.hpp')
+
+format: setup-dev ## Let the tools lay the code out
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(find native -name '*.cpp' -o -name '*.hpp')
+
+bench: setup-dev ## Measure against megatron-core, in the same run
+	$(BIN)/python -m benchmarks
+
+native-test: $(VENV)/tools.done ## The kernels under address, undefined and thread sanitizers
+	@for sanitizers in address,undefined thread; do \
+		$(BIN)/cmake -S native -B $(NATIVE_BUILD)/$$sanitizers -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+			-DTRACKBED_PYTHON=OFF -DTRACKBED_TESTS=ON -DSAN_FLAGS=$$sanitizers > /dev/null && \
+		$(BIN)/cmake --build $(NATIVE_BUILD)/$$sanitizers && \
+		echo "kernels under $$sanitizers:" && \
+		$(NATIVE_BUILD)/$$sanitizers/test_kernels $(NATIVE_ARGS) || exit 1; \
+	done
+
+docs: setup-dev ## Run every snippet and check every link of the documentation
+	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
+
+clean: ## Remove what was built
+	rm -rf $(VENV) build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

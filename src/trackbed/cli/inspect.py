@@ -1,0 +1,85 @@
+"""`trackbed inspect`: what is in a pair."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from trackbed.preprocess import FirstDocument, Inspection
+
+__all__ = ["inspect"]
+
+
+@click.command()
+@click.argument("prefix", metavar="PREFIX")
+@click.option("--tokenizer", metavar="FILE", help="Decode the first documents: tokenizer.json, or: bytes.")
+@click.option("--eod-token", metavar="TOKEN", help="The tokenizer's end-of-document token, if it has no usual name.")
+@click.option("--documents", type=click.IntRange(min=0), default=3, show_default=True, help="How many of them.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens of each.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def inspect(
+    prefix: str, *, tokenizer: str | None, eod_token: str | None, documents: int, max_tokens: int, as_json: bool
+) -> None:
+    """Show what a pair of .bin and .idx files holds.
+
+    PREFIX is the path of the pair without .bin and .idx.
+    """
+    from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
+
+    if tokenizer is None and eod_token is not None:
+        msg = "--eod-token needs --tokenizer"
+        raise click.UsageError(msg)
+    (pair,) = find_pairs([prefix])
+    found = inspect_pair(pair)
+    first = None
+    if tokenizer is not None:
+        decoder = open_tokenizer(tokenizer, eod_token=eod_token)
+        first = first_documents(pair, decoder, num_documents=documents, max_tokens=max_tokens)
+    if as_json:
+        click.echo(_to_json(found, first))
+    else:
+        _draw(found, first or [])
+
+
+def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
+    from dataclasses import asdict
+
+    fields: dict[str, Any] = asdict(found)
+    if first is not None:
+        fields["first_documents"] = [asdict(one) for one in first]
+    return json.dumps(fields, ensure_ascii=False, indent=1)
+
+
+def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
+    from rich import box
+    from rich.bar import Bar
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    click.echo(
+        f"{found.prefix}\n"
+        f"{found.documents:,} documents, {found.sequences:,} sequences, {found.tokens:,} tokens of {found.dtype}\n"
+        f".bin {found.bin_bytes:,} bytes, .idx {found.idx_bytes:,} bytes"
+    )
+    if found.documents:
+        mean = found.tokens / found.documents
+        click.echo(f"documents of {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average")
+        most = max(bucket.documents for bucket in found.histogram)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+        table.add_column("tokens", justify="right", no_wrap=True)
+        table.add_column("documents", justify="right", no_wrap=True)
+        table.add_column("", ratio=1)
+        for one in found.histogram:
+            span = f"{one.shortest:,}" if one.shortest == one.longest else f"{one.shortest:,} to {one.longest:,}"
+            table.add_row(span, f"{one.documents:,}", Bar(most, 0, one.documents))
+        console.print(table)
+    for number, document in enumerate(first):
+        click.echo(f"document {number}, {document.tokens:,} tokens:")
+        click.echo(f"  {_printable(document.text)}{'' if document.whole else ' ...'}")
+
+
+def _printable(text: str) -> str:
+    """A text with its control characters written out, so that none of them reaches the terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

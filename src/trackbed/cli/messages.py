@@ -1,0 +1,20 @@
+"""What the user gets to read when something is wrong: one line."""
+
+from trackbed.errors import ArgumentError, TrackbedError
+
+__all__ = ["EXPECTED", "describe"]
+
+EXPECTED = (TrackbedError, ArgumentError, OSError)
+"""Errors that say what is wrong with the user's files or options; any other one is a mistake of ours."""
+
+
+def describe(error: BaseException) -> str:
+    """One line: where, what must hold, and what was found.
+
+    >>> describe(FileNotFoundError(2, "No such file or directory", "corpus.idx"))
+    'corpus.idx: No such file or directory'
+    """
+    message = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}"
+    return " ".join(message.splitlines())

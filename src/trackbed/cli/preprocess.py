@@ -1,0 +1,92 @@
+"""`trackbed preprocess`: raw text to indexed files."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trackbed.cli.parse import split_keys
+
+if TYPE_CHECKING:
+    from trackbed.preprocess import Report
+
+__all__ = ["preprocess"]
+
+
+@click.command()
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--tokenizer", required=True, metavar="FILE", help="Hugging Face tokenizer.json, or: bytes.")
+@click.option("--output", "-o", required=True, metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")
+@click.option(
+    "--json-keys",
+    multiple=True,
+    default=["text"],
+    show_default=True,
+    metavar="KEY[,KEY...]",
+    callback=split_keys,
+    help="Keys of the texts in a JSON record; a pair of files for each.",
+)
+@click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
+@click.option("--eod-token", metavar="TOKEN", help="That token, where it has no usual name.")
+@click.option("--special-tokens", is_flag=True, help="Take special tokens written out in a text for tokens.")
+@click.option("--skip-bad", is_flag=True, help="Count and leave out records that cannot be used.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes; by default one a core.")
+def preprocess(
+    inputs: tuple[Path, ...],
+    *,
+    tokenizer: str,
+    output: str,
+    json_keys: tuple[str, ...],
+    append_eod: bool,
+    eod_token: str | None,
+    special_tokens: bool,
+    skip_bad: bool,
+    workers: int | None,
+) -> None:
+    """Turn texts into indexed token files.
+
+    INPUT is a file or a folder. In a folder, .jsonl and .json files hold one JSON record a line, each .txt or
+    .md file is one document. Nothing is stripped or normalised.
+    """
+    from trackbed.cli.progress import show_progress
+    from trackbed.preprocess import PreprocessConfig, available_cores, open_tokenizer
+    from trackbed.preprocess import preprocess as run
+
+    config = PreprocessConfig(
+        inputs=inputs,
+        output=output,
+        json_keys=json_keys,
+        append_eod=append_eod,
+        skip_bad=skip_bad,
+        workers=workers or available_cores(),
+    )
+    opened = open_tokenizer(tokenizer, eod_token=eod_token, special_tokens=special_tokens)
+    start = time.monotonic()
+    with show_progress("tokenising") as progress:
+        report = run(config, opened, progress=progress)
+    _print(report, time.monotonic() - start)
+
+
+def _print(report: "Report", seconds: float) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    for message in report.first_bad:
+        click.echo(f"trackbed: left out {message}", err=True)
+    if report.bad > len(report.first_bad):
+        click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("key", overflow="fold")
+    for name in ("documents", "tokens", "dropped"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in report.outputs:
+        table.add_row(one.key, f"{one.documents:,}", f"{one.tokens:,}", f"{one.dropped:,}")
+    Console(markup=False, highlight=False).print(table)
+    click.echo(
+        f"{report.records:,} records in {report.files:,} files, {report.bad:,} bad, {report.blank:,} blank lines\n"
+        f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
+    )
+    for one in report.outputs:
+        click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")

@@ -1,0 +1,70 @@
+"""`trackbed train-tokenizer`: a byte-level BPE of a corpus."""
+
+from pathlib import Path
+
+import click
+
+from trackbed.cli.parse import split_keys
+
+__all__ = ["train_tokenizer"]
+
+
+@click.command()
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    default="tokenizer.json",
+    show_default=True,
+    metavar="FILE",
+    help="Where the tokenizer goes.",
+)
+@click.option("--vocab-size", type=int, default=32_768, show_default=True, metavar="N", help="Tokens it has at most.")
+@click.option(
+    "--special-token",
+    "special_tokens",
+    multiple=True,
+    default=["<|endoftext|>"],
+    show_default=True,
+    metavar="TOKEN",
+    help="May be given several times.",
+)
+@click.option(
+    "--json-keys",
+    multiple=True,
+    default=["text"],
+    show_default=True,
+    metavar="KEY[,KEY...]",
+    callback=split_keys,
+    help="Keys of the texts in a JSON record.",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out records that cannot be used.")
+def train_tokenizer(
+    inputs: tuple[Path, ...],
+    *,
+    output: Path,
+    vocab_size: int,
+    special_tokens: tuple[str, ...],
+    json_keys: tuple[str, ...],
+    skip_bad: bool,
+) -> None:
+    """Train a byte-level BPE on texts.
+
+    INPUT is what `trackbed preprocess` takes. The file that comes out is read by Hugging Face `tokenizers` and by
+    `trackbed preprocess --tokenizer`.
+    """
+    from trackbed.cli.progress import show_progress
+    from trackbed.preprocess import TrainingConfig
+    from trackbed.preprocess import train_tokenizer as run
+
+    config = TrainingConfig(
+        inputs=inputs,
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
+        json_keys=json_keys,
+        skip_bad=skip_bad,
+    )
+    with show_progress("reading") as progress:
+        trained = run(config, output, progress=progress)
+    click.echo(f"{trained.vocab_size:,} tokens from {trained.records:,} records, {trained.bad:,} bad\n{trained.path}")

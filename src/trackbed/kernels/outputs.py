@@ -1,0 +1,28 @@
+"""Arrays that kernels write to.
+
+They must be taken as they are: a converted copy would be filled and lost.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["check_output"]
+
+
+def check_output(name: str, array: npt.NDArray[Any], *, dtypes: tuple[type[np.integer[Any]], ...]) -> None:
+    """Refuse an output that a kernel cannot write to in place.
+
+    Raises:
+        ArgumentError: `array` has none of the `dtypes`, or is strided, unaligned or read-only.
+    """
+    if array.dtype not in dtypes or not array.flags.carray:
+        wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        msg = (
+            f"{name} must be a contiguous, aligned and writable array of {wanted}, found {array.dtype}, "
+            f"strides {array.strides} and writable {array.flags.writeable}"
+        )
+        raise ArgumentError(msg)

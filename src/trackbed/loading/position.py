@@ -1,0 +1,57 @@
+"""The position in the data as state: how far a run has come, and in which order of which files."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["Position"]
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What a run must know to go on where it stopped."""
+
+    consumed_samples: int
+    """Samples that all ranks together have trained on."""
+    total_samples: int
+    """Samples of the dataset."""
+    order: str
+    """Which sampler puts them in order."""
+    fingerprint: str | None
+    """SHA-256 of files, configuration and order, or None where nobody gave it."""
+    samples_per_epoch: int | None = None
+    """Where the order goes round in epochs: after how many samples."""
+    data_parallel_size: int | None = None
+    """Number of ranks, where the order depends on it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as plain values, to be kept in a checkpoint."""
+        return {"version": VERSION, **asdict(self)}
+
+    def resumed(self, state: Mapping[str, Any]) -> "Position":
+        """This position, moved to where `state` was taken.
+
+        Raises:
+            ArgumentError: `state` is of another version, of other data, or of another order.
+        """
+        if state.get("version") != VERSION:
+            msg = f"the state of a sampler must have version {VERSION}, found {state.get('version')}"
+            raise ArgumentError(msg)
+        for name in ("fingerprint", "total_samples", "order", "data_parallel_size"):
+            if state.get(name) != getattr(self, name):
+                found = getattr(self, name)
+                msg = f"a run can go on only with the {name} it had: {state.get(name)!r}, found {found!r}"
+                raise ArgumentError(msg)
+        consumed = int(state["consumed_samples"])
+        epochs = {consumed // size for size in (state.get("samples_per_epoch"), self.samples_per_epoch) if size}
+        if state.get("samples_per_epoch") != self.samples_per_epoch and epochs != {0}:
+            msg = (
+                "a run can go on after its first epoch only with the samples_per_epoch it had: "
+                f"{state.get('samples_per_epoch')}, found {self.samples_per_epoch}"
+            )
+            raise ArgumentError(msg)
+        return Position(**{**asdict(self), "consumed_samples": consumed})

@@ -1,0 +1,229 @@
+"""Which samples each rank reads, in Megatron's two orders.
+
+m is the number of samples in one micro batch of all ranks: `micro_batch_size * data_parallel_size`. A global
+batch is any number of those, so its size may change from one step to the next.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from trackbed.errors import ArgumentError
+from trackbed.loading.position import Position
+
+__all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler"]
+
+
+class MegatronPretrainingSampler:
+    """Samples in the order of the dataset; each rank takes its contiguous part of every m.
+
+    A batch sampler for torch's DataLoader. Iterating begins at `consumed_samples` each time.
+
+    Args:
+        total_samples: samples of the dataset, at least 1.
+        consumed_samples: samples that all ranks together have trained on, in `[0, total_samples)`.
+        micro_batch_size: samples a rank takes at once, at least 1.
+        data_parallel_rank: which rank this is, in `[0, data_parallel_size)`.
+        data_parallel_size: number of ranks, at least 1.
+        drop_last: whether samples that do not fill up m at the end are left out; if not, ranks get what there
+            is for them, which may be nothing.
+        fingerprint: that of the dataset, to recognise it when resuming.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> list(MegatronPretrainingSampler(10, 4, 1, 1, 2))
+    [[5], [7], [9]]
+    """
+
+    def __init__(
+        self,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        drop_last: bool = True,  # noqa: FBT001, FBT002  Megatron's signature
+        *,
+        fingerprint: str | None = None,
+    ) -> None:
+        _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
+        if not 0 <= consumed_samples < total_samples:
+            msg = f"consumed_samples must be in [0, total_samples = {total_samples}), found {consumed_samples}"
+            raise ArgumentError(msg)
+        self.total_samples = total_samples
+        self.consumed_samples = consumed_samples
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
+        self.drop_last = drop_last
+        self._fingerprint = fingerprint
+        self._handed_out = consumed_samples
+
+    def __len__(self) -> int:
+        """Samples of the dataset, as Megatron counts."""
+        return self.total_samples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Micro batches of this rank."""
+        step = self.micro_batch_times_data_parallel_size
+        start = self.data_parallel_rank * self.micro_batch_size
+        for first in range(self.consumed_samples, self.total_samples, step):
+            last = min(first + step, self.total_samples)
+            if last - first < step and self.drop_last:
+                return
+            self._handed_out = last
+            yield list(range(min(first + start, last), min(first + start + self.micro_batch_size, last)))
+
+    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
+        """The position, to be kept in a checkpoint.
+
+        Args:
+            consumed_samples: what all ranks together have trained on; by default what this sampler has handed
+                out, which is more where a loader reads ahead.
+        """
+        return self._position(self._handed_out if consumed_samples is None else consumed_samples).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on any number of ranks.
+
+        Raises:
+            ArgumentError: `state` is of another version, or of other data; the message has both values.
+        """
+        self.consumed_samples = self._position(0).resumed(state).consumed_samples
+        self._handed_out = self.consumed_samples
+
+    def _position(self, consumed_samples: int) -> Position:
+        return Position(
+            consumed_samples=consumed_samples,
+            total_samples=self.total_samples,
+            order="sequential",
+            fingerprint=self._fingerprint,
+        )
+
+
+class MegatronPretrainingRandomSampler:
+    """Samples in an order that is drawn anew each epoch.
+
+    A batch sampler for torch's DataLoader. Iterating goes to the end of the current epoch, and moves
+    `consumed_samples` along, so that iterating again begins the next one. An epoch has A = total_samples less
+    what does not fill up m.
+
+    Args:
+        dataset: the dataset; its `fingerprint`, if it has one, recognises it when resuming, and its
+            `set_epoch`, if it has one, is told the epoch.
+        total_samples: samples of the dataset, at least m.
+        consumed_samples: samples that all ranks together have trained on, a multiple of m within an epoch.
+        micro_batch_size: samples a rank takes at once, at least 1.
+        data_parallel_rank: which rank this is, in `[0, data_parallel_size)`.
+        data_parallel_size: number of ranks, at least 1.
+        data_sharding: whether each rank keeps to its own part of the dataset.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        data_sharding: bool,  # noqa: FBT001  Megatron's signature
+    ) -> None:
+        _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
+        self.dataset = dataset
+        self.total_samples = total_samples
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
+        self.data_sharding = data_sharding
+        self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
+        self.last_batch_size = total_samples % self.micro_batch_times_data_parallel_size
+        self.consumed_samples = self._checked(consumed_samples)
+
+    @property
+    def _samples_per_epoch(self) -> int:
+        return self.total_samples - self.last_batch_size
+
+    def _checked(self, consumed_samples: int) -> int:
+        step, epoch = self.micro_batch_times_data_parallel_size, self._samples_per_epoch
+        if epoch == 0:
+            msg = f"total_samples must be at least {step}, one micro batch of every rank, found {self.total_samples}"
+            raise ArgumentError(msg)
+        if consumed_samples < 0 or consumed_samples % epoch % step:
+            msg = (
+                f"consumed_samples must be a multiple of {step} within an epoch of {epoch} samples, "
+                f"found {consumed_samples}"
+            )
+            raise ArgumentError(msg)
+        return consumed_samples
+
+    def __len__(self) -> int:
+        """Samples of the dataset, as Megatron counts."""
+        return self.total_samples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Micro batches of this rank, to the end of the epoch."""
+        epoch, place = divmod(self._checked(self.consumed_samples), self._samples_per_epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        generator = torch.Generator()
+        generator.manual_seed(epoch)
+        order = self._order(place, generator)
+        for first in range(0, len(order) - self.micro_batch_size + 1, self.micro_batch_size):
+            self.consumed_samples += self.micro_batch_times_data_parallel_size
+            yield order[first : first + self.micro_batch_size].tolist()
+
+    def _order(self, place: int, generator: torch.Generator) -> torch.Tensor:
+        """What is left of the epoch for this rank from sample `place` on."""
+        if self.data_sharding:
+            part = self.total_samples // self.micro_batch_times_data_parallel_size * self.micro_batch_size
+            permutation = torch.randperm(part, generator=generator)[place // self.data_parallel_size :]
+            return permutation + self.data_parallel_rank * part
+        whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
+        permutation = torch.randperm(whole, generator=generator)
+        return permutation[place:][self.data_parallel_rank :: self.data_parallel_size]
+
+    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
+        """The position, to be kept in a checkpoint.
+
+        Args:
+            consumed_samples: what all ranks together have trained on; by default what this sampler has handed
+                out, which is more where a loader reads ahead.
+        """
+        return self._position(self.consumed_samples if consumed_samples is None else consumed_samples).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            ArgumentError: `state` is of another version, of other data or of another order, or of another
+                number of ranks where the order depends on it; the message has both values.
+        """
+        self.consumed_samples = self._checked(self._position(0).resumed(state).consumed_samples)
+
+    def _position(self, consumed_samples: int) -> Position:
+        return Position(
+            consumed_samples=consumed_samples,
+            total_samples=self.total_samples,
+            order="random, sharded" if self.data_sharding else "random",
+            fingerprint=getattr(self.dataset, "fingerprint", None),
+            samples_per_epoch=self._samples_per_epoch,
+            data_parallel_size=self.data_parallel_size if self.data_sharding else None,
+        )
+
+
+def _check_ranks(total_samples: int, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int) -> None:
+    if total_samples < 1 or micro_batch_size < 1 or data_parallel_size < 1:
+        msg = (
+            "total_samples, micro_batch_size and data_parallel_size must be at least 1, "
+            f"found {total_samples}, {micro_batch_size} and {data_parallel_size}"
+        )
+        raise ArgumentError(msg)
+    if not 0 <= data_parallel_rank < data_parallel_size:
+        msg = f"data_parallel_rank must be in [0, {data_parallel_size}), found {data_parallel_rank}"
+        raise ArgumentError(msg)

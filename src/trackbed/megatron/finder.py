@@ -1,0 +1,89 @@
+"""How the table of names becomes modules: an import finder, for `trackbed.megatron.core` and `megatron.core`."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from trackbed.megatron.table import MODULES
+
+__all__ = ["Finder"]
+
+
+class Finder(MetaPathFinder):
+    """Finds the modules of the table below `root`, and the packages that hold them where nobody else does.
+
+    Args:
+        root: the package that stands for `megatron.core`.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._modules = {f"{root}.{path}": names for path, names in MODULES.items()}
+        self._packages = {
+            name.rsplit(".", depth)[0] for name in self._modules for depth in range(1, name.count(".") + 1)
+        }
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module of ours."""
+        if fullname in self._modules:
+            return ModuleSpec(fullname, _TableLoader(self._modules[fullname], self._other(fullname, path, target)))
+        if fullname in self._packages and self._other(fullname, path, target) is None:
+            return ModuleSpec(fullname, _PackageLoader(), is_package=True)
+        return None
+
+    def _other(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """What the import system would find without us."""
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+class _PackageLoader(Loader):
+    """An empty package."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is in it but its modules."""
+
+
+class _TableLoader(Loader):
+    """A module with the names of the table; other names come from Megatron Core's own module, if there is one.
+
+    Args:
+        names: what to put in, as `module:name` by name.
+        own: the spec of Megatron Core's module.
+    """
+
+    def __init__(self, names: Mapping[str, str], own: ModuleSpec | None) -> None:
+        self._names = names
+        self._own_spec = own
+        self._own_module: ModuleType | None = None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module in."""
+        for name, what in self._names.items():
+            source, _, attribute = what.partition(":")
+            setattr(module, name, getattr(importlib.import_module(source), attribute))
+        module.__all__ = sorted(self._names)  # type: ignore[attr-defined]
+        module.__getattr__ = lambda name: self._from_own(module, name)  # type: ignore[method-assign]
+        if self._own_spec is not None:
+            module.__file__ = self._own_spec.origin
+
+    def _from_own(self, module: ModuleType, name: str) -> Any:
+        """A name that the table lacks. Megatron Core's module is read when the first one is asked for."""
+        if self._own_spec is None or self._own_spec.loader is None or name.startswith("__"):
+            msg = f"module {module.__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        if self._own_module is None:
+            own = importlib.util.module_from_spec(self._own_spec)
+            self._own_spec.loader.exec_module(own)
+            self._own_module = own
+        return getattr(self._own_module, name)

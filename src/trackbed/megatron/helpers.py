@@ -1,0 +1,136 @@
+"""Small functions that Megatron Core has under these names, on Trackbed's kernels.
+
+Shapes: K datasets, N samples, D documents, V visits, R samples.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed import kernels
+from trackbed.comm.torch import current_group
+from trackbed.errors import ArgumentError
+from trackbed.index.epochs import samples_in
+from trackbed.index.samples import sample_index_dtype
+from trackbed.tokens import SequenceIndex
+from trackbed.tokens import open_index as open_index_file
+
+__all__ = [
+    "build_blending_indices",
+    "build_exhaustive_blending_indices",
+    "build_sample_idx",
+    "build_sample_idx_int32",
+    "build_sample_idx_int64",
+    "compile_helpers",
+    "log_single_rank",
+    "open_index",
+]
+
+Rows = npt.NDArray[np.integer[Any]]
+
+
+def build_blending_indices(
+    dataset_index: npt.NDArray[np.int16],
+    dataset_sample_index: npt.NDArray[np.int64],
+    weights: Any,
+    num_datasets: int,
+    size: int,
+    verbose: bool = False,  # noqa: ARG001, FBT001, FBT002  Megatron Core's signature
+) -> None:
+    """Fill the first `size` places of both outputs greedily; see `trackbed.index.greedy_blend`."""
+    shares = np.asarray(weights, dtype=np.float64)
+    _check_counts("weights", len(shares), num_datasets)
+    _check_room(len(dataset_index), len(dataset_sample_index), size)
+    kernels.greedy_blend(shares[:num_datasets], dataset_index[:size], dataset_sample_index[:size])
+
+
+def build_exhaustive_blending_indices(
+    dataset_index: npt.NDArray[np.int16],
+    dataset_sample_index: npt.NDArray[np.int64],
+    sizes: Any,
+    num_datasets: int,
+) -> None:
+    """Fill both outputs with every sample once; see `trackbed.index.exhaustive_blend`."""
+    counts = np.asarray(sizes, dtype=np.int64)
+    _check_counts("sizes", len(counts), num_datasets)
+    kernels.exhaustive_blend(counts[:num_datasets], dataset_index, dataset_sample_index)
+
+
+def build_sample_idx(
+    sizes: npt.NDArray[np.int32],
+    document_indices: npt.NDArray[np.int32],
+    sequence_length: int,
+    num_epochs: int,
+    tokens_per_epoch: int,
+    drop_last_partial_sequence: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    add_extra_token_to_sequence: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+) -> Rows:
+    """`[R + 1, 2]` rows of the sample index, int32 where they fit; see `trackbed.index.sample_index`."""
+    dtype = sample_index_dtype(len(document_indices), int(sizes.max()) if len(sizes) else 0)
+    tokens = num_epochs * tokens_per_epoch - int(add_extra_token_to_sequence)
+    num_samples = samples_in(tokens, sequence_length, keep_partial=not drop_last_partial_sequence)
+    rows = np.empty((num_samples + 1, 2), dtype=dtype)
+    kernels.sample_index(
+        sizes,
+        document_indices,
+        rows,
+        sequence_length=sequence_length,
+        extra_token=int(add_extra_token_to_sequence),
+    )
+    return rows
+
+
+def build_sample_idx_int32(*args: Any) -> npt.NDArray[np.int32]:
+    """`build_sample_idx`, in int32."""
+    return build_sample_idx(*args).astype(np.int32, copy=False)
+
+
+def build_sample_idx_int64(*args: Any) -> npt.NDArray[np.int64]:
+    """`build_sample_idx`, in int64."""
+    return build_sample_idx(*args).astype(np.int64, copy=False)
+
+
+def compile_helpers() -> None:
+    """Do nothing: the kernels were compiled when Trackbed was installed."""
+
+
+def log_single_rank(logger: logging.Logger, *args: Any, rank: int = 0, **kwargs: Any) -> None:
+    """`logger.log(*args, **kwargs)` on one rank of `torch.distributed` only."""
+    group = current_group()
+    if group is None or group.rank == rank:
+        logger.log(*args, **kwargs)
+
+
+def open_index(
+    idx_path: str,
+    multimodal: bool,  # noqa: FBT001  Megatron Core's signature
+    sequences_per_dataset: tuple[int, int] | None = None,
+    dtype_code: int | None = None,  # noqa: ARG001  the header says it
+) -> SequenceIndex:
+    """The index file at a path.
+
+    Raises:
+        FormatError: it is damaged.
+        ArgumentError: it has other counts than `sequences_per_dataset`.
+    """
+    index = open_index_file(Path(idx_path), multimodal=multimodal)
+    found = (index.sequence_count, index.document_count)
+    if sequences_per_dataset is not None and found != tuple(sequences_per_dataset):
+        msg = f"{idx_path}: must have {sequences_per_dataset} sequences and document borders, found {found}"
+        raise ArgumentError(msg)
+    return index
+
+
+def _check_counts(name: str, found: int, num_datasets: int) -> None:
+    if found < num_datasets:
+        msg = f"{name} must have num_datasets = {num_datasets} entries, found {found}"
+        raise ArgumentError(msg)
+
+
+def _check_room(datasets: int, samples: int, size: int) -> None:
+    if not 0 <= size <= min(datasets, samples):
+        msg = f"size must be in [0, {min(datasets, samples)}], the length of the outputs, found {size}"
+        raise ArgumentError(msg)

@@ -1,0 +1,57 @@
+"""The one table of names: what stands where in Megatron Core, and what of Trackbed that is."""
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["MODULES"]
+
+MODULES: Final[Mapping[str, Mapping[str, str]]] = {
+    "datasets.blended_dataset": {
+        "BlendedDataset": "trackbed.datasets.blended:BlendedDataset",
+    },
+    "datasets.blended_megatron_dataset_builder": {
+        "BlendedMegatronDatasetBuilder": "trackbed.build.assemble:BlendedMegatronDatasetBuilder",
+    },
+    "datasets.blended_megatron_dataset_config": {
+        "BlendedMegatronDatasetConfig": "trackbed.datasets.config:BlendedMegatronDatasetConfig",
+        "convert_split_vector_to_split_matrix": "trackbed.index.splits:convert_split_vector_to_split_matrix",
+        "parse_and_normalize_split": "trackbed.index.splits:parse_and_normalize_split",
+    },
+    "datasets.gpt_dataset": {
+        "GPTDataset": "trackbed.datasets.gpt:GPTDataset",
+        "GPTDatasetConfig": "trackbed.datasets.gpt_config:GPTDatasetConfig",
+        "MockGPTDataset": "trackbed.datasets.mock:MockGPTDataset",
+        "MockGPTLowLevelDataset": "trackbed.datasets.mock:MockGPTLowLevelDataset",
+    },
+    "datasets.helpers": {
+        "build_blending_indices": "trackbed.megatron.helpers:build_blending_indices",
+        "build_exhaustive_blending_indices": "trackbed.megatron.helpers:build_exhaustive_blending_indices",
+        "build_sample_idx": "trackbed.megatron.helpers:build_sample_idx",
+        "build_sample_idx_int32": "trackbed.megatron.helpers:build_sample_idx_int32",
+        "build_sample_idx_int64": "trackbed.megatron.helpers:build_sample_idx_int64",
+    },
+    "datasets.indexed_dataset": {
+        "DType": "trackbed.tokens.dtype:DType",
+        "IndexedDataset": "trackbed.tokens.reader:IndexedDataset",
+        "IndexedDatasetBuilder": "trackbed.tokens.writer:IndexedDatasetBuilder",
+        "_IndexReader": "trackbed.megatron.helpers:open_index",
+        "get_bin_path": "trackbed.tokens.paths:get_bin_path",
+        "get_idx_path": "trackbed.tokens.paths:get_idx_path",
+    },
+    "datasets.megatron_dataset": {
+        "LowLevelDataset": "trackbed.datasets.megatron:LowLevelDataset",
+        "MegatronDataset": "trackbed.datasets.megatron:MegatronDataset",
+    },
+    "datasets.megatron_tokenizer": {
+        "MegatronLegacyTokenizer": "trackbed.datasets.tokenizer:MegatronTokenizer",
+        "MegatronTokenizer": "trackbed.datasets.tokenizer:MegatronTokenizer",
+    },
+    "datasets.utils": {
+        "Split": "trackbed.index.splits:Split",
+        "compile_helpers": "trackbed.megatron.helpers:compile_helpers",
+        "get_blend_from_list": "trackbed.index.splits:get_blend_from_list",
+        "log_single_rank": "trackbed.megatron.helpers:log_single_rank",
+        "normalize": "trackbed.index.splits:normalize",
+    },
+}
+"""By module path below `megatron.core`: name, and `module:name` of what it is."""

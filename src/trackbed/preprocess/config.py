@@ -1,0 +1,67 @@
+"""What decides the files that preprocessing writes."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["CHUNK_BYTES", "PreprocessConfig", "available_cores", "output_prefix"]
+
+CHUNK_BYTES: Final = 2 << 20
+"""Text that one worker takes at a time: about a second of work, and a few MiB of memory on its way back."""
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def output_prefix(output: str, key: str) -> str:
+    """Prefix of the pair that one JSON key's texts go to: Megatron's naming.
+
+    >>> output_prefix("corpus", "text")
+    'corpus_text_document'
+    """
+    return f"{output}_{key}_document"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreprocessConfig:
+    """Which texts to tokenise, and where to.
+
+    Raises:
+        ArgumentError: a field is out of its range.
+    """
+
+    inputs: tuple[Path, ...]
+    """Files and folders, at least one; their texts are written in this order."""
+    output: str
+    """Path that the names of all output files begin with; its folder must exist."""
+    json_keys: tuple[str, ...] = ("text",)
+    """Keys of the texts in a JSON record, all different; each gets a pair of its own."""
+    append_eod: bool = False
+    """Whether the end-of-document token follows each document."""
+    skip_bad: bool = False
+    """Whether records that cannot be used are counted and left out; otherwise the first one is an error."""
+    workers: int = field(default_factory=available_cores)
+    """Processes that tokenise, at least 1, which is this one. Has no influence on what is written."""
+    chunk_bytes: int = CHUNK_BYTES
+    """Text that a worker takes at a time, at least 1. Has no influence on what is written."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            msg = "inputs must name at least one file or folder, found none"
+            raise ArgumentError(msg)
+        if not Path(self.output).name or self.output.endswith("/"):
+            msg = f"output must end in the beginning of a file name, as in out/corpus, found {self.output!r}"
+            raise ArgumentError(msg)
+        wrong = [key for key in self.json_keys if not key or "/" in key or "\0" in key]
+        if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
+            msg = f"json_keys must be different names that fit into a file name, found {list(self.json_keys)}"
+            raise ArgumentError(msg)
+        for name in ("workers", "chunk_bytes"):
+            if getattr(self, name) < 1:
+                msg = f"{name} must be at least 1, found {getattr(self, name)}"
+                raise ArgumentError(msg)

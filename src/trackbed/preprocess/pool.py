@@ -1,0 +1,215 @@
+"""Worker processes that do jobs, with the results in the order of the jobs.
+
+`concurrent.futures` does not say which job killed its worker, and cannot end a worker that is busy; here both
+matter, since a job can take all the memory of a machine, or minutes.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Final, Generic, TypeVar
+
+from trackbed.errors import TrackbedError
+
+__all__ = ["map_in_order"]
+
+_AHEAD: Final = 4
+"""Jobs for each worker that may be done before their turn: what bounds the memory of waiting results."""
+
+_FAREWELL_SECONDS: Final = 5
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def map_in_order(work: Callable[[Job], Result], jobs: Sequence[Job], *, workers: int) -> Generator[Result]:
+    """`work` of each job, in the order of the jobs; an error in a job is raised in its place.
+
+    The workers end when the iterator is closed, when it raises, and when this process ends, however it does.
+
+    Args:
+        work: a function that pickles; with one worker it is called in this process.
+        jobs: what to call it with; `str` of a job is what errors call it.
+        workers: processes to run, at least 1; there are never more than jobs.
+
+    Raises:
+        TrackbedError: a worker died; the message says of what, and at which job.
+    """
+    if min(workers, len(jobs)) <= 1:
+        yield from map(work, jobs)
+        return
+    crew: list[_Worker] = []
+    try:
+        _start(crew, min(workers, len(jobs)), pickle.dumps(work))
+        yield from _Queue(crew, jobs).results()
+    finally:
+        for worker in crew:
+            worker.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The result of a job, or the error that it ended with, which is raised when its turn has come."""
+
+    result: Any
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A process, and our end of the pipe to it. It is done with one job before it gets the next."""
+
+    process: SpawnProcess
+    connection: "Connection[Any, Any]"
+
+    def hand_over(self, work: bytes) -> None:
+        """Say what to do with the jobs to come."""
+        with self._naming("start of a worker"):
+            self.connection.send_bytes(work)
+
+    def send(self, job: Any) -> None:
+        """Give it a job."""
+        with self._naming(job):
+            self.connection.send(job)
+
+    def receive(self, job: Any) -> "_Outcome":
+        """What came of `job`, as soon as it is there."""
+        with self._naming(job):
+            outcome: _Outcome = self.connection.recv()
+        return outcome
+
+    def end(self) -> None:
+        """End the process, busy or not: it holds nothing that would have to be put away."""
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.connection.close()
+
+    @contextlib.contextmanager
+    def _naming(self, job: Any) -> Iterator[None]:
+        """A pipe that breaks means that the process died at `job`."""
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            self.process.join(timeout=_FAREWELL_SECONDS)
+            code = self.process.exitcode or 0
+            how = (
+                f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
+            )
+            memory = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
+            msg = f"{job}: a worker process must live to finish this, found it {how}{memory}"
+            raise TrackbedError(msg) from error
+
+
+class _Queue(Generic[Job, Result]):
+    """Who does what, and what is done already.
+
+    Args:
+        crew: workers that have nothing to do.
+        jobs: the jobs to do.
+    """
+
+    def __init__(self, crew: list[_Worker], jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._idle = list(crew)
+        self._busy: dict[Connection[Any, Any], tuple[_Worker, int]] = {}
+        self._done: dict[int, _Outcome] = {}
+        self._given = 0
+        self._most_ahead = _AHEAD * len(crew)
+
+    def results(self) -> Iterator[Result]:
+        """The results in order."""
+        for position in range(len(self._jobs)):
+            self._give(position)
+            # Without waiting: whoever takes the results may have been busy with the last one for long.
+            self._collect(timeout=0)
+            self._give(position)
+            while position not in self._done:
+                self._collect(timeout=None)
+                self._give(position)
+            outcome = self._done.pop(position)
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.result
+
+    def _give(self, position: int) -> None:
+        """Give idle workers jobs, not too far ahead of the one at `position`."""
+        stop = min(len(self._jobs), position + self._most_ahead)
+        while self._idle and self._given < stop:
+            worker = self._idle.pop()
+            worker.send(self._jobs[self._given])
+            self._busy[worker.connection] = (worker, self._given)
+            self._given += 1
+
+    def _collect(self, *, timeout: float | None) -> None:
+        """Take the results that are there, waiting for the first one for `timeout` seconds, or as long as it takes."""
+        ready = wait(list(self._busy), timeout)
+        for connection in [one for one in self._busy if one in ready]:
+            worker, position = self._busy.pop(connection)
+            self._done[position] = worker.receive(self._jobs[position])
+            self._idle.append(worker)
+
+
+def _start(crew: list[_Worker], count: int, work: bytes) -> None:
+    """Add `count` workers to the crew, and hand them their work when all of them are on their way."""
+    context = multiprocessing.get_context("spawn")
+    # This helper of the standard library unblocks the signals that are held below, so it has to be there first.
+    resource_tracker.ensure_running()
+    for _ in range(count):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        with _interrupts_held():
+            process.start()
+        theirs.close()  # so that the pipe breaks when the worker dies
+        crew.append(_Worker(process, ours))
+    for worker in crew:
+        worker.hand_over(work)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep Ctrl-C from processes until they ignore it: ending them is the business of their parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(connection: "Connection[Any, Any]") -> None:
+    """The life of a worker: get the work, then do jobs until the pipe breaks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):
+        work = pickle.loads(connection.recv_bytes())
+        while True:
+            connection.send(_do(work, connection.recv()))
+
+
+def _do(work: Callable[[Any], Any], job: Any) -> _Outcome:
+    try:
+        return _Outcome(work(job), None)
+    except (TrackbedError, OSError, ValueError) as error:
+        return _Outcome(None, error)
+    except MemoryError:
+        return _Outcome(None, TrackbedError(f"{job}: this must fit into memory, found too little of it"))
+    except BaseException as error:  # noqa: BLE001  it crosses to the parent; a panic in Rust is no Exception
+        # Such an error may not pickle, and says nothing about where it came from.
+        return _Outcome(None, RuntimeError(f"{job}: {type(error).__name__}: {error}"))
+
+
+def _end_with_parent() -> None:
+    """End at once when the parent is gone, even in the middle of a job."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,203 @@
+"""Tokenising one chunk of the input: what a worker does.
+
+Shapes: D documents of one key in the chunk, T tokens of them all.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.kernels import narrow
+from trackbed.preprocess.long_text import PART_CHARS, split_text
+from trackbed.preprocess.plan import Chunk
+from trackbed.preprocess.readers import BadRecord, Record, read_piece
+from trackbed.tokens.writer import as_numbers
+
+__all__ = ["BatchTokenizer", "ChunkTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedPiece"]
+
+_BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids on their way
+_PARALLELISM: Final = "TOKENIZERS_PARALLELISM"
+
+Ids = npt.NDArray[Any]
+
+
+class BatchTokenizer(Protocol):
+    """What preprocessing needs of a tokenizer. Where it runs in other processes, it must pickle."""
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in `[0, vocab_size)`."""
+
+    def tokenize_batch(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Token ids of each text; raises if one of them cannot be tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTokens:
+    """The documents of one key."""
+
+    tokens: npt.NDArray[Any]
+    """`[T]` in the dtype of the file."""
+    lengths: npt.NDArray[np.int64]
+    """`[D]` tokens in each document, at least 1."""
+    dropped: int
+    """Texts that gave no tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedPiece:
+    """What was found in one piece of the chunk."""
+
+    lines: int
+    blank: int
+    records: int
+    bad: tuple[BadRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedChunk:
+    """A chunk's documents."""
+
+    keys: tuple[KeyTokens, ...]
+    pieces: tuple[TokenisedPiece, ...]
+    """In the order of the chunk's, up to the first one with a bad record where those are not skipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTokenizer:
+    """The function from a chunk to its tokens, as a value that can be sent to another process."""
+
+    tokenizer: BatchTokenizer
+    keys: tuple[str, ...]
+    """Keys of the texts in a JSON record."""
+    dtype: np.dtype[Any]
+    """Type of the tokens in the files."""
+    append_eod: bool
+    skip_bad: bool
+    """Whether to go on behind a bad record."""
+    part_chars: int = PART_CHARS
+    """Texts up to this length are tokenised as a whole."""
+
+    def __call__(self, chunk: Chunk) -> TokenisedChunk:
+        """The tokens of a chunk, on one core."""
+        columns = [_Column(self.dtype) for _ in self.keys]
+        pieces = []
+        with _one_core():
+            for piece in chunk.pieces:
+                pieces.append(self._tokenise(read_piece(piece, keys=self.keys), columns))
+                if pieces[-1].bad and not self.skip_bad:
+                    break
+        return TokenisedChunk(tuple(column.done() for column in columns), tuple(pieces))
+
+    def _tokenise(self, found: Iterator[Record | BadRecord | None], columns: "list[_Column]") -> TokenisedPiece:
+        lines = blank = records = waiting = 0
+        bad: list[BadRecord] = []
+        batch: list[Record] = []
+        for record in found:
+            lines += 1
+            if record is None:
+                blank += 1
+                continue
+            records += 1
+            if isinstance(record, BadRecord):
+                bad.append(record)
+            else:
+                batch.append(record)
+                waiting += sum(map(len, record.texts))
+            if waiting >= _BATCH_CHARS:
+                bad += self._append(batch, columns)
+                batch, waiting = [], 0
+            if bad and not self.skip_bad:
+                break
+        bad += self._append(batch, columns)
+        return TokenisedPiece(lines, blank, records, tuple(sorted(bad, key=lambda one: one.line)))
+
+    def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
+        """Put a batch's documents at the end of the columns. Returns the records that cannot be tokenised."""
+        eod = [self.tokenizer.eod] if self.append_eod else []
+        found = iter(self._encode([text for record in batch for text in record.texts]))
+        bad = []
+        for record in batch:
+            outcomes = list(islice(found, len(record.texts)))
+            documents = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+            if len(documents) < len(columns):
+                why = next(outcome for outcome in outcomes if isinstance(outcome, Exception))
+                bad.append(BadRecord(record.line, f"a text must suit the tokenizer, which says: {why}"))
+                continue
+            for column, tokens in zip(columns, documents, strict=True):
+                column.add(tokens, eod)
+        return bad
+
+    def _encode(self, texts: list[str]) -> list[Ids | Exception]:
+        """Tokens of each text, or why there are none."""
+        if not any(len(text) > self.part_chars for text in texts):
+            # Tokenizers raise what they like, and do not say at which text: each is asked alone below.
+            with contextlib.suppress(Exception):
+                return [self._as_numbers(ids) for ids in self.tokenizer.tokenize_batch(texts)]
+        return [self._encode_one(text) for text in texts]
+
+    def _encode_one(self, text: str) -> Ids | Exception:
+        def tokenize(part: str) -> Ids:
+            return self._as_numbers(self.tokenizer.tokenize_batch([part])[0])
+
+        try:
+            return np.concatenate([tokenize(part) for part in split_text(text, tokenize, part_chars=self.part_chars)])
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, this record cannot be used
+            return error
+
+    def _as_numbers(self, ids: Any) -> Ids:
+        wide = as_numbers(ids, self.dtype, where="token ids")
+        if wide.dtype == self.dtype:
+            return wide
+        narrowed = np.empty(len(wide), dtype=self.dtype)
+        narrow(wide, narrowed)
+        return narrowed
+
+
+@dataclass(slots=True)
+class _Column:
+    """The documents of one key, as they come."""
+
+    dtype: np.dtype[Any]
+    parts: list[Ids] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    dropped: int = 0
+
+    def add(self, tokens: Ids, eod: list[int]) -> None:
+        if len(tokens) == 0:
+            self.dropped += 1
+            return
+        self.parts.append(tokens)
+        if eod:
+            self.parts.append(np.array(eod, dtype=self.dtype))
+        self.lengths.append(len(tokens) + len(eod))
+
+    def done(self) -> KeyTokens:
+        tokens = np.concatenate(self.parts) if self.parts else np.empty(0, dtype=self.dtype)
+        return KeyTokens(tokens, np.array(self.lengths, dtype=np.int64), self.dropped)
+
+
+@contextlib.contextmanager
+def _one_core() -> Iterator[None]:
+    """Keep `tokenizers` from starting threads: the other cores have workers of their own."""
+    before = os.environ.get(_PARALLELISM)
+    os.environ[_PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLELISM]
+        else:
+            os.environ[_PARALLELISM] = before

@@ -1,0 +1,180 @@
+"""Training a byte-level BPE on a corpus, by Hugging Face `tokenizers`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
+from trackbed.preprocess.config import CHUNK_BYTES
+from trackbed.preprocess.inputs import InputFile, find_inputs
+from trackbed.preprocess.long_text import split_text
+from trackbed.preprocess.places import Places
+from trackbed.preprocess.plan import plan_chunks
+from trackbed.preprocess.readers import BadRecord, Record, read_piece
+
+__all__ = ["TrainedTokenizer", "TrainingConfig", "train_tokenizer"]
+
+_NUM_BYTES: Final = 256
+_PART_CHARS: Final = 256 << 10  # the trainer looks at words, so that long texts may come in parts
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of input read so far, and the bytes of all input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """What decides the tokenizer.
+
+    Raises:
+        ArgumentError: a field is out of its range.
+    """
+
+    inputs: tuple[Path, ...]
+    """Files and folders, at least one."""
+    vocab_size: int = 32_768
+    """Tokens it has at most: the 256 bytes, the special tokens, and what is learnt."""
+    special_tokens: tuple[str, ...] = ("<|endoftext|>",)
+    """Tokens that no text becomes; they get the first ids."""
+    json_keys: tuple[str, ...] = ("text",)
+    """Keys of the texts in a JSON record."""
+    skip_bad: bool = False
+    """Whether records that cannot be used are counted and left out; otherwise the first one is an error."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            msg = "inputs must name at least one file or folder, found none"
+            raise ArgumentError(msg)
+        if not all(self.special_tokens) or len(set(self.special_tokens)) != len(self.special_tokens):
+            msg = f"special_tokens must be different and not empty, found {list(self.special_tokens)}"
+            raise ArgumentError(msg)
+        least = _NUM_BYTES + len(self.special_tokens)
+        if self.vocab_size < least:
+            msg = f"vocab_size must be at least {least} for the bytes and special tokens, found {self.vocab_size}"
+            raise ArgumentError(msg)
+        if not self.json_keys:
+            msg = "json_keys must name at least one key, found none"
+            raise ArgumentError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTokenizer:
+    """What came of the training."""
+
+    path: Path
+    vocab_size: int
+    """Tokens it has: fewer than asked for where the corpus has no more to learn from."""
+    records: int
+    bad: int
+    """Records that were left out."""
+
+
+def train_tokenizer(config: TrainingConfig, output: Path, *, progress: Progress | None = None) -> TrainedTokenizer:
+    """Write a tokenizer that fits the texts of `config` to the JSON file `output`, replacing an older one.
+
+    The same texts and options always give the same tokenizer. Uses all cores.
+
+    Args:
+        config: what to learn from.
+        output: where the tokenizer appears, whole.
+        progress: called as texts are read; learning goes on for a while after the last of them.
+
+    Raises:
+        ArgumentError: an input or the output's folder is missing, or there is no text at all.
+        FormatError: a record is bad, and those are not skipped.
+    """
+    if not output.parent.is_dir():
+        msg = f"{output.parent}: the folder of the output must exist, found none"
+        raise ArgumentError(msg)
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=list(config.special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    corpus = _Corpus(
+        find_inputs(config.inputs),
+        config,
+        lambda text: [word for word, _ in words.pre_tokenize_str(text)],
+        progress,
+    )
+    tokenizer.train_from_iterator(corpus.texts(), trainer=trainer)
+    if corpus.num_texts == 0:
+        msg = f"{config.inputs[0]}: a tokenizer needs texts to learn from, found none"
+        raise ArgumentError(msg)
+    _save(tokenizer, output)
+    return TrainedTokenizer(path=output, vocab_size=tokenizer.get_vocab_size(), records=corpus.records, bad=corpus.bad)
+
+
+class _Corpus:
+    """The texts of all inputs, once, with what was met on the way.
+
+    Args:
+        files: what to read.
+        config: which texts of it.
+        words: the words of a text, as the tokenizer to be trained cuts it.
+        progress: called after each chunk of input.
+    """
+
+    def __init__(
+        self,
+        files: list[InputFile],
+        config: TrainingConfig,
+        words: Callable[[str], list[str]],
+        progress: Progress | None,
+    ) -> None:
+        self.records = self.bad = self.num_texts = 0
+        self._files = files
+        self._config = config
+        self._words = words
+        self._progress = progress
+
+    def texts(self) -> Iterator[str]:
+        """The texts, long ones in parts."""
+        chunks = plan_chunks(self._files, chunk_bytes=CHUNK_BYTES)
+        done, total = 0, sum(chunk.size_bytes for chunk in chunks)
+        places = Places()
+        for chunk in chunks:
+            for piece in chunk.pieces:
+                lines = 0
+                for record in read_piece(piece, keys=self._config.json_keys):
+                    lines += 1
+                    if isinstance(record, BadRecord):
+                        self._add_bad(places.describe(piece, record))
+                    elif record is not None:
+                        yield from self._texts_of(record)
+                places.passed(piece, lines)
+            done += chunk.size_bytes
+            if self._progress is not None:
+                self._progress(done, total)
+
+    def _texts_of(self, record: Record) -> Iterator[str]:
+        self.records += 1
+        for text in filter(None, record.texts):
+            self.num_texts += 1
+            yield from split_text(text, self._words, part_chars=_PART_CHARS)
+
+    def _add_bad(self, message: str) -> None:
+        if not self._config.skip_bad:
+            raise FormatError(message)
+        self.records += 1
+        self.bad += 1
+
+
+def _save(tokenizer: Tokenizer, output: Path) -> None:
+    clear_dead_partials(output.parent, final_name=output.name)
+    partial = new_partial(output)
+    try:
+        partial.write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+        flush_to_disk(partial)
+        publish(partial, output)
+        flush_to_disk(output.parent)
+    finally:
+        partial.unlink(missing_ok=True)

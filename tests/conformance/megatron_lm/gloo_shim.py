@@ -1,0 +1,39 @@
+"""A pytest plugin: Megatron-LM's own tests on Trackbed, with gloo in place of their CUDA set-up."""
+
+import os
+
+import pytest
+import torch.distributed
+
+import trackbed.megatron
+
+trackbed.megatron.install()
+
+
+def initialize_distributed() -> None:
+    """What their `Utils.initialize_distributed` does, without a GPU."""
+    if not torch.distributed.is_initialized():
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29571")
+        torch.distributed.init_process_group(
+            "gloo", rank=int(os.environ.get("RANK", "0")), world_size=int(os.environ.get("WORLD_SIZE", "1"))
+        )
+
+
+@pytest.fixture
+def tmp_path_dist_ckpt(tmp_path):
+    """Their folder, which all ranks share; here there is one rank."""
+    return tmp_path
+
+
+def pytest_collection_modifyitems() -> None:
+    """Their tests were imported by now, and with them the class to be changed."""
+    from tests.unit_tests.test_utilities import Utils
+
+    Utils.initialize_distributed = staticmethod(initialize_distributed)
+
+
+def pytest_sessionfinish() -> None:
+    """Leave no process group behind."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

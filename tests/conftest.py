@@ -1,0 +1,46 @@
+"""Fixtures and settings that all tests share.
+
+`TRACKBED_TIER=full` asks Hypothesis for many examples; the default, `ci`, for few, and always the same ones.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+from indexed_pair import Pair
+
+# A fixture that lives as long as the test is fine where every example writes files of its own.
+_QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+settings.register_profile(
+    "ci", max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=_QUIET
+)
+settings.register_profile("full", max_examples=2000, deadline=None, suppress_health_check=_QUIET)
+TIER = os.environ.get("TRACKBED_TIER", "ci")
+settings.load_profile(TIER)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """In the full tier, where `-m slow` selects, property tests count as slow: their examples are many."""
+    if TIER == "full":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "function", None)):
+                item.add_marker("slow")
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def level(request, monkeypatch):
+    """Name of an instruction level, at which kernels run for the length of the test."""
+    from trackbed.kernels import available_levels
+
+    if request.param not in available_levels():
+        pytest.skip(f"this processor has no {request.param}")
+    monkeypatch.setenv("TRACKBED_ISA", request.param)
+    return request.param
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Three sequences of int32 in two documents, written without the builder."""
+    return Pair(tmp_path / "corpus", lengths=[3, 0, 2], borders=[0, 2, 3], tokens=[5, 6, 7, -1, 9]).write()

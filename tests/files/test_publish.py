@@ -1,0 +1,186 @@
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from forked import run_in_fork
+from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
+
+# Writes a partial file of the path in argv, says its name, and waits to be killed.
+WRITER = """
+import sys, time
+from pathlib import Path
+from trackbed.files import new_partial
+partial = new_partial(Path(sys.argv[1]))
+partial.write_bytes(b"half")
+print(partial, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A process that is writing `data.bin`, and its partial file."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "data.bin")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def start_of(pid):
+    """Field 22 of /proc/<pid>/stat, behind a name that may hold anything."""
+    return int(re.search(r".*\) (.*)", Path(f"/proc/{pid}/stat").read_text())[1].split()[19])
+
+
+def test_the_partial_of_a_killed_process_is_removed(writer, tmp_path):
+    process, partial = writer
+    process.kill()
+    process.wait()
+    assert clear_dead_partials(tmp_path) == [partial]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_partial_of_a_killed_process_that_nobody_waited_for_is_removed(writer, tmp_path):
+    process, partial = writer
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the table
+    assert clear_dead_partials(tmp_path) == [partial]
+
+
+def test_the_partial_of_a_living_process_is_kept(writer, tmp_path):
+    _, partial = writer
+    assert clear_dead_partials(tmp_path) == []
+    assert partial.read_bytes() == b"half"
+
+
+def test_the_partial_of_another_host_is_kept(writer, tmp_path):
+    process, partial = writer
+    pid_at = partial.name.index(f".{process.pid}.")
+    elsewhere = partial.rename(tmp_path / f"data.bin.elsewhere{partial.name[pid_at:]}")
+    process.kill()
+    process.wait()
+    assert clear_dead_partials(tmp_path) == []
+    assert elsewhere.exists()
+
+
+def test_a_process_that_has_the_number_of_a_dead_one_keeps_no_partial_alive(tmp_path):
+    mine = new_partial(tmp_path / "data.bin")
+    start = start_of(os.getpid())
+    assert f".{os.getpid()}.{start}." in mine.name
+    mine.touch()
+    older = tmp_path / mine.name.replace(f".{start}.", f".{start - 1}.")
+    older.touch()
+    assert clear_dead_partials(tmp_path) == [older]
+    assert mine.exists()
+
+
+def test_a_process_with_a_name_like_the_fields_behind_it_is_alive(tmp_path):
+    program = tmp_path / "x) Z 1 2 3"
+    shutil.copy(shutil.which("sleep"), program)
+    with subprocess.Popen([program, "60"]) as process:
+        while not Path(f"/proc/{process.pid}/comm").read_text().startswith("x)"):
+            pass
+        host = new_partial(Path("f")).name.split(".")[1]
+        partial = tmp_path / f"f.{host}.{process.pid}.{start_of(process.pid)}.0.partial"
+        partial.touch()
+        assert clear_dead_partials(tmp_path) == []
+        process.kill()
+    assert clear_dead_partials(tmp_path) == [partial]
+
+
+@pytest.mark.parametrize("name", ["data.bin", "a.b.1.2.3.c", "with space", "-", ".hidden", "x.partial", "ü"])
+def test_only_partials_of_the_name_asked_for_are_removed(tmp_path, name):
+    dead = tmp_path / new_partial(tmp_path / name).name.replace(f".{os.getpid()}.", ".4194305.")
+    others = [dead.with_name(f"{prefix}{dead.name}") for prefix in ("more", "1.2.3.", "x.")]
+    for path in (dead, *others):
+        path.touch()
+    assert clear_dead_partials(tmp_path, final_name=name) == [dead]
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+    assert sorted(clear_dead_partials(tmp_path)) == sorted(others)
+
+
+@pytest.mark.parametrize(
+    "name", ["data.bin", "data.partial", "data.1.2.3.partial", "data.host.x.2.3.partial", "d.host.1.2.3.partial.old"]
+)
+def test_other_files_are_kept(tmp_path, name):
+    (tmp_path / name).touch()
+    assert clear_dead_partials(tmp_path) == []
+    assert (tmp_path / name).exists()
+
+
+def test_a_host_name_with_dots_is_one_word_in_the_partial_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7.rack2.example")
+    dead = tmp_path / new_partial(tmp_path / "data.bin").name.replace(f".{os.getpid()}.", ".4194305.")
+    dead.touch()
+    assert dead.name.startswith("data.bin.node7-rack2-example.4194305.")
+    assert clear_dead_partials(tmp_path, final_name="data.bin") == [dead]
+
+
+def test_a_folder_that_is_not_there_has_no_partials(tmp_path):
+    assert clear_dead_partials(tmp_path / "none") == []
+
+
+def test_partial_names_are_never_given_twice(tmp_path):
+    def names(_):
+        return [new_partial(tmp_path / "data.bin") for _ in range(100)]
+
+    with ThreadPoolExecutor(8) as pool:
+        given = [name for some in pool.map(names, range(8)) for name in some]
+    assert len(set(given)) == 800
+
+
+def test_a_forked_process_signs_with_its_own_number(tmp_path):
+    pid, name = run_in_fork(lambda: (os.getpid(), new_partial(tmp_path / "data.bin").name))
+    assert pid != os.getpid()
+    assert f".{pid}." in name
+
+
+def test_a_partial_lies_beside_its_final_file_or_where_asked(tmp_path):
+    assert new_partial(tmp_path / "a" / "data.bin").parent == tmp_path / "a"
+    assert new_partial(tmp_path / "a" / "data.bin", directory=tmp_path).parent == tmp_path
+
+
+def test_publishing_replaces_the_file_for_new_readers_only(tmp_path):
+    final, partial = tmp_path / "data.bin", new_partial(tmp_path / "data.bin")
+    final.write_bytes(b"old")
+    partial.write_bytes(b"new")
+    with final.open("rb") as reader:
+        publish(partial, final)
+        assert reader.read() == b"old"
+    assert final.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [final]
+
+
+def test_a_reader_never_meets_a_missing_or_half_written_file(tmp_path):
+    final = tmp_path / "data.bin"
+    final.write_bytes(bytes(1000))
+    seen, done = set(), threading.Event()
+
+    def read():
+        while not done.is_set():
+            seen.add(final.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(200):
+        partial = new_partial(final)
+        partial.write_bytes(bytes([turn]) * 1000)
+        publish(partial, final)
+    done.set()
+    reader.join()
+    assert all(content == content[:1] * 1000 for content in seen)
+
+
+def test_files_and_folders_can_be_flushed(tmp_path):
+    (tmp_path / "data.bin").touch()
+    flush_to_disk(tmp_path / "data.bin")
+    flush_to_disk(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        flush_to_disk(tmp_path / "none")

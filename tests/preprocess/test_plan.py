@@ -1,0 +1,60 @@
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackbed.preprocess.inputs import InputFile, Layout
+from trackbed.preprocess.plan import plan_chunks
+
+
+def file(name, size_bytes, layout=Layout.JSON_LINES):
+    return InputFile(Path(name), layout, size_bytes)
+
+
+def spans(chunks):
+    return [[(piece.file.path.name, piece.start, piece.stop) for piece in chunk.pieces] for chunk in chunks]
+
+
+def test_a_large_file_is_cut_and_small_ones_go_together():
+    files = [file("a", 25), file("b", 3), file("c", 4), file("d", 4)]
+    assert spans(plan_chunks(files, chunk_bytes=10)) == [
+        [("a", 0, 10)],
+        [("a", 10, 20)],
+        [("a", 20, 25), ("b", 0, 3)],
+        [("c", 0, 4), ("d", 0, 4)],
+    ]
+
+
+def test_a_plain_text_is_never_cut_and_an_empty_one_is_a_document_too():
+    files = [file("a", 25, Layout.PLAIN_TEXT), file("b", 0, Layout.PLAIN_TEXT)]
+    assert spans(plan_chunks(files, chunk_bytes=10)) == [[("a", 0, 25)], [("b", 0, 0)]]
+
+
+def test_empty_files_of_lines_and_no_files_make_no_chunks():
+    assert plan_chunks([file("a", 0)], chunk_bytes=10) == []
+    assert plan_chunks([], chunk_bytes=10) == []
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 50), st.sampled_from(Layout)), max_size=8),
+    chunk_bytes=st.integers(1, 60),
+)
+def test_chunks_cover_every_byte_once_and_in_order(sizes, chunk_bytes):
+    files = [file(str(number), size, layout) for number, (size, layout) in enumerate(sizes)]
+    pieces = [piece for chunk in plan_chunks(files, chunk_bytes=chunk_bytes) for piece in chunk.pieces]
+    for one in files:
+        mine = [piece for piece in pieces if piece.file is one]
+        assert [at for piece in mine for at in range(piece.start, piece.stop)] == list(range(one.size_bytes))
+    assert [piece.file for piece in pieces] == sorted((piece.file for piece in pieces), key=files.index)
+
+
+@given(sizes=st.lists(st.integers(0, 50), max_size=8), chunk_bytes=st.integers(1, 60))
+def test_no_chunk_of_lines_is_larger_than_asked_for(sizes, chunk_bytes):
+    files = [file(str(number), size) for number, size in enumerate(sizes)]
+    assert all(chunk.size_bytes <= chunk_bytes for chunk in plan_chunks(files, chunk_bytes=chunk_bytes))
+
+
+def test_a_chunk_says_where_it_is():
+    one, two = plan_chunks([file("a", 10), file("b", 3), file("c", 2)], chunk_bytes=10)
+    assert str(one) == "a: bytes [0, 10)"
+    assert str(two) == "b to c (2 pieces)"

@@ -1,0 +1,120 @@
+import os
+
+import numpy as np
+import pytest
+import tokenizers
+
+from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.preprocess import open_tokenizer
+from trackbed.preprocess.inputs import find_inputs
+from trackbed.preprocess.plan import plan_chunks
+from trackbed.preprocess.readers import BadRecord
+from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedPiece
+
+
+def tokenise(path, tokenizer, *, keys=("text",), append_eod=False, skip_bad=False, dtype=np.uint16, **options):
+    (chunk,) = plan_chunks(find_inputs([path]), chunk_bytes=1 << 20)
+    work = ChunkTokenizer(
+        tokenizer=tokenizer,
+        keys=keys,
+        dtype=np.dtype(dtype),
+        append_eod=append_eod,
+        skip_bad=skip_bad,
+        **options,
+    )
+    return work(chunk)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    def write(*records):
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(record + "\n" for record in records))
+        return path
+
+    return write
+
+
+def test_documents_are_one_behind_the_other_in_the_dtype_of_the_file(lines):
+    (found,) = tokenise(lines('{"text": "ab"}', '{"text": "c"}'), ByteTokenizer()).keys
+    assert found.tokens.dtype == np.uint16
+    assert found.tokens.tolist() == [97, 98, 99]
+    assert found.lengths.tolist() == [2, 1]
+
+
+def test_the_end_of_a_document_follows_only_documents_that_have_tokens(lines):
+    (found,) = tokenise(lines('{"text": "ab"}', '{"text": ""}'), ByteTokenizer(), append_eod=True).keys
+    assert found.tokens.tolist() == [97, 98, 256]
+    assert (found.lengths.tolist(), found.dropped) == ([3], 1)
+
+
+def test_a_text_without_tokens_is_dropped_for_its_own_key_only(lines):
+    path = lines('{"text": "", "title": "a"}', '{"text": "b", "title": ""}')
+    text, title = tokenise(path, ByteTokenizer(), keys=("text", "title")).keys
+    assert (text.tokens.tolist(), text.dropped) == ([98], 1)
+    assert (title.tokens.tolist(), title.dropped) == ([97], 1)
+
+
+def test_a_bad_record_gives_no_key_a_document(lines):
+    path = lines('{"text": "a", "title": "b"}', '{"text": "c"}')
+    found = tokenise(path, ByteTokenizer(), keys=("text", "title"), skip_bad=True)
+    assert [key.lengths.tolist() for key in found.keys] == [[1], [1]]
+    reason = "a record must have the key 'title', found 'text'"
+    assert found.pieces == (TokenisedPiece(2, 0, 2, (BadRecord(1, reason),)),)
+
+
+def test_nothing_behind_the_first_bad_record_is_looked_at_unless_bad_ones_are_skipped(lines):
+    path = lines('{"text": "a"}', "bad", '{"text": "c"}', "bad")
+    strict, lenient = (tokenise(path, ByteTokenizer(), skip_bad=skip) for skip in (False, True))
+    assert (strict.pieces[0].lines, [one.line for one in strict.pieces[0].bad]) == (2, [1])
+    assert (lenient.pieces[0].lines, [one.line for one in lenient.pieces[0].bad]) == (4, [1, 3])
+
+
+def test_a_text_that_the_tokenizer_refuses_is_a_bad_record_and_its_neighbours_are_not(lines, tmp_path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "<eod>": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.add_special_tokens(["<eod>"])
+    words.save(str(tmp_path / "words.json"))
+    path = lines('{"text": "a b"}', '{"text": "c"}', '{"text": "b"}')
+    found = tokenise(path, open_tokenizer(str(tmp_path / "words.json")), skip_bad=True)
+    assert found.keys[0].tokens.tolist() == [0, 1, 1]
+    ((bad,),) = (piece.bad for piece in found.pieces)
+    assert bad.line == 1
+    assert bad.reason.startswith("a text must suit the tokenizer, which says: ")
+
+
+def test_one_record_with_two_texts_that_are_refused_is_one_bad_record(lines):
+    class Refuses(ByteTokenizer):
+        def tokenize_batch(self, texts):
+            raise ValueError("no")
+
+    path = lines('{"text": "a", "title": "b"}')
+    found = tokenise(path, Refuses(), keys=("text", "title"), skip_bad=True)
+    assert found.pieces[0].bad == (BadRecord(0, "a text must suit the tokenizer, which says: no"),)
+
+
+def test_an_id_beyond_the_dtype_is_refused_and_not_wrapped(lines):
+    class Lies(ByteTokenizer):
+        def tokenize_batch(self, texts):
+            return [[70_000] for _ in texts]
+
+    found = tokenise(lines('{"text": "a"}'), Lies(), skip_bad=True)
+    assert "found 70000" in found.pieces[0].bad[0].reason
+
+
+def test_a_text_that_is_tokenised_in_parts_has_the_same_tokens(tokenizer_file, lines):
+    tokenizer = open_tokenizer(str(tokenizer_file))
+    path = lines('{"text": "' + "the cat sat on the mat " * 200 + '"}', '{"text": "the end"}')
+    whole = tokenise(path, tokenizer, append_eod=True).keys[0]
+    parts = tokenise(path, tokenizer, append_eod=True, part_chars=100).keys[0]
+    assert whole.tokens.tolist() == parts.tokens.tolist()
+    assert whole.lengths.tolist() == parts.lengths.tolist()
+
+
+@pytest.mark.parametrize("before", [None, "true"])
+def test_the_setting_of_the_tokenizers_library_is_put_back(lines, monkeypatch, before):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if before is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
+    tokenise(lines('{"text": "a"}'), ByteTokenizer())
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
