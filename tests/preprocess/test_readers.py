@@ -100,7 +100,7 @@ def test_a_line_that_is_no_json_says_at_which_column(line):
 
 def test_of_many_keys_a_few_are_listed():
     line = json.dumps({f"k{number}": "" for number in range(100)}).encode()
-    with pytest.raises(RecordError, match="'k7' and 92 more$"):
+    with pytest.raises(RecordError, match=r"'k7' and 92 more$"):
         parse_record(line, ["text"])
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class ArraySpec:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One index, before anybody knows whether it is there.
 
@@ -40,7 +41,7 @@ class Entry:
     megatron: bool = True
     """Whether Megatron Core can read it. If not, it lies under its fingerprint."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the decisions."""
         return fingerprint(self.decisions)

@@ -43,23 +43,23 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
     killed while writing it) every file is compared with what the configuration asks for.
     """
     paths = place.files(entry.arrays)
-    if not any(path.exists() for path in paths.values()):
+    sizes = {path: _size(path) for path in paths.values()}
+    if not any(size is not None for size in sizes.values()):
         return Finding(State.absent)
     try:
         manifest = read_manifest(place.manifest)
     except FormatError:
         manifest = None
     if manifest is not None:
-        return _by_manifest(entry, manifest, paths)
+        return _by_manifest(entry, manifest, sizes)
     return _by_headers(entry, paths, expected())
 
 
-def _by_manifest(entry: Entry, manifest: Manifest, paths: Mapping[str, Path]) -> Finding:
+def _by_manifest(entry: Entry, manifest: Manifest, sizes: Mapping[Path, int | None]) -> Finding:
     if manifest.fingerprint != entry.fingerprint:
         return Finding(State.foreign, differences(manifest.decisions, entry.decisions))
-    for path in paths.values():
+    for path, size in sizes.items():
         record = manifest.files.get(path.name)
-        size = path.stat().st_size if path.exists() else None
         if record is None or size != record.size_bytes:
             return Finding(State.damaged, f"{path}: must have {record and record.size_bytes} bytes, found {size}")
     return Finding(State.whole)
@@ -105,3 +105,10 @@ def _judge_array(path: Path, wanted: ArraySpec) -> Finding:
     if size != header.size_bytes:
         return Finding(State.damaged, f"{path}: must have {header.size_bytes} bytes, found {size}")
     return Finding(State.whole)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -26,7 +26,8 @@ def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any
     started = {}
     try:
         for folder in (place.directory, place.manifest.parent, partials):
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
         clear_dead_partials(partials)
         records = {}
         for name, final in place.files(entry.arrays).items():
@@ -39,11 +40,12 @@ def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any
                 checksum = write_npy(started[final], arrays[name])
             records[final.name] = FileRecord.of(checksum)
         started[place.manifest] = new_partial(place.manifest, directory=partials)
-        started[place.manifest].write_text(encode_manifest(Manifest(entry.decisions, records)))
+        started[place.manifest].write_bytes(encode_manifest(Manifest(entry.fingerprint, entry.decisions, records)))
         # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
         place.manifest.unlink(missing_ok=True)
-        for final, partial in started.items():
-            publish(partial, final)
+        for final in list(started):
+            publish(started[final], final)
+            del started[final]
     except OSError as error:
         msg = (
             f"{error.filename or place.directory}: the index {entry.stem} cannot be written: {error.strerror}; "

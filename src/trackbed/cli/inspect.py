@@ -60,7 +60,7 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
     console = Console(markup=False, highlight=False)
     click.echo(
         f"{found.prefix}\n"
-        f"{found.documents:,} documents, {found.sequences:,} sequences, {found.tokens:,} tokens of {found.dtype}\n"
+        f"documents {found.documents:,}, sequences {found.sequences:,}, tokens {found.tokens:,} of {found.dtype}\n"
         f".bin {found.bin_bytes:,} bytes, .idx {found.idx_bytes:,} bytes"
     )
     if found.documents:
@@ -76,7 +76,7 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
             table.add_row(span, f"{one.documents:,}", Bar(most, 0, one.documents))
         console.print(table)
     for number, document in enumerate(first):
-        click.echo(f"document {number}, {document.tokens:,} tokens:")
+        click.echo(f"document {number}, tokens {document.tokens:,}:")
         click.echo(f"  {_printable(document.text)}{'' if document.whole else ' ...'}")
 
 

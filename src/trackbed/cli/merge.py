@@ -24,4 +24,4 @@ def merge(prefixes: tuple[str, ...], *, output: str, multimodal: bool) -> None:
     with show_progress("merging") as progress:
         step = counted(progress, size_of(map(get_bin_path, pairs)))
         run(pairs, output, multimodal=multimodal, progress=step)
-    click.echo(f"{len(pairs):,} pairs\n{output}.bin\n{output}.idx")
+    click.echo(f"pairs {len(pairs):,}\n{output}.bin\n{output}.idx")

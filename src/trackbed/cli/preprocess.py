@@ -85,7 +85,7 @@ def _print(report: "Report", seconds: float) -> None:
         table.add_row(one.key, f"{one.documents:,}", f"{one.tokens:,}", f"{one.dropped:,}")
     Console(markup=False, highlight=False).print(table)
     click.echo(
-        f"{report.records:,} records in {report.files:,} files, {report.bad:,} bad, {report.blank:,} blank lines\n"
+        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}\n"
         f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
     )
     for one in report.outputs:

@@ -67,4 +67,4 @@ def train_tokenizer(
     )
     with show_progress("reading") as progress:
         trained = run(config, output, progress=progress)
-    click.echo(f"{trained.vocab_size:,} tokens from {trained.records:,} records, {trained.bad:,} bad\n{trained.path}")
+    click.echo(f"vocabulary {trained.vocab_size:,}, records {trained.records:,}, bad {trained.bad:,}\n{trained.path}")

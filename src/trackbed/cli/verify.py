@@ -49,11 +49,11 @@ def _report(pair: str, check: "Callable[[str], Verified]") -> bool:
         found = check(pair)
     except EXPECTED as error:
         unsealed = isinstance(error, FileNotFoundError) and error.filename == get_seal_path(pair)
-        hint = f"; trackbed seal {pair} makes one of the files as they are" if unsealed else ""
+        hint = f"; `trackbed seal {pair}` makes one of the files as they are" if unsealed else ""
         click.echo(f"trackbed: {describe(error)}{hint}", err=True)
         return False
     click.echo(
-        f"{pair}: right: {found.documents:,} documents, {found.sequences:,} sequences, "
-        f"{found.tokens:,} tokens of {found.dtype}"
+        f"{pair}: right: documents {found.documents:,}, sequences {found.sequences:,}, "
+        f"tokens {found.tokens:,} of {found.dtype}"
     )
     return True

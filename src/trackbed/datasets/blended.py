@@ -16,7 +16,7 @@ import torch.utils.data
 
 from trackbed.cache import ArraySpec, Entry, fingerprint, open_entry, open_or_build
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.megatron import MegatronDataset, describe
+from trackbed.datasets.megatron import MegatronDataset, describe_blend
 from trackbed.errors import ArgumentError, OversampleError
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 from trackbed.index.splits import normalize
@@ -66,13 +66,13 @@ class BlendedDataset(_Dataset):
 
         identifiers: OrderedDict[str, Any] = OrderedDict()
         identifiers["class"] = type(self).__name__
-        identifiers["datasets"] = [dataset.unique_identifiers for dataset in datasets]
+        identifiers["datasets"] = [dataset.unique_description for dataset in datasets]
         identifiers["split"] = self.split.name
         identifiers["weights"] = self.weights
         identifiers["size"] = size
         if config.renormalize_blend_weights is not None:
             identifiers["renormalize_blend_weights"] = config.renormalize_blend_weights
-        self.unique_description, self.unique_description_hash = describe(identifiers)
+        self.unique_description, self.unique_description_hash = describe_blend(identifiers)
         self._keep(None if config.defer_npy_index_mmap else self._open_indices())
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import textwrap
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.index.splits import Split
 
-__all__ = ["LowLevelDataset", "MegatronDataset", "describe", "padding_id"]
+__all__ = ["LowLevelDataset", "MegatronDataset", "describe", "describe_blend", "padding_id"]
 
 LowLevelDataset = Any
 """What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
@@ -97,6 +98,18 @@ class MegatronDataset(ABC, _Dataset):
 def describe(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:
     """The description that Megatron Core writes of these identifiers, and its md5, which names the files."""
     text = json.dumps(identifiers, indent=4, default=lambda value: value.unique_identifiers)
+    return text, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def describe_blend(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:
+    """`describe` for a blend, whose `datasets` are given as the descriptions that their members have already.
+
+    A description inside another one is the same text, indented: to write thousands of them twice would take
+    longer than to build what they describe.
+    """
+    members = ",".join("\n" + textwrap.indent(text, " " * 8) for text in identifiers["datasets"])
+    text, _ = describe(OrderedDict({**identifiers, "datasets": []}))
+    text = text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
     return text, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 

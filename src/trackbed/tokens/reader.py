@@ -134,7 +134,11 @@ class IndexedDataset:
             IndexError: there is no such sequence.
             FormatError: the range lies outside the `.bin`.
         """
-        pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy numbers index arrays too
+        try:
+            pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy numbers index arrays too
+        except OverflowError:
+            msg = f"{self.path_prefix}: an index must be below {len(self)}, found {idx}"
+            raise IndexError(msg) from None
         count = int(size) - offset if length is None else int(length)
         tokens = self._read(int(pointer) + int(offset) * self.index.dtype_size, count)
         return tokens if mode is None else (tokens, mode)

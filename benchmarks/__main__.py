@@ -1,0 +1,27 @@
+"""`python -m benchmarks`: Trackbed against megatron-core, as a Markdown table."""
+
+import logging
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from benchmarks.harness import machine, table
+
+
+def main() -> int:
+    """Run everything; 1 if megatron-core is quicker anywhere."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    from benchmarks.against_megatron import run
+
+    rows = []
+    for row in run(Path(tempfile.mkdtemp(prefix="trackbed-bench-"))):
+        print(f"{row.what}: {row.ratio:.2f} times", file=sys.stderr)
+        rows.append(row)
+    print(f"Medians of runs that alternate in one process, on {machine()}.\n\n{table(rows)}")
+    return int(any(row.ratio < 1 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

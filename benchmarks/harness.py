@@ -1,0 +1,73 @@
+"""Two ways of doing one thing, measured in turn in one process, so that a machine that slows down slows both."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Comparison", "compare", "machine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One row of the table."""
+
+    what: str
+    unit: str
+    ours: float
+    """Median figure of Trackbed."""
+    theirs: float
+    """Median figure of megatron-core."""
+    higher_is_better: bool
+
+    @property
+    def ratio(self) -> float:
+        """How many times better Trackbed is."""
+        return self.ours / self.theirs if self.higher_is_better else self.theirs / self.ours
+
+
+def compare(
+    what: str, ours: Callable[[], object], theirs: Callable[[], object], *, items: int | None = None, rounds: int = 7
+) -> Comparison:
+    """Run both in turn, after one round that does not count.
+
+    Args:
+        what: what is measured, for the table.
+        ours: one run of Trackbed.
+        theirs: one run of megatron-core.
+        items: things done in a run: the figure is then things per second, else milliseconds a run.
+        rounds: runs of each that count.
+    """
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for round_ in range(rounds + 1):
+        order = [("ours", ours), ("theirs", theirs)]
+        for name, run in order if round_ % 2 else reversed(order):
+            started = time.perf_counter()
+            run()
+            if round_ > 0:
+                seconds[name].append(time.perf_counter() - started)
+    mine, other = statistics.median(seconds["ours"]), statistics.median(seconds["theirs"])
+    if items is None:
+        return Comparison(what, "ms", mine * 1e3, other * 1e3, higher_is_better=False)
+    return Comparison(what, "1/s", items / mine, items / other, higher_is_better=True)
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """The rows as a Markdown table."""
+    lines = ["| | Trackbed | megatron-core 0.16.1 | times better |", "|---|---:|---:|---:|"]
+    for row in comparisons:
+        ours, theirs = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in (row.ours, row.theirs))
+        lines.append(f"| {row.what} | {ours} {row.unit} | {theirs} {row.unit} | {row.ratio:.1f} |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """The machine in one line."""
+    info = Path("/proc/cpuinfo")
+    models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{models[0] if models else platform.machine()}, {cores} cores, {memory:.0f} GiB, {platform.system()}"

@@ -1,0 +1,257 @@
+"""What happens to an entry that is there, damaged, somebody else's, or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from trackbed.cache import Access, ArraySpec, Entry, access, open_or_build
+from trackbed.errors import CacheError
+
+NUMBERS = np.arange(10, dtype=np.int32)
+
+
+class Builder:
+    """Builds the entry, and counts how often it was asked to."""
+
+    def __init__(self, numbers=NUMBERS):
+        self.numbers = numbers
+        self.builds = 0
+
+    def __call__(self):
+        self.builds += 1
+        return {"numbers": self.numbers, "none": np.empty((0, 2), dtype=np.int64)}
+
+
+def entry(folder, *, seed=1, megatron=True):
+    return Entry(
+        directory=folder,
+        stem="abc-GPTDataset-train",
+        description="what it is",
+        arrays=("numbers", "none"),
+        decisions={"seed": seed},
+        megatron=megatron,
+    )
+
+
+def expected():
+    return {"numbers": ArraySpec(np.dtype(np.int32), (10,)), "none": ArraySpec(np.dtype(np.int64), (0, 2))}
+
+
+def open_(folder, build, **options):
+    return open_or_build(entry(folder, **options), expected=expected, build=build)
+
+
+def numbers_file(folder):
+    return folder / "abc-GPTDataset-train-numbers.npy"
+
+
+def manifest(folder):
+    return folder / ".trackbed" / "abc-GPTDataset-train.json"
+
+
+def test_an_entry_is_built_once_and_then_opened(tmp_path):
+    build = Builder()
+    first, again = open_(tmp_path, build), open_(tmp_path, build)
+    assert build.builds == 1
+    assert first["numbers"].tolist() == again["numbers"].tolist() == NUMBERS.tolist()
+    assert again["none"].shape == (0, 2)
+
+
+def test_files_are_what_numpy_saves(tmp_path):
+    open_(tmp_path, Builder())
+    np.save(tmp_path / "wanted.npy", NUMBERS)
+    assert numbers_file(tmp_path).read_bytes() == (tmp_path / "wanted.npy").read_bytes()
+    assert (tmp_path / "abc-GPTDataset-train-description.txt").read_text() == "what it is"
+
+
+def test_nothing_but_the_entry_and_its_manifest_is_left(tmp_path):
+    open_(tmp_path, Builder())
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    stem = "abc-GPTDataset-train"
+    assert files == [f".trackbed/{stem}.json", *(f"{stem}-{n}" for n in ("description.txt", "none.npy", "numbers.npy"))]
+
+
+def test_what_is_opened_cannot_be_written_to(tmp_path):
+    with pytest.raises(ValueError, match="read-only"):
+        open_(tmp_path, Builder())["numbers"][0] = 5
+
+
+def test_an_entry_without_a_manifest_is_served_if_it_looks_right(tmp_path):
+    build = Builder()
+    open_(tmp_path, build)
+    manifest(tmp_path).unlink()
+    open_(tmp_path, build)
+    assert build.builds == 1
+    assert not manifest(tmp_path).exists()
+
+
+def test_a_damaged_manifest_counts_as_none(tmp_path):
+    build = Builder()
+    open_(tmp_path, build)
+    manifest(tmp_path).write_text(manifest(tmp_path).read_text()[:40])
+    open_(tmp_path, build)
+    assert build.builds == 1
+
+
+@pytest.mark.parametrize("keep_manifest", [True, False])
+@pytest.mark.parametrize("size", [0, 5, 100, 130, 167])
+def test_a_file_that_was_cut_is_rebuilt_in_place(tmp_path, size, keep_manifest):
+    build = Builder()
+    open_(tmp_path, build)
+    whole = numbers_file(tmp_path).read_bytes()
+    assert len(whole) == 168
+    numbers_file(tmp_path).write_bytes(whole[:size])
+    if not keep_manifest:
+        manifest(tmp_path).unlink()
+    assert open_(tmp_path, build)["numbers"].tolist() == NUMBERS.tolist()
+    assert build.builds == 2
+    assert numbers_file(tmp_path).read_bytes() == whole
+    assert not list((tmp_path / ".trackbed").glob("*/*.npy"))
+
+
+@pytest.mark.parametrize("name", ["numbers.npy", "none.npy", "description.txt"])
+@pytest.mark.parametrize("keep_manifest", [True, False])
+def test_a_file_that_is_gone_is_rebuilt(tmp_path, name, keep_manifest):
+    build = Builder()
+    open_(tmp_path, build)
+    (tmp_path / f"abc-GPTDataset-train-{name}").unlink()
+    if not keep_manifest:
+        manifest(tmp_path).unlink()
+    open_(tmp_path, build)
+    assert build.builds == 2
+    assert (tmp_path / f"abc-GPTDataset-train-{name}").exists()
+
+
+def test_a_header_that_was_overwritten_is_rebuilt_in_place(tmp_path):
+    build = Builder()
+    open_(tmp_path, build)
+    numbers_file(tmp_path).write_bytes(b"\xff" * 168)
+    assert open_(tmp_path, build)["numbers"].tolist() == NUMBERS.tolist()
+    assert build.builds == 2
+
+
+def test_an_entry_of_other_decisions_stays_and_ours_is_built_beside_it(tmp_path, caplog):
+    old, new = Builder(), Builder(NUMBERS[::-1].copy())
+    open_(tmp_path, old)
+    before = numbers_file(tmp_path).read_bytes()
+    for _ in range(2):
+        assert open_(tmp_path, new, seed=2)["numbers"].tolist() == NUMBERS.tolist()[::-1]
+    assert (old.builds, new.builds) == (1, 1)
+    assert numbers_file(tmp_path).read_bytes() == before
+    assert "seed: 1, now 2" in caplog.text
+    assert open_(tmp_path, old)["numbers"].tolist() == NUMBERS.tolist()
+    assert old.builds == 1
+
+
+def test_a_foreign_entry_that_looks_different_stays(tmp_path, caplog):
+    np.save(numbers_file(tmp_path), np.arange(11, dtype=np.int32))
+    before = numbers_file(tmp_path).read_bytes()
+    build = Builder()
+    open_(tmp_path, build)
+    assert numbers_file(tmp_path).read_bytes() == before
+    assert "int32 of shape (11,), not int32 of shape (10,)" in caplog.text
+
+
+def test_an_entry_of_another_version_stays(tmp_path):
+    build = Builder()
+    open_(tmp_path, build)
+    fields = json.loads(manifest(tmp_path).read_text())
+    manifest(tmp_path).write_text(json.dumps({**fields, "version": 99}))
+    open_(tmp_path, build)
+    assert build.builds == 2
+    assert json.loads(manifest(tmp_path).read_text())["version"] == 99
+
+
+def test_an_entry_that_megatron_core_cannot_read_lies_under_its_fingerprint(tmp_path):
+    open_(tmp_path, Builder(), megatron=False)
+    assert not list(tmp_path.glob("*.npy"))
+    assert list((tmp_path / ".trackbed" / entry(tmp_path).fingerprint).glob("*.npy"))
+
+
+def test_where_building_is_not_allowed_a_missing_entry_is_an_error_with_advice(tmp_path):
+    with access(Access.open_only, advice="build it first"), pytest.raises(CacheError, match="build it first"):
+        open_(tmp_path, Builder())
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_building_is_not_allowed_a_whole_entry_is_opened(tmp_path):
+    open_(tmp_path, Builder())
+    with access(Access.open_only, advice=""):
+        assert len(open_(tmp_path, Builder())["numbers"]) == 10
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match=r"file.*cannot be written.*path_to_cache must name a folder"):
+        open_(tmp_path / "file" / "cache", Builder())
+
+
+def test_a_failed_build_leaves_nothing(tmp_path):
+    class Failing(Builder):
+        def __call__(self):
+            return {"numbers": NUMBERS}  # and no "none"
+
+    with pytest.raises(KeyError):
+        open_(tmp_path, Failing())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from trackbed.cache import Entry, open_or_build, ArraySpec
+from trackbed.files import publish as module
+import trackbed.cache.write as write
+
+after = int(sys.argv[2])
+real = write.publish
+
+def publish(partial, final):
+    global after
+    if after == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    after -= 1
+    real(partial, final)
+
+write.publish = publish
+entry = Entry(directory=Path(sys.argv[1]), stem="abc-GPTDataset-train", description="what it is",
+              arrays=("numbers", "none"), decisions={"seed": 1})
+expected = {"numbers": ArraySpec(np.dtype(np.int32), (10,)), "none": ArraySpec(np.dtype(np.int64), (0, 2))}
+open_or_build(entry, expected=lambda: expected,
+              build=lambda: {"numbers": np.arange(10, dtype=np.int32), "none": np.empty((0, 2), dtype=np.int64)})
+"""
+
+
+@pytest.mark.parametrize("files_published", range(4))
+def test_a_writer_killed_between_files_is_finished_by_the_next(tmp_path, files_published):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(files_published)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((tmp_path / ".trackbed" / "partial").iterdir())
+    # Without its last file, the manifest, an entry that looks whole is served; any other is built again.
+    build = Builder()
+    assert open_(tmp_path, build)["numbers"].tolist() == NUMBERS.tolist()
+    assert build.builds == (0 if files_published == 3 else 1)
+    if build.builds:
+        assert not list((tmp_path / ".trackbed" / "partial").iterdir())
+        assert manifest(tmp_path).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_named_and_nothing_partial_stays(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"this machine does not let tests mount: {mounted.stderr.decode().strip()}")
+    try:
+        with pytest.raises(CacheError, match="No space left on device"):
+            open_(disk, Builder(np.arange(100_000, dtype=np.int32)))
+        assert not [path for path in disk.rglob("*") if path.is_file()]
+    finally:
+        subprocess.run(["umount", disk], check=True)

@@ -1,0 +1,64 @@
+import json
+from pathlib import Path
+
+
+def test_it_shows_counts_and_a_histogram_of_lengths(run, pair):
+    found = run("inspect", pair)
+    assert found.exit_code == 0
+    assert "documents 2, sequences 2, tokens 5 of uint16" in found.stdout
+    assert "documents of 2 to 3 tokens, 2.5 on average" in found.stdout
+    (row,) = [line for line in found.stdout.splitlines() if line.lstrip().startswith("2 to 3")]
+    assert row.split()[3] == "2"
+    assert "\u2588" in row
+    assert max(map(len, found.stdout.splitlines())) <= 80
+
+
+def test_it_decodes_the_first_documents(run, pair):
+    found = run("inspect", pair, "--tokenizer", "bytes", "--documents", 1, "--max-tokens", 2)
+    assert found.stdout.splitlines()[-2:] == ["document 0, tokens 3:", "  ab ..."]
+
+
+def test_programs_get_json(run, pair):
+    found = json.loads(run("inspect", pair, "--json", "--tokenizer", "bytes").stdout)
+    assert (found["documents"], found["tokens"], found["dtype"]) == (2, 5, "uint16")
+    assert found["histogram"] == [{"shortest": 2, "longest": 3, "documents": 2}]
+    assert found["first_documents"][1] == {"tokens": 2, "text": "de", "whole": True}
+
+
+def test_json_without_a_tokenizer_has_no_texts(run, pair):
+    assert "first_documents" not in json.loads(run("inspect", pair, "--json").stdout)
+
+
+def test_control_characters_of_a_text_do_not_reach_the_terminal(run, corpus):
+    corpus.write_text(json.dumps({"text": "a\x1b[31m\nb [bold]"}) + "\n")
+    run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
+    found = run("inspect", "made_text_document", "--tokenizer", "bytes")
+    assert found.stdout.splitlines()[-1] == r"  a\x1b[31m\nb [bold]"
+
+
+def test_the_tokenizer_of_another_pair_is_found_out(run, corpus):
+    run("train-tokenizer", "corpus.jsonl", "--vocab-size", 300, "--output", "t.json")
+    corpus.write_text(json.dumps({"text": "abc"}) + "\n")
+    options = ["--append-eod", "--workers", 1]
+    run("preprocess", "corpus.jsonl", "--tokenizer", "t.json", "--eod-token", "abc", "-o", "made", *options)
+    found = run("inspect", "made_text_document", "--tokenizer", "bytes")
+    assert found.exit_code == 1
+    assert "tokens must be integers in [0, 257) to be this tokenizer's, found 25" in found.stderr
+
+
+def test_an_empty_pair_has_no_histogram(run, corpus):
+    corpus.write_text("")
+    run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
+    found = run("inspect", "made_text_document")
+    assert (found.exit_code, len(found.stdout.splitlines())) == (0, 3)
+
+
+def test_a_damaged_pair_is_an_error(run, pair):
+    Path(pair + ".idx").write_bytes(b"x" * 100)
+    found = run("inspect", pair)
+    assert found.exit_code == 1
+    assert found.stderr.startswith(f"trackbed: {pair}.idx: the magic must be ")
+
+
+def test_an_end_of_document_token_without_a_tokenizer_is_refused(run, pair):
+    assert run("inspect", pair, "--eod-token", "x").exit_code == 2

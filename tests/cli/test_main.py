@@ -1,0 +1,92 @@
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trackbed import __version__
+
+TRACKBED = [sys.executable, "-m", "trackbed"]
+HEAVY = ("numpy", "orjson", "rich", "tokenizers", "torch", "matplotlib")
+
+
+def shell(*arguments, folder):
+    return subprocess.run([*TRACKBED, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def start_long_run(folder, **options):
+    """A run of some seconds, which has begun to write when this returns."""
+    records = "".join(json.dumps({"text": "x" * 1000}) + "\n" for _ in range(20_000))
+    (folder / "corpus.jsonl").write_text(records)
+    arguments = ["preprocess", *["corpus.jsonl"] * 20, "--tokenizer", "bytes", "--output", "made", "--workers", "2"]
+    process = subprocess.Popen([*TRACKBED, *arguments], cwd=folder, start_new_session=True, **options)
+    while not any(path.stat().st_size for path in folder.glob("*.partial")) and process.poll() is None:
+        time.sleep(0.005)
+    return process
+
+
+def test_help_lists_every_command_and_loads_nothing_heavy(tmp_path):
+    program = f"""
+import sys
+from trackbed.cli.main import trackbed
+try:
+    trackbed(["--help"], prog_name="trackbed")
+finally:
+    print(*sorted(set(sys.modules) & set({HEAVY!r})), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+    for command in ("inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"):
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"])
+def test_the_help_of_every_command_fits_a_terminal_of_80_columns(run, command):
+    found = run(command, "--help")
+    assert found.exit_code == 0
+    assert max(map(len, found.stdout.splitlines())) <= 80
+
+
+def test_the_console_script_and_the_module_are_the_same_program(tmp_path):
+    found = shell("--version", folder=tmp_path)
+    assert (found.returncode, found.stdout) == (0, f"trackbed, version {__version__}\n")
+
+
+def test_what_the_library_refuses_is_one_line_and_status_1(tmp_path):
+    found = shell("preprocess", "gone.jsonl", "--tokenizer", "bytes", "--output", "made", folder=tmp_path)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr == "trackbed: gone.jsonl: an input must be a file or a folder, found nothing\n"
+
+
+def test_a_wrong_command_line_is_status_2(run):
+    assert run("preprocess", "corpus.jsonl").exit_code == 2
+    assert run("nonsense").exit_code == 2
+    assert run("verify").exit_code == 2
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "trackbed: interrupted\n"), (signal.SIGTERM, "")])
+def test_a_run_that_is_interrupted_removes_what_it_wrote_and_says_little(tmp_path, number, said):
+    process = start_long_run(tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    os.killpg(process.pid, signal.SIGINT) if number == signal.SIGINT else process.terminate()
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout, stderr) == (128 + number, "", said)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+def test_a_terminal_gets_a_bar_on_stderr(tmp_path):
+    ours, theirs = pty.openpty()
+    process = start_long_run(tmp_path, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"MB/s" not in shown:
+            shown += os.read(ours, 4096)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert b"tokenising" in shown

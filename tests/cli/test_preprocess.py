@@ -1,0 +1,90 @@
+import json
+
+import numpy as np
+
+from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.tokens import IndexedDataset, verify_content
+
+
+def texts_in(prefix):
+    return [ByteTokenizer().detokenize(tokens) for tokens in IndexedDataset(prefix)]
+
+
+def test_a_corpus_becomes_a_pair_with_megatrons_name(run, corpus):
+    found = run(
+        "preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--append-eod", "--workers", 2
+    )
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert texts_in("made_text_document") == ["abc<eod>", "de<eod>"]
+    assert verify_content("made_text_document").documents == 2
+
+
+def test_the_summary_has_the_counts_and_the_paths(run, corpus):
+    lines = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1).stdout.splitlines()
+    assert ["text", "2", "5", "1"] in [line.split() for line in lines]
+    assert any(line.startswith("records 3, bad 0, blank lines 0, files 1") for line in lines)
+    assert lines[-2:] == ["made_text_document.bin", "made_text_document.idx"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
+    for keys in (["--json-keys", "text,title"], ["--json-keys", "text", "--json-keys", "title"]):
+        run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, *keys)
+        assert texts_in("made_title_document") == ["t"] * 3
+        assert texts_in("made_text_document") == ["abc", "de"]
+
+
+def test_a_trained_tokenizer_is_used_with_its_end_of_document_token(run, corpus, tmp_path):
+    assert run("train-tokenizer", "corpus.jsonl", "--vocab-size", 300, "--output", "t.json").exit_code == 0
+    run("preprocess", "corpus.jsonl", "--tokenizer", "t.json", "-o", "made", "--append-eod", "--workers", 1)
+    assert [tokens[-1] for tokens in IndexedDataset("made_text_document")] == [0, 0]
+    options = ["--append-eod", "--eod-token", "a", "--workers", 1]
+    run("preprocess", "corpus.jsonl", "--tokenizer", "t.json", "-o", "made", *options)
+    vocab = json.loads((tmp_path / "t.json").read_text())["model"]["vocab"]
+    assert [tokens[-1] for tokens in IndexedDataset("made_text_document")] == [vocab["a"]] * 2
+
+
+def test_a_tokenizer_without_a_usual_end_of_document_token_is_an_error_that_lists_its_special_tokens(run, corpus):
+    run("train-tokenizer", "corpus.jsonl", "--vocab-size", 300, "--special-token", "<end>", "--output", "t.json")
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "t.json", "--output", "made", "--append-eod")
+    assert found.exit_code == 1
+    assert found.stderr.startswith("trackbed: t.json: the tokenizer must have one of '<|endoftext|>', ")
+    assert found.stderr.endswith("its special tokens: '<end>'\n")
+
+
+def test_special_tokens_in_a_text_count_where_they_are_asked_for(run, corpus, tmp_path):
+    run("train-tokenizer", "corpus.jsonl", "--vocab-size", 300, "--output", "t.json")
+    (tmp_path / "a.txt").write_text("x<|endoftext|>y")
+    for options, there in (([], False), (["--special-tokens"], True)):
+        run("preprocess", "a.txt", "--tokenizer", "t.json", "--output", "made", "--workers", 1, *options)
+        assert (0 in np.asarray(IndexedDataset("made_text_document")[0])) is there
+
+
+def test_bad_records_stop_the_run_or_are_listed(run, corpus):
+    corpus.write_text('{"text": "a"}\n{"body": "b"}\nnonsense\n{"text": "c"}\n')
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
+    assert found.exit_code == 1
+    assert found.stderr == "trackbed: corpus.jsonl:2: a record must have the key 'text', found 'body'\n"
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
+    assert found.exit_code == 0
+    assert [line.split(": ")[:2] for line in found.stderr.splitlines()] == [
+        ["trackbed", "left out corpus.jsonl:2"],
+        ["trackbed", "left out corpus.jsonl:3"],
+    ]
+    assert "records 4, bad 2" in found.stdout
+    assert texts_in("made_text_document") == ["a", "c"]
+
+
+def test_many_bad_records_are_listed_in_part(run, corpus):
+    corpus.write_text("bad\n" * 2025)
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
+    assert len(found.stderr.splitlines()) == 21
+    assert found.stderr.splitlines()[-1] == "trackbed: and 2,005 more"
+
+
+def test_a_folder_of_texts_is_read_in_order(run, tmp_path):
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    for name in ("texts/b.txt", "texts/a.md", "texts/deep/c.txt", "texts/skipped.py"):
+        (tmp_path / name).write_text(name)
+    run("preprocess", "texts", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
+    assert texts_in("made_text_document") == ["texts/a.md", "texts/b.txt", "texts/deep/c.txt"]

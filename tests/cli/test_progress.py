@@ -1,0 +1,28 @@
+
+from trackbed.cli import progress
+from trackbed.cli.progress import counted, show_progress, size_of
+
+
+def test_where_nobody_looks_there_is_a_line_now_and_then(capsys, monkeypatch):
+    clock = iter([0.0, 1.0, 20.0, 21.0, 40.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with show_progress("reading") as tell:
+        for done in (1, 20, 21, 40):
+            tell(done * 1_000_000, 80_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 25% of 80.0 MB, 1.0 MB/s, 60 s left",
+        "reading: 50% of 80.0 MB, 1.0 MB/s, 40 s left",
+    ]
+
+
+def test_steps_become_sums():
+    seen = []
+    step = counted(lambda done, total: seen.append((done, total)), 10)
+    step(3)
+    step(4)
+    assert seen == [(3, 10), (7, 10)]
+
+
+def test_the_size_of_files_leaves_out_those_that_are_missing(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert size_of([str(tmp_path / "a"), str(tmp_path / "gone")]) == 3

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+
+def test_a_pair_that_is_right_is_said_to_be(run, pair):
+    for options in ([], ["--content"]):
+        found = run("verify", pair, *options)
+        assert found.exit_code == 0
+        assert found.stdout == f"{pair}: right: documents 2, sequences 2, tokens 5 of uint16\n"
+
+
+def test_a_changed_byte_is_found_by_content_only(run, pair):
+    path = Path(pair + ".bin")
+    path.write_bytes(b"X" + path.read_bytes()[1:])
+    assert run("verify", pair).exit_code == 0
+    found = run("verify", pair, "--content")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr.startswith(f"trackbed: {pair}.bin: the seal says CRC-32 ")
+
+
+def test_each_pair_is_looked_at_whatever_is_wrong_with_the_others(run, pair):
+    Path("half.idx").write_bytes(b"")
+    found = run("verify", "gone", ".")
+    assert found.exit_code == 1
+    assert found.stdout.startswith(f"{pair}: right")
+    assert found.stderr.splitlines() == [
+        "trackbed: gone.bin: No such file or directory",
+        "trackbed: half.bin: No such file or directory",
+    ]
+
+
+def test_a_pair_without_a_seal_says_how_to_make_one(run, pair):
+    Path(pair + ".trackbed.json").unlink()
+    found = run("verify", pair, "--content")
+    assert found.exit_code == 1
+    assert found.stderr == (
+        f"trackbed: {pair}.trackbed.json: No such file or directory; "
+        f"`trackbed seal {pair}` makes one of the files as they are\n"
+    )

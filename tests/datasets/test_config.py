@@ -1,0 +1,112 @@
+import dataclasses
+import inspect
+
+import pytest
+from blends import build, gpt_config, write_pairs
+
+from trackbed.datasets import BlendedMegatronDatasetConfig, GPTDataset, GPTDatasetConfig, NullTokenizer
+from trackbed.errors import ArgumentError
+
+BLEND = (["a", "b"], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"random_seed": -1}, "random_seed must be in"),
+        ({"sequence_length": 0}, "sequence_length must be at least 1, found 0"),
+        ({"blend": BLEND}, "split must be given with blend"),
+        ({"blend": ([], None), "split": "1"}, "blend must name at least one prefix"),
+        ({"blend": (["a"], [1.0, 2.0]), "split": "1"}, "as many weights as prefixes, found 2 and 1"),
+        ({"blend": BLEND, "split": "1", "blend_per_split": [BLEND, None, None]}, "blend must be None"),
+        ({"split": "1", "blend_per_split": [BLEND, None, None]}, "split must be None"),
+        ({"blend_per_split": [BLEND, None]}, "must have 3 entries, found 2"),
+        ({"blend_per_split": [BLEND, (["a"], [1.0, 2.0]), None]}, r"blend_per_split\[valid\]"),
+        ({"blend": BLEND, "split": "x"}, "split must be up to 3 numbers"),
+        ({"fast_cache_load": True}, "fast_cache_load needs path_to_cache"),
+        ({"defer_npy_index_mmap": True}, "defer_npy_index_mmap needs path_to_cache"),
+        ({"fast_cache_load": True, "path_to_cache": "c", "blend": BLEND, "split": "1"}, "needs blend_per_split"),
+        ({"multiple_validation_sets": True}, "multiple_validation_sets needs blend_per_split"),
+        ({"num_dataset_builder_threads": 0}, "at least 1, found 0"),
+        ({"mid_level_dataset_surplus": -0.1}, "mid_level_dataset_surplus must be at least 0"),
+        ({"order": "instant"}, "'instant', which is not built yet"),
+        ({"order": "random"}, "'random', which is not known"),
+        ({"tokenizer": None}, "tokenizer must be given"),
+        ({"eod_mask_loss": None}, "eod_mask_loss must be given"),
+        ({"hybrid_context_parallel": True}, "hybrid_context_parallel must be False"),
+        ({"object_storage_cache_path": "x"}, "object_storage_cache_path must be None"),
+        ({"s3_cache_path": "x"}, "s3_cache_path must be None"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_as_both_kinds_of_error(fields, words):
+    with pytest.raises(ValueError, match=words):
+        gpt_config(None, **fields)
+    with pytest.raises(AssertionError):
+        gpt_config(None, **fields)
+
+
+def test_positional_arguments_are_megatron_cores():
+    names = [name for name, p in inspect.signature(GPTDatasetConfig).parameters.items() if p.kind is not p.KEYWORD_ONLY]
+    assert names == [
+        *("random_seed", "sequence_length", "blend", "blend_per_split", "multiple_validation_sets"),
+        *("full_validation", "split", "num_dataset_builder_threads", "path_to_cache", "mmap_bin_files", "tokenizer"),
+        *("mid_level_dataset_surplus", "allow_ambiguous_pad_tokens", "fast_cache_load", "defer_npy_index_mmap"),
+        *("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"),
+        *("drop_last_partial_validation_sequence", "add_extra_token_to_sequence", "object_storage_cache_path"),
+        *("data_parallel_size", "sequence_parallel_size", "hybrid_context_parallel", "sequences_per_dataset"),
+        "context_parallel_size",
+    ]
+
+
+def test_without_a_blend_data_is_made_up():
+    config = BlendedMegatronDatasetConfig(1, 8)
+    assert config.mock
+    assert config.split == "1,1,1"
+    assert config.split_matrix[0][0] == 0
+
+
+def test_three_absent_blends_are_none():
+    assert gpt_config(None, blend_per_split=[None, None, None]).mock
+
+
+@pytest.mark.parametrize(("vocab_size", "code"), [(65_535, 8), (65_536, 4)])
+def test_the_token_type_follows_from_the_vocabulary(vocab_size, code):
+    # A null tokenizer has one id more, which ends a document.
+    assert gpt_config(None, tokenizer=NullTokenizer(vocab_size)).token_dtype_code == code
+
+
+def test_false_where_none_is_the_default_means_the_default():
+    config = gpt_config(None, multiple_validation_sets=False, full_validation=False)
+    assert config.mock
+
+
+@dataclasses.dataclass
+class Mine(GPTDatasetConfig):
+    """A third party's configuration."""
+
+    flavour: str = "vanilla"
+
+
+def test_a_third_party_can_extend_configuration_and_dataset(tmp_path):
+    class Flavoured(GPTDataset):
+        @staticmethod
+        def _key_config_attributes():
+            return [*GPTDataset._key_config_attributes(), "flavour"]
+
+    options = {"tokenizer": NullTokenizer(100), **dict.fromkeys(("reset_position_ids", "reset_attention_mask"), False)}
+    found = []
+    for flavour in ("vanilla", "lemon"):
+        config = Mine(
+            random_seed=7,
+            sequence_length=16,
+            blend=(write_pairs(tmp_path), None),
+            split="8,1,1",
+            path_to_cache=str(tmp_path / "cache"),
+            eod_mask_loss=False,
+            flavour=flavour,
+            **options,
+        )
+        config.random_seed = 8  # an ordinary dataclass can be changed
+        found.append(build(config, (None, None, None), cls=Flavoured)[0])
+    assert [dataset.datasets[0].unique_identifiers["flavour"] for dataset in found] == ["vanilla", "lemon"]
+    assert found[0].unique_description_hash != found[1].unique_description_hash

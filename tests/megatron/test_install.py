@@ -1,0 +1,121 @@
+"""`trackbed.megatron` in fresh interpreters, as a user's program starts."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+
+def run(program):
+    """What a program prints."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout.strip()
+
+
+def test_modules_are_there_without_installing_and_without_megatron_core():
+    assert (
+        run(
+            """
+            import sys
+            from trackbed.megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+            from trackbed.megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+            from trackbed.megatron.core.datasets.utils import Split, compile_helpers, log_single_rank
+            from trackbed.megatron.core.datasets import helpers
+            import trackbed.datasets
+            assert GPTDataset is trackbed.datasets.GPTDataset
+            compile_helpers()
+            print("megatron" in sys.modules)
+            """
+        )
+        == "False"
+    )
+
+
+def test_every_name_of_the_table_is_there():
+    from importlib import import_module
+
+    import trackbed.megatron
+    from trackbed.megatron.table import MODULES
+
+    for path, names in MODULES.items():
+        module = import_module(f"{trackbed.megatron.__name__}.core.{path}")
+        for name, what in names.items():
+            source, _, attribute = what.partition(":")
+            assert getattr(module, name) is getattr(import_module(source), attribute)
+
+
+def test_a_name_that_is_nowhere_is_an_attribute_error():
+    from trackbed.megatron.core.datasets import gpt_dataset
+
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = gpt_dataset.nonsense
+
+
+def test_installed_without_megatron_core_its_paths_lead_here():
+    assert (
+        run(
+            """
+            import importlib.machinery, sys
+            real = importlib.machinery.PathFinder.find_spec
+            def hiding(name, path=None, target=None):
+                return None if name.split(".")[0] == "megatron" else real(name, path, target)
+            importlib.machinery.PathFinder.find_spec = staticmethod(hiding)
+            import trackbed.megatron
+            trackbed.megatron.install()
+            from megatron.core.datasets.indexed_dataset import IndexedDataset
+            import megatron.core.datasets.gpt_dataset
+            print(IndexedDataset.__module__, megatron.core.datasets.gpt_dataset.GPTDataset.__module__)
+            """
+        )
+        == "trackbed.tokens.reader trackbed.datasets.gpt"
+    )
+
+
+def test_installed_beside_megatron_core_the_rest_of_it_goes_on_working():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    assert (
+        run(
+            """
+            import trackbed.megatron
+            trackbed.megatron.install()
+            trackbed.megatron.install()
+            from megatron.core.datasets.gpt_dataset import GPTDataset, _build_document_index
+            from megatron.core.datasets.helpers import build_mapping, build_sample_idx
+            from megatron.core.datasets import data_schedule, masked_dataset, multimodal_dataset, t5_dataset
+            from megatron.core.datasets.megatron_tokenizer import MegatronLegacyTokenizer, MegatronTokenizer
+            from megatron.core.datasets.object_storage_utils import ObjectStorageConfig
+            import megatron.core.transformer
+            import trackbed.datasets
+            assert GPTDataset is trackbed.datasets.GPTDataset
+            assert issubclass(masked_dataset.MaskedWordPieceDataset, trackbed.datasets.MegatronDataset)
+            assert issubclass(multimodal_dataset.MockMultimodalDataset, trackbed.datasets.MockGPTDataset)
+            assert MegatronLegacyTokenizer is MegatronTokenizer is trackbed.datasets.MegatronTokenizer
+            print(build_sample_idx.__module__, _build_document_index.__module__)
+            """
+        )
+        == "trackbed.megatron.helpers megatron.core.datasets.gpt_dataset"
+    )
+
+
+def test_installing_too_late_names_the_importer():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    found = run(
+        """
+        import sys, types
+        early = types.ModuleType("early_bird")
+        sys.modules["early_bird"] = early
+        exec("from megatron.core.datasets.gpt_dataset import GPTDataset", vars(early))
+        import trackbed.megatron
+        try:
+            trackbed.megatron.install()
+        except Exception as error:
+            print(type(error).__name__, error)
+        """
+    )
+    assert found.startswith("TrackbedError trackbed.megatron.install() must come before")
+    assert "early_bird" in found

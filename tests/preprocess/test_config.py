@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+from trackbed.errors import ArgumentError
+from trackbed.preprocess import PreprocessConfig, available_cores
+
+
+def test_as_many_workers_as_cores_are_the_default():
+    assert PreprocessConfig(inputs=(Path("a"),), output="out").workers == available_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": ()}, "inputs must name at least one file or folder, found none"),
+        ({"output": "folder/"}, "output must end in the beginning of a file name, as in out/corpus, found 'folder/'"),
+        ({"output": ""}, "output must end in"),
+        ({"json_keys": ()}, "json_keys must be different names"),
+        ({"json_keys": ("a", "a")}, "json_keys must be different names"),
+        ({"json_keys": ("a/b",)}, "json_keys must be different names that fit into a file name, found ['a/b']"),
+        ({"json_keys": ("",)}, "json_keys must be different names"),
+        ({"workers": 0}, "workers must be at least 1, found 0"),
+        ({"chunk_bytes": 0}, "chunk_bytes must be at least 1, found 0"),
+    ],
+)
+def test_a_field_out_of_its_range_is_refused(change, message):
+    with pytest.raises(ArgumentError) as caught:
+        PreprocessConfig(**{"inputs": (Path("a"),), "output": "out", **change})
+    assert str(caught.value).startswith(message)

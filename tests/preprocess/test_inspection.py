@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from indexed_pair import Pair
+from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.errors import FormatError
+from trackbed.preprocess import Bucket, FirstDocument, first_documents, inspect_pair
+from trackbed.preprocess.inspection import bit_lengths
+
+
+def write(path, documents, dtype="uint16"):
+    """A pair whose documents are lists of sequences, each a list of tokens."""
+    sequences = [sequence for document in documents for sequence in document]
+    borders = np.cumsum([0, *map(len, documents)]).tolist()
+    tokens = [token for sequence in sequences for token in sequence]
+    return Pair(path / "out", list(map(len, sequences)), borders, tokens, dtype=dtype).write()
+
+
+def test_a_pair_is_counted_by_documents_and_not_by_sequences(tmp_path):
+    write(tmp_path, [[[1, 2], [3]], [[4]], [], [[5, 6, 7, 8], [9]]])
+    found = inspect_pair(str(tmp_path / "out"))
+    assert (found.documents, found.sequences, found.tokens, found.dtype) == (4, 5, 9, "uint16")
+    assert (found.shortest, found.longest) == (0, 5)
+    assert found.histogram == (Bucket(0, 0, 1), Bucket(1, 1, 1), Bucket(2, 3, 1), Bucket(4, 7, 1))
+    assert (found.bin_bytes, found.idx_bytes) == (18, (tmp_path / "out.idx").stat().st_size)
+
+
+def test_the_histogram_has_no_gaps(tmp_path):
+    write(tmp_path, [[[1] * 9], [[1]]])
+    assert [one.documents for one in inspect_pair(str(tmp_path / "out")).histogram] == [1, 0, 0, 1]
+
+
+def test_a_pair_without_documents_has_no_histogram(tmp_path):
+    write(tmp_path, [])
+    found = inspect_pair(str(tmp_path / "out"))
+    assert (found.documents, found.shortest, found.longest, found.histogram) == (0, 0, 0, ())
+
+
+def test_bit_lengths_are_pythons():
+    numbers = [0, 1, 2, 3, 4, 7, 8, 2**31 - 1, 2**31, 2**52]
+    assert bit_lengths(np.array(numbers, dtype=np.int64)).tolist() == [number.bit_length() for number in numbers]
+
+
+def test_the_first_documents_are_read_across_their_sequences_and_no_further(tmp_path):
+    write(tmp_path, [[list(b"ab"), list(b"c")], [], [list(b"defg"), list(b"h")], [list(b"i")]])
+    found = first_documents(str(tmp_path / "out"), ByteTokenizer(), num_documents=3, max_tokens=4)
+    assert found == [
+        FirstDocument(3, "abc", whole=True),
+        FirstDocument(0, "", whole=True),
+        FirstDocument(5, "defg", whole=False),
+    ]
+
+
+def test_fewer_documents_come_back_where_there_are_fewer(tmp_path):
+    write(tmp_path, [[list(b"ab")]])
+    assert len(first_documents(str(tmp_path / "out"), ByteTokenizer(), num_documents=9, max_tokens=9)) == 1
+    assert first_documents(str(tmp_path / "out"), ByteTokenizer(), num_documents=0, max_tokens=9) == []
+
+
+@pytest.mark.parametrize(("token", "dtype"), [(257, "uint16"), (-1, "int32"), (0.5, "float32")])
+def test_tokens_that_the_tokenizer_does_not_have_are_an_error_that_names_one(tmp_path, token, dtype):
+    write(tmp_path, [[[1]], [[2, token]]], dtype=dtype)
+    wanted = rf"out: tokens must be integers in \[0, 257\) to be this tokenizer's, found {token} in document 1"
+    with pytest.raises(FormatError, match=wanted):
+        first_documents(str(tmp_path / "out"), ByteTokenizer(), num_documents=2, max_tokens=9)
