@@ -60,5 +60,11 @@ def test_a_damaged_pair_is_an_error(run, pair):
     assert found.stderr.startswith(f"trackbed: {pair}.idx: the magic must be ")
 
 
+def test_a_folder_stands_for_its_only_pair(run, pair, tmp_path):
+    assert run("inspect", ".").stdout == run("inspect", pair).stdout
+    (tmp_path / "other.idx").write_bytes(b"")
+    assert run("inspect", ".").exit_code == 2
+
+
 def test_an_end_of_document_token_without_a_tokenizer_is_refused(run, pair):
     assert run("inspect", pair, "--eod-token", "x").exit_code == 2

@@ -4,7 +4,7 @@ from trackbed.errors import FormatError
 
 def test_an_error_of_the_system_says_which_file_first():
     assert describe(PermissionError(13, "Permission denied", "a.idx")) == "a.idx: Permission denied"
-    assert describe(OSError(28, "No space left on device")) == "[Errno 28] No space left on device"
+    assert describe(OSError(28, "No space left on device")) == "No space left on device"
 
 
 def test_a_message_of_several_lines_becomes_one():

@@ -1,4 +1,3 @@
-
 from trackbed.cli import progress
 from trackbed.cli.progress import counted, show_progress, size_of
 

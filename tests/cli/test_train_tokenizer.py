@@ -17,6 +17,6 @@ def test_special_tokens_replace_the_usual_one(run, corpus, tmp_path):
 
 
 def test_too_small_a_vocabulary_is_refused(run, corpus):
-    found = run("train-tokenizer", "corpus.jsonl", "--vocab-size", 10)
+    found = run("train-tokenizer", "corpus.jsonl", "--vocab-size", 10, "--output", "t.json")
     assert found.exit_code == 1
     assert found.stderr == "trackbed: vocab_size must be at least 257 for the bytes and special tokens, found 10\n"

@@ -5,7 +5,7 @@ def test_a_pair_that_is_right_is_said_to_be(run, pair):
     for options in ([], ["--content"]):
         found = run("verify", pair, *options)
         assert found.exit_code == 0
-        assert found.stdout == f"{pair}: right: documents 2, sequences 2, tokens 5 of uint16\n"
+        assert found.stdout == f"{pair}: ok: documents 2, sequences 2, tokens 5 of uint16\n"
 
 
 def test_a_changed_byte_is_found_by_content_only(run, pair):
@@ -21,7 +21,7 @@ def test_each_pair_is_looked_at_whatever_is_wrong_with_the_others(run, pair):
     Path("half.idx").write_bytes(b"")
     found = run("verify", "gone", ".")
     assert found.exit_code == 1
-    assert found.stdout.startswith(f"{pair}: right")
+    assert found.stdout.startswith(f"{pair}: ok")
     assert found.stderr.splitlines() == [
         "trackbed: gone.bin: No such file or directory",
         "trackbed: half.bin: No such file or directory",

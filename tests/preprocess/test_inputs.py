@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from trackbed.errors import ArgumentError
@@ -45,3 +47,12 @@ def test_a_folder_without_texts_is_an_error(tmp_path):
     (tmp_path / "a.parquet").write_text("x")
     with pytest.raises(ArgumentError, match=r"a folder must have files that end in \.jsonl, .*, found none"):
         find_inputs([tmp_path])
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_an_error_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path, tmp_path / "pipe.txt"):
+        with pytest.raises(
+            ArgumentError, match=r"pipe\.txt: an input must be a file or a folder, found something else"
+        ):
+            find_inputs([path])

@@ -23,14 +23,17 @@ def inspect(
 ) -> None:
     """Show what a pair of .bin and .idx files holds.
 
-    PREFIX is the path of the pair without .bin and .idx.
+    PREFIX is the path of the pair without .bin and .idx, or a folder with one pair.
     """
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
 
     if tokenizer is None and eod_token is not None:
         msg = "--eod-token needs --tokenizer"
         raise click.UsageError(msg)
-    (pair,) = find_pairs([prefix])
+    pair, *others = find_pairs([prefix])
+    if others:
+        msg = f"PREFIX must be one pair, {prefix} has {1 + len(others)}"
+        raise click.UsageError(msg)
     found = inspect_pair(pair)
     first = None
     if tokenizer is not None:

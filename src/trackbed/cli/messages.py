@@ -15,6 +15,6 @@ def describe(error: BaseException) -> str:
     'corpus.idx: No such file or directory'
     """
     message = str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        message = f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return " ".join(message.splitlines())

@@ -15,8 +15,7 @@ __all__ = ["train_tokenizer"]
     "--output",
     "-o",
     type=click.Path(path_type=Path),
-    default="tokenizer.json",
-    show_default=True,
+    required=True,
     metavar="FILE",
     help="Where the tokenizer goes.",
 )

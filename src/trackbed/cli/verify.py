@@ -53,7 +53,7 @@ def _report(pair: str, check: "Callable[[str], Verified]") -> bool:
         click.echo(f"trackbed: {describe(error)}{hint}", err=True)
         return False
     click.echo(
-        f"{pair}: right: documents {found.documents:,}, sequences {found.sequences:,}, "
+        f"{pair}: ok: documents {found.documents:,}, sequences {found.sequences:,}, "
         f"tokens {found.tokens:,} of {found.dtype}"
     )
     return True

@@ -1,16 +1,20 @@
 """What decides the files that preprocessing writes."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["CHUNK_BYTES", "PreprocessConfig", "available_cores", "output_prefix"]
+__all__ = ["CHUNK_BYTES", "PreprocessConfig", "Progress", "available_cores", "output_prefix"]
 
 CHUNK_BYTES: Final = 2 << 20
 """Text that one worker takes at a time: about a second of work, and a few MiB of memory on its way back."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of input done so far, and the bytes of all input."""
 
 
 def available_cores() -> int:

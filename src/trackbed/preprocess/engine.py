@@ -1,7 +1,7 @@
 """Raw text to indexed files: plan the chunks, let workers tokenise them, write in the order of the plan."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.preprocess.config import PreprocessConfig, output_prefix
+from trackbed.preprocess.config import PreprocessConfig, Progress, output_prefix
 from trackbed.preprocess.inputs import InputFile, Layout, find_inputs
 from trackbed.preprocess.places import Places
 from trackbed.preprocess.plan import Chunk, plan_chunks
@@ -20,9 +20,6 @@ from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_
 __all__ = ["Output", "Report", "preprocess"]
 
 _BAD_SHOWN: Final = 20
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of input done so far, and the bytes of all input."""
 
 
 @dataclass(frozen=True, slots=True)

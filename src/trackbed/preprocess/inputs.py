@@ -55,12 +55,8 @@ def find_inputs(paths: Iterable[Path]) -> list[InputFile]:
     for path in paths:
         if path.is_dir():
             found.extend(_walk(path))
-        elif path.is_file():
-            found.append(_describe(path))
         else:
-            state = "something else" if path.exists() else "nothing"
-            msg = f"{path}: an input must be a file or a folder, found {state}"
-            raise ArgumentError(msg)
+            found.append(_describe(path))
     return found
 
 
@@ -79,6 +75,10 @@ def _walk(folder: Path) -> list[InputFile]:
 
 
 def _describe(path: Path) -> InputFile:
+    if not path.is_file():
+        state = "something else" if path.exists() else "nothing"
+        msg = f"{path}: an input must be a file or a folder, found {state}"
+        raise ArgumentError(msg)
     return InputFile(path, _LAYOUTS.get(path.suffix.lower(), Layout.PLAIN_TEXT), path.stat().st_size)
 
 

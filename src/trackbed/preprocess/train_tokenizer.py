@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
-from trackbed.preprocess.config import CHUNK_BYTES
+from trackbed.preprocess.config import CHUNK_BYTES, Progress
 from trackbed.preprocess.inputs import InputFile, find_inputs
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.places import Places
@@ -20,9 +20,6 @@ __all__ = ["TrainedTokenizer", "TrainingConfig", "train_tokenizer"]
 
 _NUM_BYTES: Final = 256
 _PART_CHARS: Final = 256 << 10  # the trainer looks at words, so that long texts may come in parts
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of input read so far, and the bytes of all input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,64 @@
+"""What the documentation says is so: links lead somewhere, snippets run, public names are listed."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+README = (ROOT / "README.md").read_text()
+API = (ROOT / "docs" / "reference" / "api.md").read_text()
+FACADES = re.findall(r"^## `(trackbed\.\w+)`$", API, flags=re.MULTILINE)
+
+
+def snippets(language):
+    """The fenced blocks of one language in the README."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_that_are_there(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_that_are_named_are_there(page):
+    if page.name in ("CHANGELOG.md",):
+        pytest.skip("a changelog speaks of what was")
+    for path in re.findall(r"`((?:src|tests|docs|native|benchmarks|examples)/[\w./-]*\w/?)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_a_facade_has_the_names_that_the_reference_lists(facade):
+    section = API.split(f"## `{facade}`")[1].split("\n## ")[0]
+    module = import_module(facade)
+    assert re.findall(r"^- `(\w+)`$", section, flags=re.MULTILINE) == module.__all__
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_readmes_commands_and_programs_run(tmp_path):
+    for name, word in (("web", "page"), ("books", "chapter")):
+        texts = [f"{word} {number}: the quick brown fox jumps over the lazy dog. " * 40 for number in range(400)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (shell,) = snippets("bash")
+    for line in shell.strip().splitlines():
+        program, *arguments = line.split("#")[0].split()
+        assert program == "trackbed"
+        subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=tmp_path, check=True, capture_output=True)
+    programs = "\n".join(snippets("python"))
+    checks = "\nassert len(train) >= 1000 and len(batch) == 4 and state['consumed_samples'] == 4"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", programs + checks], cwd=tmp_path, check=True)
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets, page
