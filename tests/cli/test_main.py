@@ -1,10 +1,12 @@
 import json
 import os
 import pty
+import random
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,13 @@ def start_long_run(folder, **options):
     while not any(path.stat().st_size for path in folder.glob("*.partial")) and process.poll() is None:
         time.sleep(0.005)
     return process
+
+
+def number_of_threads(pid):
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir()))
+    except OSError:
+        return 0
 
 
 def test_help_lists_every_command_and_loads_nothing_heavy(tmp_path):
@@ -75,6 +84,25 @@ def test_a_run_that_is_interrupted_removes_what_it_wrote_and_says_little(tmp_pat
     stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout, stderr) == (128 + number, "", said)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_training_is_interrupted_at_once_although_its_library_hears_no_signals(tmp_path, number):
+    words = random.Random(1)
+    with (tmp_path / "corpus.txt").open("w") as file:
+        for _ in range(600_000):
+            file.write(f"{words.getrandbits(64):x} ")
+    arguments = ["train-tokenizer", "corpus.txt", "--output", "t.json"]
+    process = subprocess.Popen([*TRACKBED, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while number_of_threads(process.pid) < 3 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(number)
+    begin = time.monotonic()
+    said = process.communicate(timeout=60)[1]
+    assert time.monotonic() - begin < 2
+    assert process.returncode == 128 + number
+    assert said == ("trackbed: interrupted\n" if number == signal.SIGINT else "")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
 
 
 def test_a_terminal_gets_a_bar_on_stderr(tmp_path):

@@ -99,6 +99,7 @@ def test_a_process_with_a_name_like_the_fields_behind_it_is_alive(tmp_path):
 def test_only_partials_of_the_name_asked_for_are_removed(tmp_path, name):
     dead = tmp_path / new_partial(tmp_path / name).name.replace(f".{os.getpid()}.", ".4194305.")
     others = [dead.with_name(f"{prefix}{dead.name}") for prefix in ("more", "1.2.3.", "x.")]
+    others.append(dead.with_name(f"{name}.idx{dead.name.removeprefix(name)}"))
     for path in (dead, *others):
         path.touch()
     assert clear_dead_partials(tmp_path, final_name=name) == [dead]

@@ -165,8 +165,9 @@ def test_outputs_that_cannot_be_filled_in_place_are_refused(datasets, samples, f
 
 
 def test_exhaustive_blend_refuses_outputs_of_another_length_than_the_sum():
-    with pytest.raises(ArgumentError, match=r"sum\(sizes\) = 4 samples, found 3"):
-        exhaustive_blend(np.array([3, 1]), *outputs(3))
+    for length in (0, 3, 5):
+        with pytest.raises(ArgumentError, match=rf"sum\(sizes\) = 4 samples, found {length}"):
+            exhaustive_blend(np.array([3, 1]), *outputs(length))
 
 
 def test_other_threads_run_while_a_blend_is_drawn():

@@ -110,6 +110,12 @@ def test_an_index_without_sequences_is_whole(pair):
     assert index.document_indices.tolist() == [0]
 
 
+def test_an_index_without_even_a_last_border_is_refused(pair):
+    empty = replace(pair, lengths=[], borders=[], tokens=[]).write()
+    assert empty.idx.stat().st_size == 34
+    refused_by_all(empty, "document_count must be at least 1, found 0")
+
+
 @pytest.mark.parametrize("magic", [b"MMIDIDX\x00\x01", b"mmididx\x00\x00", b"TNTIDX\x00\x00\x00", bytes(9)])
 def test_another_magic_is_refused(pair, magic):
     refused_by_all(replace(pair, magic=magic).write(), b"MMIDIDX\x00\x00", magic)
@@ -230,6 +236,24 @@ def test_a_sequence_that_is_not_in_the_data_cannot_be_read(pair, changes, mmap):
     replace(pair, **changes).write()
     refused(lambda: read_everything(pair.prefix, mmap=mmap), pair.prefix)
     refused(lambda: read_everything(pair.prefix, mmap=mmap, fast_cache_load=True), pair.prefix)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("part", [slice(None), slice(0, 2), slice(1, 3), slice(1, 2)])
+def test_a_part_with_a_negative_length_cannot_be_read(pair, mmap, part):
+    # The sum of the lengths is that of the data.
+    replace(pair, lengths=[3, -1, 3], pointers=[0, 12, 8]).write()
+    dataset = IndexedDataset(str(pair.prefix), mmap=mmap)
+    refused(lambda: dataset[part], pair.prefix, -1)
+
+
+def test_a_long_index_is_verified_in_steps(pair):
+    count = 2 * 2**20 + 3
+    lengths, borders = np.full(count, 2, dtype=np.int32), np.arange(count + 1)
+    raw = encode_header(Header(np.uint8, count, count + 1)) + lengths.tobytes()
+    pair.idx.write_bytes(raw + (2 * borders[:-1]).tobytes() + borders.tobytes())
+    pair.bin.write_bytes(bytes(2 * count))
+    assert verify(str(pair.prefix)).tokens == 2 * count
 
 
 def test_data_of_another_size_than_the_sequences_is_refused_by_verify(pair):

@@ -18,6 +18,7 @@ from trackbed.cli.messages import EXPECTED, describe
 from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.train_tokenizer import train_tokenizer
+from trackbed.cli.unheeding import leave
 from trackbed.cli.verify import verify
 
 __all__ = ["main", "trackbed"]
@@ -53,7 +54,11 @@ for command in (preprocess, train_tokenizer, merge, inspect, verify, seal):
 def main() -> None:
     """Run the command line of this process."""
     signal.signal(signal.SIGTERM, _end)
-    trackbed(prog_name="trackbed")
+    try:
+        trackbed(prog_name="trackbed")
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 0)
+        raise
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  a signal handler is called so

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from trackbed.cli.parse import split_keys
+from trackbed.cli.unheeding import run_in_thread
 
 __all__ = ["train_tokenizer"]
 
@@ -65,5 +66,5 @@ def train_tokenizer(
         skip_bad=skip_bad,
     )
     with show_progress("reading") as progress:
-        trained = run(config, output, progress=progress)
+        trained = run_in_thread(lambda: run(config, output, progress=progress))
     click.echo(f"vocabulary {trained.vocab_size:,}, records {trained.records:,}, bad {trained.bad:,}\n{trained.path}")

@@ -57,7 +57,7 @@ class BlendedDataset(_Dataset):
     ) -> None:
         _check_members(datasets, weights, size)
         if len(datasets) == 1:
-            logger.warning("%s: a blend of one dataset", datasets[0].dataset_path)
+            logger.info("%s: a blend of one dataset", datasets[0].dataset_path)
         self.datasets = datasets
         self.split = datasets[0].index_split
         self.weights = list(weights) if size is None else normalize(weights)

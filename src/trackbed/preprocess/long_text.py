@@ -9,7 +9,6 @@ their own, the text stays whole.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, Final
 
 __all__ = ["PART_CHARS", "split_text"]
@@ -17,10 +16,11 @@ __all__ = ["PART_CHARS", "split_text"]
 PART_CHARS: Final = 4 << 20
 """Texts up to this length are never cut."""
 
-_SEARCH_CHARS: Final = 64 << 10
 _WINDOW_CHARS: Final = 4 << 10
-_TRIES: Final = 16
-_BETWEEN_WORDS: Final = re.compile(r"(?<=\w)(?=[ \n]\w)|(?<=\w\n)(?=\w)|(?<=\W)(?=\w)")
+_TRIES: Final = 64
+_STRIDE_CHARS: Final = 64
+# Before a space or a line end between words, and, for scripts without spaces, behind a mark.
+_BETWEEN_WORDS: Final = re.compile(r"(?<=\S)(?=[ \n]\S)|(?<=\w)(?=\n)|(?<=[^\w\s])(?=\w)")
 
 Tokenize = Callable[[str], Iterable[Any]]
 
@@ -36,22 +36,28 @@ def split_text(text: str, tokenize: Tokenize, *, part_chars: int = PART_CHARS) -
     >>> list(split_text("one two three", list, part_chars=5))
     ['one two', ' three']
     """
-    start = 0
-    while len(text) - start > part_chars:
-        cut = _find_cut(text, start + part_chars, tokenize)
-        if cut is None:
-            break
-        yield text[start:cut]
-        start = cut
+    start, earliest = 0, part_chars
+    while earliest < len(text):
+        cut = _find_cut(text, earliest, tokenize)
+        if cut is not None:
+            yield text[start:cut]
+            start = cut
+        earliest = (earliest if cut is None else cut) + part_chars
     yield text[start:]
 
 
 def _find_cut(text: str, earliest: int, tokenize: Tokenize) -> int | None:
     """The first place between words, from `earliest` on, where cutting changes no token; None if none is found."""
-    candidates = _BETWEEN_WORDS.finditer(text, earliest, earliest + _SEARCH_CHARS)
-    for candidate in islice(candidates, _TRIES):
+    position = earliest
+    for attempt in range(_TRIES):
+        candidate = _BETWEEN_WORDS.search(text, position, position + _WINDOW_CHARS)
+        if candidate is None:
+            position += _WINDOW_CHARS
+            continue
         cut = candidate.start()
         left, right = text[max(0, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
         if [*tokenize(left), *tokenize(right)] == [*tokenize(left + right)]:
             return cut
+        # What spoilt this cut is likely to spoil the next ones, too: look ever farther away.
+        position = cut + 1 + attempt * _STRIDE_CHARS
     return None

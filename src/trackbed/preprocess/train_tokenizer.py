@@ -19,7 +19,7 @@ from trackbed.preprocess.readers import BadRecord, Record, read_piece
 __all__ = ["TrainedTokenizer", "TrainingConfig", "train_tokenizer"]
 
 _NUM_BYTES: Final = 256
-_PART_CHARS: Final = 256 << 10  # the trainer looks at words, so that long texts may come in parts
+_PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,109 @@
+"""Megatron Core in a process of its own, which is ended if it takes too long to answer."""
+
+import contextlib
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cases import DEFAULT_TOKENIZER, identity
+from observe import answer
+
+from trackbed.datasets import HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
+
+START_SECONDS = 120
+ANSWER_SECONDS = 4
+
+
+class Oracle:
+    """Asks Megatron Core, and starts it anew if it hangs.
+
+    Args:
+        python: interpreter of the environment that Megatron Core is in.
+    """
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str | None] = queue.Queue()
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Its answer, or `error` if it hangs or dies."""
+        if self._process is None:
+            self._start()
+        request = {**request, "tokenizer": {**request["tokenizer"], "identity": identity(request["tokenizer"])}}
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._answers.get(timeout=ANSWER_SECONDS)
+        except (queue.Empty, BrokenPipeError):
+            self.stop()
+            return {"error": "hangs"}
+        if line is None:
+            self.stop()
+            return {"error": "died"}
+        return json.loads(line)
+
+    def _start(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        here = Path(__file__).parent
+        self._answers = queue.Queue()
+        self._process = subprocess.Popen(
+            [self._python, "-W", "ignore", str(here / "observe.py"), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=here,
+        )
+        threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
+        ready = self._answers.get(timeout=START_SECONDS)
+        if ready is None:
+            msg = f"{self._python}: Megatron Core must start, found that it died"
+            raise RuntimeError(msg)
+
+    @staticmethod
+    def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str | None]") -> None:
+        for line in process.stdout:
+            answers.put(line)
+        answers.put(None)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+@contextlib.contextmanager
+def running(python: str = sys.executable) -> Iterator[Oracle]:
+    """An oracle for the length of the block."""
+    oracle = Oracle(python)
+    try:
+        yield oracle
+    finally:
+        oracle.stop()
+
+
+def ask_trackbed(request: dict[str, Any], *, legacy: bool = False) -> dict[str, Any]:
+    """What Trackbed makes of the same request, with a tokenizer that Megatron Core takes for its own."""
+    tokenizer = request["tokenizer"]
+    named = identity(tokenizer)
+    if legacy:
+        known = MegatronIdentity("NullTokenizer", [None], {"vocab_size": tokenizer["vocab_size"]})
+    else:
+        known = MegatronIdentity(DEFAULT_TOKENIZER, named["path"], named["options"])
+    if tokenizer["kind"] == "null":
+        return answer(request, NullTokenizer(tokenizer["vocab_size"], megatron_identity=known), "trackbed.megatron.core")
+    file = Path(tokenizer["path"]) / "tokenizer.json"
+    pad = named["options"].get("pad_token")
+    ours = HuggingFaceTokenizer(file, eod_token="</s>", pad_token=pad, megatron_identity=known)
+    return answer(request, ours, "trackbed.megatron.core")
