@@ -92,8 +92,7 @@ std::vector<double> make_weights(Random& random, std::size_t size, Weights kind)
         weight = static_cast<double>(random.below(5)) * std::numeric_limits<double>::denorm_min();
         break;
       case Weights::extreme:
-        weight =
-            random.below(3) == 0 ? -random.unit() : random.unit() * (random.below(2) == 0 ? 1e308 : 1e-308);
+        weight = random.below(3) == 0 ? -random.unit() : random.unit() * (random.below(2) == 0 ? 1e308 : 1e-308);
         break;
       case Weights::dyadic:
         weight = static_cast<double>(1 + random.below(8)) / 16.0;
@@ -105,8 +104,7 @@ std::vector<double> make_weights(Random& random, std::size_t size, Weights kind)
   return weights;
 }
 
-std::size_t naive_largest_error(const std::vector<double>& weights, const std::vector<double>& counts,
-                                double step) {
+std::size_t naive_largest_error(const std::vector<double>& weights, const std::vector<double>& counts, double step) {
   std::size_t best = 0;
   for (std::size_t d = 1; d < weights.size(); ++d) {
     if (rounded_product(weights[d], step) - counts[d] > rounded_product(weights[best], step) - counts[best]) {
@@ -122,8 +120,7 @@ struct Blend {
 };
 
 // With `sizes`, a dataset that has given that many samples is out; without, none ever is.
-Blend naive_blend(const std::vector<double>& weights, std::size_t num_samples,
-                  const std::vector<std::int64_t>& sizes) {
+Blend naive_blend(const std::vector<double>& weights, std::size_t num_samples, const std::vector<std::int64_t>& sizes) {
   Blend blend;
   std::vector<std::int64_t> drawn(weights.size(), 0);
   for (std::size_t i = 0; i < num_samples; ++i) {
@@ -176,9 +173,7 @@ Blend run_exhaustive(const std::vector<std::int64_t>& sizes, std::size_t total, 
   return blend;
 }
 
-bool equal(const Blend& one, const Blend& other) {
-  return one.dataset == other.dataset && one.sample == other.sample;
-}
+bool equal(const Blend& one, const Blend& other) { return one.dataset == other.dataset && one.sample == other.sample; }
 
 // Every size around the widths of the lanes (2, 4 and 8 doubles), then larger ones.
 std::size_t size_of_round(Random& random, std::size_t round) {
@@ -207,11 +202,11 @@ void test_largest_error(std::size_t rounds) {
     shifted_weights.shrink_to_fit();
     shifted_counts.shrink_to_fit();
     for (const Isa level : levels()) {
-      const std::size_t found = trackbed::largest_error_at(level)(shifted_weights.data() + shift,
-                                                                  shifted_counts.data() + shift, size, step);
-      check(found == wanted, "largest_error " + name_of(level) + " round " + std::to_string(round) +
-                                 " size " + std::to_string(size) + ": dataset " + std::to_string(wanted) +
-                                 ", found " + std::to_string(found));
+      const std::size_t found =
+          trackbed::largest_error_at(level)(shifted_weights.data() + shift, shifted_counts.data() + shift, size, step);
+      check(found == wanted, "largest_error " + name_of(level) + " round " + std::to_string(round) + " size " +
+                                 std::to_string(size) + ": dataset " + std::to_string(wanted) + ", found " +
+                                 std::to_string(found));
     }
   }
 }
@@ -272,10 +267,8 @@ void test_exhaustive_blend(std::size_t rounds) {
     const Blend wanted = naive_exhaustive(sizes);
     for (const Isa level : levels()) {
       const std::string what = "exhaustive_blend " + name_of(level) + " round " + std::to_string(round);
-      check(equal(run_exhaustive<std::int16_t>(sizes, wanted.dataset.size(), level), wanted),
-            what + " int16");
-      check(equal(run_exhaustive<std::int32_t>(sizes, wanted.dataset.size(), level), wanted),
-            what + " int32");
+      check(equal(run_exhaustive<std::int16_t>(sizes, wanted.dataset.size(), level), wanted), what + " int16");
+      check(equal(run_exhaustive<std::int32_t>(sizes, wanted.dataset.size(), level), wanted), what + " int32");
     }
   }
 }
@@ -300,8 +293,7 @@ std::vector<std::int64_t> naive_sample_index(const std::vector<std::int32_t>& le
     } else if (extra_token == 0 && start <= stream.size()) {  // behind the token before it
       rows.insert(rows.end(), {stream[start - 1].first, stream[start - 1].second + 1});
     } else if (extra_token == 1) {  // the stream's last token
-      rows.insert(rows.end(),
-                  {stream.empty() ? 0 : stream.back().first, stream.empty() ? 0 : stream.back().second});
+      rows.insert(rows.end(), {stream.empty() ? 0 : stream.back().first, stream.empty() ? 0 : stream.back().second});
     } else {  // the end of the last visit, which may be empty
       const auto last = static_cast<std::int64_t>(visits.size()) - 1;
       rows.insert(rows.end(), {std::max<std::int64_t>(last, 0),
@@ -337,15 +329,15 @@ void test_sample_index(std::size_t rounds) {
     const std::size_t num_rows = 1 + random.below(20);
     const auto wanted = naive_sample_index(lengths, visits, num_rows, sequence_length, extra_token);
     const std::string what = "sample_index round " + std::to_string(round);
-    check(run_sample_index<std::int32_t, std::int32_t>(lengths, visits, num_rows, sequence_length,
-                                                       extra_token) == wanted,
-          what + " int32, int32");
-    check(run_sample_index<std::int32_t, std::int64_t>(lengths, visits, num_rows, sequence_length,
-                                                       extra_token) == wanted,
-          what + " int32, int64");
-    check(run_sample_index<std::int64_t, std::int64_t>(lengths, visits, num_rows, sequence_length,
-                                                       extra_token) == wanted,
-          what + " int64, int64");
+    check(
+        run_sample_index<std::int32_t, std::int32_t>(lengths, visits, num_rows, sequence_length, extra_token) == wanted,
+        what + " int32, int32");
+    check(
+        run_sample_index<std::int32_t, std::int64_t>(lengths, visits, num_rows, sequence_length, extra_token) == wanted,
+        what + " int32, int64");
+    check(
+        run_sample_index<std::int64_t, std::int64_t>(lengths, visits, num_rows, sequence_length, extra_token) == wanted,
+        what + " int64, int64");
   }
 }
 
@@ -468,8 +460,7 @@ void test_threads(std::size_t rounds) {
       for (std::size_t round = 0; round < rounds; ++round) {
         for (const Isa level : levels()) {
           wrong[t] += !equal(run_greedy<std::int16_t>(weights, 300, level), greedy);
-          wrong[t] +=
-              !equal(run_exhaustive<std::int32_t>(sizes, exhaustive.dataset.size(), level), exhaustive);
+          wrong[t] += !equal(run_exhaustive<std::int32_t>(sizes, exhaustive.dataset.size(), level), exhaustive);
         }
         wrong[t] += run_sample_index<std::int64_t, std::int64_t>(lengths, visits, 100, 32, 1) != rows;
         std::vector<std::uint16_t> stored(visits.size());

@@ -31,7 +31,8 @@ def test_one_prefix_without_a_weight_is_not_blended(tmp_path):
 
 def test_one_prefix_with_a_weight_is_blended(tmp_path, caplog):
     config = gpt_config(tmp_path / "cache", blend=(write_pairs(tmp_path, 1), [2.0]), split="9,1,0")
-    train, _, _ = build(config, (20, 2, 0))
+    with caplog.at_level("INFO"):
+        train, _, _ = build(config, (20, 2, 0))
     assert type(train) is BlendedDataset
     assert "a blend of one dataset" in caplog.text
 

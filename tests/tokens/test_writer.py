@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forked import run_in_fork
 from indexed_pair import CODES, Pair
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify, verify_content
@@ -341,6 +342,15 @@ def test_a_builder_that_gives_up_leaves_the_older_pair(prefix):
     verify_content(str(prefix))
 
 
+def test_giving_up_comes_too_late_when_the_pair_is_there(prefix):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    builder.add_document([1, 2], [2])
+    builder.finalize(f"{prefix}.idx")
+    builder.discard()
+    assert files(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
+    assert verify_content(str(prefix)).tokens == 2
+
+
 def test_two_builders_of_one_name_do_not_mix(prefix):
     first, second = (IndexedDatasetBuilder(f"{prefix}.bin") for _ in range(2))
     first.add_document([1] * 100_000, [100_000])
@@ -438,6 +448,70 @@ def test_a_full_disk_leaves_the_older_pair(prefix, num_tokens):
     assert files(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
     assert IndexedDataset(str(prefix))[0].tolist() == [1, 2, 3]
     verify_content(str(prefix))
+
+
+# Goes on after every failure where files may have at most 300 KiB, and says how often it failed.
+STUBBORN = """
+import sys, resource, signal
+import numpy as np
+from trackbed.tokens import IndexedDatasetBuilder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300 << 10, 300 << 10))
+builder = IndexedDatasetBuilder(sys.argv[1] + ".bin", np.uint8)
+failures = 0
+for _ in range(20):
+    try:
+        builder.add_document(np.zeros(100_000, np.uint8), [100_000])
+    except OSError:
+        failures += 1
+try:
+    builder.finalize(sys.argv[1] + ".idx")
+except OSError:
+    print(failures)
+builder.discard()
+"""
+
+
+def test_a_write_that_failed_is_never_forgotten(prefix):
+    build(prefix, [[1, 2, 3]])
+    done = subprocess.run([sys.executable, "-c", STUBBORN, str(prefix)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 0
+    assert files(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
+    assert IndexedDataset(str(prefix))[0].tolist() == [1, 2, 3]
+    verify_content(str(prefix))
+
+
+def test_arrays_may_be_changed_as_soon_as_they_were_added(prefix):
+    for dtype in (np.int32, np.int64, np.uint16):
+        builder = IndexedDatasetBuilder(f"{prefix}.bin")
+        tokens = np.empty(50_000, dtype=dtype)
+        for number in range(10):
+            tokens[:] = number
+            builder.add_document(tokens, [len(tokens)])
+            tokens[:] = 99
+        builder.finalize(f"{prefix}.idx")
+        assert [set(found.tolist()) for found in IndexedDataset(str(prefix))[:]] == [{number} for number in range(10)]
+
+
+def test_a_process_may_fork_while_it_writes(prefix):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    for number in range(4):
+        builder.add_document(np.full(100_000, number), [100_000])
+        assert run_in_fork(lambda: len(builder.sequence_lengths)) == number + 1
+    builder.finalize(f"{prefix}.idx")
+    assert verify_content(str(prefix)).tokens == 400_000
+
+
+def test_builders_that_are_left_alone_hold_up_nothing(tmp_path):
+    program = f"""if True:
+        from trackbed.tokens import IndexedDatasetBuilder
+        builder = IndexedDatasetBuilder({str(tmp_path / "x.bin")!r})
+        builder.add_document([1] * 100_000, [100_000])
+    """
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+    assert [name for name in files(tmp_path) if not name.endswith(".partial")] == []
+    IndexedDatasetBuilder(str(tmp_path / "x.bin")).discard()
+    assert files(tmp_path) == []
 
 
 def test_another_pair_is_added_whole(prefix, pair):

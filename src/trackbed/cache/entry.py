@@ -54,32 +54,28 @@ class Entry:
     @property
     def shared(self) -> "Place":
         """Where Megatron Core looks for it."""
-        return Place(self.directory, self.stem, self.own / f"{self.stem}.json")
+        return Place(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
 
     @property
     def aside(self) -> "Place":
         """Where it lies when the shared place holds something else."""
-        folder = self.own / self.fingerprint
-        return Place(folder, self.stem, folder / "manifest.json")
+        folder = f"{self.directory}/.trackbed/{self.fingerprint}"
+        return Place(folder, self.stem, f"{folder}/manifest.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry can lie."""
+    """Where an entry can lie, as text: thousands of entries are looked at."""
 
-    directory: Path
+    directory: str
     stem: str
-    manifest: Path
+    manifest: str
 
-    @property
-    def description(self) -> Path:
-        """Path of the description."""
-        return self.directory / f"{self.stem}-description.txt"
-
-    def array(self, name: str) -> Path:
+    def array(self, name: str) -> str:
         """Path of one of the arrays."""
-        return self.directory / f"{self.stem}-{name}.npy"
+        return f"{self.directory}/{self.stem}-{name}.npy"
 
-    def files(self, arrays: tuple[str, ...]) -> Mapping[str, Path]:
+    def files(self, arrays: tuple[str, ...]) -> Mapping[str, str]:
         """All paths, by what they hold, in the order in which they are written."""
-        return {"description": self.description, **{name: self.array(name) for name in arrays}}
+        description = f"{self.directory}/{self.stem}-description.txt"
+        return {"description": description, **{name: self.array(name) for name in arrays}}

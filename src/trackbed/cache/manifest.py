@@ -54,7 +54,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-def read_manifest(path: Path) -> Manifest | None:
+def read_manifest(path: str) -> Manifest | None:
     """The manifest at `path`, or None where there is none.
 
     One of another version says nothing here but its version, so that it fits no entry of ours.
@@ -63,7 +63,7 @@ def read_manifest(path: Path) -> Manifest | None:
         FormatError: the file is no manifest.
     """
     try:
-        raw = path.read_bytes()
+        raw = Path(path).read_bytes()
     except FileNotFoundError:
         return None
     try:

@@ -6,16 +6,17 @@ Shapes: whatever the header says, once it was compared with the size of the file
 import io
 import math
 import mmap
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Checksum
+from trackbed.files import Checksum, write_new
 
 __all__ = ["NpyHeader", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
 
@@ -42,7 +43,7 @@ class NpyHeader:
         return self.data_at + math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_npy_header(raw: bytes, *, path: Path) -> NpyHeader:
+def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
     """What the first bytes of a `.npy` say.
 
     Only what `numpy.save` writes for plain numbers is understood: nothing in a header is evaluated.
@@ -69,26 +70,29 @@ def read_npy_spec(path: Path) -> NpyHeader:
         FormatError: there is none that can be read.
     """
     with path.open("rb") as file:
-        return read_npy_header(file.read(_LONGEST_HEADER + 16), path=path)
+        return read_npy_header(file.read(_LONGEST_HEADER), path=path)
 
 
-def map_npy(path: Path) -> npt.NDArray[Any]:
+def map_npy(path: str | Path) -> npt.NDArray[Any]:
     """The array in the file at `path`, mapped read-only; the map lives as long as the array.
 
     Raises:
         FormatError: the file is no `.npy`, or shorter or longer than its header says.
+        FileNotFoundError: there is no such file.
     """
-    with path.open("rb") as file:
-        header = read_npy_header(file.read(_LONGEST_HEADER + 16), path=path)
-        size = _size(file)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
+        size = os.fstat(descriptor).st_size
         if size != header.size_bytes:
             msg = f"{path}: {header.dtype} of shape {header.shape} makes {header.size_bytes} bytes, found {size}"
             raise FormatError(msg)
         if size == header.data_at:
             return np.empty(header.shape, dtype=header.dtype)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    flat = np.frombuffer(mapped, dtype=header.dtype, offset=header.data_at)
-    return flat.reshape(header.shape)
+        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(mapped, dtype=header.dtype, offset=header.data_at).reshape(header.shape)
 
 
 def encode_npy_header(array: npt.NDArray[Any]) -> bytes:
@@ -98,17 +102,6 @@ def encode_npy_header(array: npt.NDArray[Any]) -> bytes:
     return file.getvalue()
 
 
-def write_npy(path: Path, array: npt.NDArray[Any]) -> Checksum:
+def write_npy(path: str | Path, array: npt.NDArray[Any]) -> Checksum:
     """Write `array`, in C order, to the new file `path`, byte for byte as `numpy.save` does."""
-    checksum = Checksum()
-    with path.open("xb", buffering=0) as file:
-        for part in (encode_npy_header(array), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):
-            view = memoryview(part)
-            checksum.update(view)
-            while view:
-                view = view[file.write(view) or 0 :]
-    return checksum
-
-
-def _size(file: BinaryIO) -> int:
-    return file.seek(0, io.SEEK_END)
+    return write_new(path, encode_npy_header(array), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -81,24 +81,23 @@ def open_entry(entry: Entry, *, expected: Expected, advice: str) -> Arrays:
 
 def _find(entry: Entry, expected: Expected) -> tuple[Arrays | None, Place, str]:
     """The entry's arrays if it is there, else where it is to be built, and what was found there."""
-    why = ""
-    for place in [entry.shared, entry.aside] if entry.megatron else [entry.aside]:
-        found = survey(entry, place, expected)
-        why = found.why
-        if found.state is State.whole:
-            try:
-                return _map(entry, place), place, why
-            except FormatError as error:
-                return None, place, str(error)
-        if found.state is not State.foreign or place == entry.aside:
-            break
+    place = entry.shared if entry.megatron else entry.aside
+    found = survey(entry, place, expected)
+    if found.state is State.foreign and entry.megatron:
+        place = entry.aside
         logger.warning(
             "%s: another index has this name (%s); this one lies in %s",
-            place.array("*"),
-            why,
-            entry.aside.directory,
+            entry.shared.array("*"),
+            found.why,
+            place.directory,
         )
-    return None, place, why
+        found = survey(entry, place, expected)
+    if found.state is not State.whole:
+        return None, place, found.why
+    try:
+        return _map(entry, place), place, ""
+    except FormatError as error:
+        return None, place, str(error)
 
 
 def _map(entry: Entry, place: Place) -> Arrays:

@@ -1,6 +1,9 @@
 """Putting an entry in its place: every file whole under its final name, the manifest last."""
 
+import contextlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -9,7 +12,7 @@ from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import FileRecord, Manifest, encode_manifest
 from trackbed.cache.npy import write_npy
 from trackbed.errors import CacheError
-from trackbed.files import Checksum, clear_dead_partials, new_partial, publish
+from trackbed.files import clear_dead_partials, partial_name, publish, write_new
 
 __all__ = ["write_entry"]
 
@@ -22,27 +25,12 @@ def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any
     Raises:
         CacheError: the folder cannot be written, or the disk is full; nothing partial is left behind.
     """
-    partials = entry.own / "partial"
-    started = {}
+    started: dict[str, str] = {}
     try:
-        for folder in (place.directory, place.manifest.parent, partials):
-            if not folder.is_dir():
-                folder.mkdir(parents=True, exist_ok=True)
-        clear_dead_partials(partials)
-        records = {}
-        for name, final in place.files(entry.arrays).items():
-            started[final] = new_partial(final, directory=partials)
-            if name == "description":
-                started[final].write_bytes(entry.description.encode())
-                checksum = Checksum()
-                checksum.update(entry.description.encode())
-            else:
-                checksum = write_npy(started[final], arrays[name])
-            records[final.name] = FileRecord.of(checksum)
-        started[place.manifest] = new_partial(place.manifest, directory=partials)
-        started[place.manifest].write_bytes(encode_manifest(Manifest(entry.fingerprint, entry.decisions, records)))
+        _write(entry, place, arrays, started)
         # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
-        place.manifest.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place.manifest)  # noqa: PTH108  see Place
         for final in list(started):
             publish(started[final], final)
             del started[final]
@@ -54,4 +42,27 @@ def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any
         raise CacheError(msg) from error
     finally:
         for partial in started.values():
-            partial.unlink(missing_ok=True)
+            Path(partial).unlink(missing_ok=True)
+
+
+def _write(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any]], started: dict[str, str]) -> None:
+    """Write partial files, and note in `started` what each of them is to become."""
+    partials = entry.own / "partial"
+    for folder in (Path(place.directory), Path(place.manifest).parent, partials):
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+    clear_dead_partials(partials)
+
+    def begin(final: str) -> str:
+        started[final] = f"{partials}/{partial_name(final.rpartition('/')[2])}"
+        return started[final]
+
+    records = {}
+    for name, final in place.files(entry.arrays).items():
+        if name == "description":
+            checksum = write_new(begin(final), entry.description.encode())
+        else:
+            checksum = write_npy(begin(final), arrays[name])
+        records[final.rpartition("/")[2]] = FileRecord.of(checksum)
+    manifest = Manifest(entry.fingerprint, entry.decisions, records)
+    write_new(begin(place.manifest), encode_manifest(manifest))

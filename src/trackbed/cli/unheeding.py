@@ -5,9 +5,11 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Final, TypeVar
 
 __all__ = ["leave", "run_in_thread"]
+
+_NAME: Final = "trackbed work that hears no signals"
 
 Result = TypeVar("Result")
 
@@ -15,13 +17,13 @@ Result = TypeVar("Result")
 def run_in_thread(work: Callable[[], Result]) -> Result:
     """The result of `work`, or what it raises. Signals reach whoever calls this, and leave the work alone."""
     future: Future[Result] = Future()
-    threading.Thread(target=_fulfil, args=(future, work), daemon=True).start()
+    threading.Thread(target=_fulfil, args=(future, work), name=_NAME, daemon=True).start()
     return future.result()
 
 
 def leave(code: int) -> None:
     """End the process at once if work is left in a thread: an interpreter that shuts down around it crashes."""
-    if threading.active_count() > 1:
+    if any(thread.name == _NAME for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trackbed.tokens import IndexedDataset, identity
+from trackbed.tokens import IndexedDataset
 
 __all__ = ["identify"]
 
@@ -13,6 +13,6 @@ __all__ = ["identify"]
 def identify(dataset: Any) -> dict[str, Any]:
     """The identity of its files, or of its lengths where it has none."""
     if isinstance(dataset, IndexedDataset):
-        return identity(dataset.path_prefix)
+        return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
     return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}

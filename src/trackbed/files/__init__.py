@@ -1,7 +1,14 @@
 """Files that appear whole under their final name or not at all, and checksums of them."""
 
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, checksum_file
-from trackbed.files.publish import clear_dead_partials, flush_to_disk, new_partial, publish
+from trackbed.files.publish import (
+    clear_dead_partials,
+    flush_to_disk,
+    new_partial,
+    partial_name,
+    publish,
+    write_new,
+)
 
 __all__ = [
     "CHUNK_BYTES",
@@ -10,5 +17,7 @@ __all__ = [
     "clear_dead_partials",
     "flush_to_disk",
     "new_partial",
+    "partial_name",
     "publish",
+    "write_new",
 ]

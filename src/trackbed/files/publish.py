@@ -13,7 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["clear_dead_partials", "flush_to_disk", "new_partial", "publish"]
+from trackbed.files.checksum import Checksum
+
+__all__ = ["clear_dead_partials", "flush_to_disk", "new_partial", "partial_name", "publish", "write_new"]
 
 _SERIAL: Final = itertools.count()
 _WRITER: Final = re.compile(r"\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+\.partial$")
@@ -21,13 +23,37 @@ _WRITER: Final = re.compile(r"\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\
 
 def new_partial(final: Path, *, directory: Path | None = None) -> Path:
     """A fresh name, beside `final` or in `directory`, for the file that is to become `final`."""
-    name = f"{final.name}.{_writer(os.getpid())}.{next(_SERIAL)}.partial"
-    return (directory or final.parent) / name
+    return (directory or final.parent) / partial_name(final.name)
 
 
-def publish(partial: Path, final: Path) -> None:
+def partial_name(final_name: str) -> str:
+    """A fresh name for the file that is to become `final_name`."""
+    return f"{final_name}.{_writer(os.getpid())}.{next(_SERIAL)}.partial"
+
+
+def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
+    """Write the new file `path` from parts of bytes. Returns its checksums.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+        OSError: it cannot be written, or the disk is full.
+    """
+    checksum = Checksum()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for part in parts:
+            view = memoryview(part).cast("B") if len(part) else memoryview(b"")
+            checksum.update(view)
+            while view:
+                view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)
+    return checksum
+
+
+def publish(partial: str | Path, final: str | Path) -> None:
     """Let the complete file `partial` appear as `final`; whoever has the old file open keeps it."""
-    partial.replace(final)
+    os.replace(partial, final)  # noqa: PTH105  also for names of thousands of files, where pathlib takes as long again
 
 
 def flush_to_disk(path: Path) -> None:

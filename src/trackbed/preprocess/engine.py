@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,15 @@ class Output:
     tokens: int
     dropped: int
     """Texts that gave no tokens, and so no document."""
+
+    def with_more(self, found: KeyTokens) -> "Output":
+        """The same with the documents of one more chunk."""
+        return replace(
+            self,
+            documents=self.documents + len(found.lengths),
+            tokens=self.tokens + len(found.tokens),
+            dropped=self.dropped + found.dropped,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +87,7 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
         append_eod=config.append_eod,
         skip_bad=config.skip_bad,
     )
-    tally = _Tally(chunks, num_keys=len(config.json_keys), skip_bad=config.skip_bad)
+    tally = _Tally(config, chunks)
     tell = progress or _tell_nobody
     tell(0, tally.input_bytes)
     with _builders(config, dtype) as builders:
@@ -88,11 +97,9 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
                 for builder, found in zip(builders, result.keys, strict=True):
                     _append(builder, found)
                 tell(tally.done_bytes, tally.input_bytes)
-        outputs = tuple(
-            _finish(builder, key, config.output, tally.dropped[position])
-            for position, (builder, key) in enumerate(zip(builders, config.json_keys, strict=True))
-        )
-    return tally.report(outputs, files=len(files))
+        for builder, output in zip(builders, tally.outputs, strict=True):
+            builder.finalize(get_idx_path(output.prefix))
+    return tally.report(files=len(files))
 
 
 def _tell_nobody(done_bytes: int, total_bytes: int) -> None:
@@ -133,27 +140,19 @@ def _append(builder: IndexedDatasetBuilder, found: KeyTokens) -> None:
         stop += length
 
 
-def _finish(builder: IndexedDatasetBuilder, key: str, output: str, dropped: int) -> Output:
-    prefix = output_prefix(output, key)
-    builder.finalize(get_idx_path(prefix))
-    lengths = builder.sequence_lengths
-    return Output(key, prefix, documents=len(lengths), tokens=sum(lengths), dropped=dropped)
-
-
 class _Tally:
     """What the chunks have had so far, taken in the order of the plan: only so are line numbers known.
 
     Args:
+        config: what was asked for.
         chunks: the plan.
-        num_keys: texts in a record.
-        skip_bad: whether to count bad records; otherwise the first one is raised.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], *, num_keys: int, skip_bad: bool) -> None:
+    def __init__(self, config: PreprocessConfig, chunks: Sequence[Chunk]) -> None:
         self.input_bytes = sum(chunk.size_bytes for chunk in chunks)
         self.done_bytes = 0
-        self.dropped = [0] * num_keys
-        self._skip_bad = skip_bad
+        self.outputs = [Output(key, output_prefix(config.output, key), 0, 0, 0) for key in config.json_keys]
+        self._skip_bad = config.skip_bad
         self._records = self._blank = self._bad = 0
         self._first_bad: list[str] = []
         self._places = Places()
@@ -170,8 +169,7 @@ class _Tally:
             self._places.passed(piece, found.lines)
             self._records += found.records
             self._blank += found.blank
-        for position, texts in enumerate(result.keys):
-            self.dropped[position] += texts.dropped
+        self.outputs = [output.with_more(texts) for output, texts in zip(self.outputs, result.keys, strict=True)]
         self.done_bytes += chunk.size_bytes
 
     def _add_bad(self, message: str) -> None:
@@ -181,10 +179,10 @@ class _Tally:
         if len(self._first_bad) < _BAD_SHOWN:
             self._first_bad.append(message)
 
-    def report(self, outputs: tuple[Output, ...], *, files: int) -> Report:
+    def report(self, *, files: int) -> Report:
         """What came of it all."""
         return Report(
-            outputs=outputs,
+            outputs=tuple(self.outputs),
             files=files,
             input_bytes=self.input_bytes,
             records=self._records,

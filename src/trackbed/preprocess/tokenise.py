@@ -3,6 +3,7 @@
 Shapes: D documents of one key in the chunk, T tokens of them all.
 """
 
+import array
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,6 @@ from trackbed.kernels import narrow
 from trackbed.preprocess.long_text import PART_CHARS, split_text
 from trackbed.preprocess.plan import Chunk
 from trackbed.preprocess.readers import BadRecord, Record, read_piece
-from trackbed.tokens.writer import as_numbers
 
 __all__ = ["BatchTokenizer", "ChunkTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedPiece"]
 
@@ -158,12 +158,14 @@ class ChunkTokenizer:
             return error
 
     def _as_numbers(self, ids: Any) -> Ids:
-        wide = as_numbers(ids, self.dtype, where="token ids")
-        if wide.dtype == self.dtype:
-            return wide
-        narrowed = np.empty(len(wide), dtype=self.dtype)
-        narrow(wide, narrowed)
-        return narrowed
+        """Ids in the dtype of the file, every one of them unchanged."""
+        if isinstance(ids, list):
+            # The quickest way from a list that looks at every number; what it refuses is named below.
+            with contextlib.suppress(OverflowError):
+                return np.frombuffer(array.array(self.dtype.char, ids), dtype=self.dtype)
+        numbers = np.empty(len(ids), dtype=self.dtype)
+        narrow(np.ascontiguousarray(ids), numbers)
+        return numbers
 
 
 @dataclass(slots=True)

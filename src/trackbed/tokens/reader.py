@@ -3,6 +3,7 @@
 Shapes: N sequences, D documents, T tokens of one sequence.
 """
 
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.identity import identity
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
 
@@ -84,6 +86,11 @@ class IndexedDataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.index, self.bin_reader = self._open()
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What tells these files from others of the same name."""
+        return identity(self.path_prefix)
 
     def __len__(self) -> int:
         """Sequences in the file."""

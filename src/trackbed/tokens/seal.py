@@ -126,8 +126,8 @@ def read_seal(path: Path) -> Seal:
         if found != (FORMAT, VERSION):
             msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {found}"
             raise FormatError(msg)
-        parts = {name: FileSeal(**fields.pop(name)) for name in ("bin", "idx")}
-        return Seal(**fields, **parts)
+        files = {name: FileSeal(**fields.pop(name)) for name in ("bin", "idx")}
+        return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {error}"
         raise FormatError(msg) from error

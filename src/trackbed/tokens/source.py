@@ -82,7 +82,7 @@ class FileSource:
         if not 0 <= offset <= stop <= size:
             raise _outside(self._path, offset, stop, size)
         tokens = np.empty(count, dtype=dtype)
-        view = memoryview(tokens).cast("B")
+        view = tokens.data.cast("B")
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptor, [view[done:]], offset + done)

@@ -4,8 +4,9 @@ Shapes: N sequences, D documents, T tokens.
 """
 
 import array
-import contextlib
+import operator
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, clear_dead_partials, flush_to_disk, new_partial, publish
-from trackbed.kernels import narrow
 from trackbed.tokens.dtype import DType
+from trackbed.tokens.encode import Buffer, as_numbers, encode
 from trackbed.tokens.format import Header, SequenceIndex, encode_header, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import Seal, write_seal
@@ -50,12 +51,15 @@ class IndexedDatasetBuilder:
         self.document_indices: list[int] = [0]
         self.sequence_modes: list[int] | None = [] if multimodal else None
         self._bin_path = Path(bin_path)
+        self._where = str(bin_path)
         clear_dead_partials(self._bin_path.parent, final_name=self._bin_path.name)
         self._partial = new_partial(self._bin_path)
         self._file = self._partial.open("xb", buffering=0)
-        self._buffer = np.empty(_FLUSH_BYTES // self.dtype.itemsize, dtype=self.dtype)
-        self._filled = 0
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
         self._checksum = Checksum()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trackbed-writer")
+        self._written: Future[None] = self._thread.submit(_nothing)
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
         """Append one sequence to the current document.
@@ -68,7 +72,7 @@ class IndexedDatasetBuilder:
             ArgumentError: a token does not fit the file's dtype, or the mode its byte.
         """
         self._check_modes([mode])
-        self.sequence_lengths.append(self._append(as_numbers(tensor, self.dtype, where=str(self._bin_path))))
+        self.sequence_lengths.append(self._append(as_numbers(tensor, self.dtype, where=self._where)))
         if self.sequence_modes is not None:
             self.sequence_modes.append(mode)
 
@@ -83,8 +87,8 @@ class IndexedDatasetBuilder:
         Raises:
             ArgumentError: a token does not fit the file's dtype, or lengths or modes do not fit the tokens.
         """
-        tokens = as_numbers(tensor, self.dtype, where=str(self._bin_path))
-        counts = _as_counts(lengths, where=str(self._bin_path))
+        tokens = as_numbers(tensor, self.dtype, where=self._where)
+        counts = _as_counts(lengths, where=self._where)
         if sum(counts) != len(tokens) or (len(counts) > 1 and min(counts) < 0):
             msg = f"{self._bin_path}: lengths must add up to the {len(tokens)} tokens, found {counts}"
             raise ArgumentError(msg)
@@ -121,7 +125,7 @@ class IndexedDatasetBuilder:
         self._flush()
         with Path(get_bin_path(path_prefix)).open("rb", buffering=0) as source:
             while data := source.read(_FLUSH_BYTES):
-                self._write(data)
+                self._hand_over(data)
         offset = len(self.sequence_lengths)
         self.sequence_lengths.extend(index.sequence_lengths.tolist())
         self.document_indices.extend((offset + index.document_indices[1:]).tolist())
@@ -135,7 +139,8 @@ class IndexedDatasetBuilder:
             idx_path: path of the index file, ending in `.idx`.
         """
         self._flush()
-        self._file.close()
+        self._written.result()
+        self._close()
         final = Path(idx_path)
         prefix = str(final.with_suffix("")) if final.suffix == ".idx" else str(final)
         final_seal = Path(get_seal_path(prefix))
@@ -169,7 +174,7 @@ class IndexedDatasetBuilder:
 
     def discard(self) -> None:
         """Give up: remove what has been written so far. A pair of the final name stays as it was."""
-        self._file.close()
+        self._close()
         self._partial.unlink(missing_ok=True)
 
     def _check_modes(self, modes: Sequence[int]) -> None:
@@ -185,71 +190,42 @@ class IndexedDatasetBuilder:
             raise ArgumentError(msg) from None
 
     def _append(self, tokens: npt.NDArray[Any]) -> int:
-        """Take the tokens, every one of them unchanged, into the buffer. Returns how many there are."""
-        stop = self._filled + len(tokens)
-        if stop > len(self._buffer):
+        """Take the tokens, every one of them unchanged. Returns how many there are."""
+        self._pending.append(encode(tokens, self.dtype, where=self._where))
+        self._pending_bytes += len(tokens) * self.dtype.itemsize
+        if self._pending_bytes >= _FLUSH_BYTES:
             self._flush()
-            stop = len(tokens)
-            if stop > len(self._buffer):
-                self._buffer = np.empty(stop, dtype=self.dtype)
-        room = self._buffer[self._filled : stop]
-        if tokens.dtype == self.dtype or self.dtype.kind == "f":
-            room[:] = tokens
-            if tokens.dtype.kind in "iu" and not np.array_equal(room, tokens):
-                wrong = int(tokens[room != tokens][0])
-                msg = f"{self._bin_path}: {self.dtype} must hold every token unchanged, found {wrong}"
-                raise ArgumentError(msg)
-        else:
-            try:
-                narrow(tokens, room)
-            except ArgumentError as error:
-                msg = f"{self._bin_path}: {error}"
-                raise ArgumentError(msg) from None
-        self._filled = stop
         return len(tokens)
 
     def _flush(self) -> None:
-        self._write(self._buffer[: self._filled].view(np.uint8).data)
-        self._filled = 0
+        """Hand what is pending to the writing thread, after the block before is written."""
+        self._hand_over(b"".join(self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
 
-    def _write(self, data: bytes | memoryview) -> None:
+    def _hand_over(self, data: bytes) -> None:
+        self._written.result()
+        self._written = self._thread.submit(self._write, data)
+
+    def _write(self, data: bytes) -> None:
         self._checksum.update(data)
         view = memoryview(data)
-        while len(view):
+        while view:
             view = view[self._file.write(view) or 0 :]
 
+    def _close(self) -> None:
+        self._thread.shutdown()
+        self._file.close()
 
-def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
-    """`[T]` numbers of a tensor, array or list, of a kind that can be stored as `dtype`.
 
-    Raises:
-        ArgumentError: they are no numbers, or fractions for an integer file; the message starts with `where`.
-    """
-    if isinstance(tensor, (list, tuple)) and dtype.kind in "iu":
-        # The quickest way from a list that looks at every number; what it refuses is looked at below.
-        with contextlib.suppress(TypeError, OverflowError):
-            return np.frombuffer(array.array(dtype.char, tensor), dtype=dtype)
-    wanted = "numbers" if dtype.kind == "f" else "integers"
-    try:
-        given = np.asarray(tensor).reshape(-1)
-    except ValueError as error:
-        msg = f"{where}: tokens stored as {dtype} must be {wanted}: {error}"
-        raise ArgumentError(msg) from None
-    if given.dtype == dtype:
-        return given
-    if given.dtype.kind == "U":  # numbers in words, as Megatron Core takes them
-        with contextlib.suppress(ValueError, OverflowError):
-            given = given.astype(dtype if dtype.kind == "f" else np.int64)
-    if given.size and (given.dtype.kind not in "iuf" or (given.dtype.kind == "f" and dtype.kind != "f")):
-        msg = f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}"
-        raise ArgumentError(msg)
-    if given.dtype.kind == "f" and dtype.kind != "f":
-        return np.empty(0, dtype=dtype)  # NumPy makes a float vector of an empty list
-    return np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("="))
+def _nothing() -> None:
+    """What was written before the first block."""
 
 
 def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
     try:
+        if len(lengths) == 1:
+            return [operator.index(lengths[0])]
         return array.array("q", lengths).tolist()
     except (TypeError, OverflowError) as error:
         msg = f"{where}: lengths must be integers, found {lengths}: {error}"

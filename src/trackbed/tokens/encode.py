@@ -1,0 +1,79 @@
+"""Tokens of any kind, as the bytes that stand in a `.bin`.
+
+Shapes: T tokens.
+"""
+
+import array
+import contextlib
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import narrow
+
+__all__ = ["Buffer", "as_numbers", "encode"]
+
+Buffer = bytes | memoryview
+
+_KINDS: Final = {"i": "iu", "u": "iu", "f": "iuf"}
+"""Kinds of numbers that a file of each kind of type can hold."""
+
+
+def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
+    """`[T]` numbers of a tensor, array or list, of a kind that can be stored as `dtype`.
+
+    Raises:
+        ArgumentError: they are no numbers, or fractions for an integer file; the message starts with `where`.
+    """
+    if isinstance(tensor, np.ndarray):
+        found = tensor.dtype
+        if found.kind in _KINDS[dtype.kind] and found.isnative and tensor.ndim == 1 and tensor.flags.c_contiguous:
+            return tensor
+    if isinstance(tensor, (list, tuple)) and dtype.kind in "iu":
+        # The quickest way from a list that looks at every number; what it refuses is looked at below.
+        with contextlib.suppress(TypeError, OverflowError):
+            return np.frombuffer(array.array(dtype.char, tensor), dtype=dtype)
+    wanted = "numbers" if dtype.kind == "f" else "integers"
+    try:
+        given = np.asarray(tensor)
+        given = given if given.ndim == 1 else given.reshape(-1)
+    except ValueError as error:
+        msg = f"{where}: tokens stored as {dtype} must be {wanted}: {error}"
+        raise ArgumentError(msg) from None
+    if given.dtype == dtype:
+        return given
+    if given.dtype.kind == "U":  # numbers in words, as Megatron Core takes them
+        with contextlib.suppress(ValueError, OverflowError):
+            given = given.astype(dtype if dtype.kind == "f" else np.int64)
+    if given.dtype.kind in _KINDS[dtype.kind]:
+        return np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("="))
+    if given.size == 0:
+        return np.empty(0, dtype=dtype)  # NumPy makes a float vector of an empty list
+    msg = f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}"
+    raise ArgumentError(msg)
+
+
+def encode(tokens: npt.NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Buffer:
+    """`[T]` numbers in the bytes of `dtype`, every one of them unchanged. Shares no memory with them.
+
+    Raises:
+        ArgumentError: `dtype` cannot hold one of them; the message starts with `where`.
+    """
+    if tokens.dtype == dtype:
+        return tokens.tobytes()
+    if dtype.kind == "f":
+        rounded = tokens.astype(dtype)
+        if tokens.dtype.kind in "iu" and not np.array_equal(rounded, tokens):
+            wrong = int(tokens[rounded != tokens][0])
+            msg = f"{where}: {dtype} must hold every token unchanged, found {wrong}"
+            raise ArgumentError(msg)
+        return rounded.data
+    stored = np.empty(len(tokens), dtype=dtype)
+    try:
+        narrow(tokens, stored)
+    except ArgumentError as error:
+        msg = f"{where}: {error}"
+        raise ArgumentError(msg) from None
+    return stored.data
