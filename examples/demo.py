@@ -16,12 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import corpora
-from picture import draw
 from rich.console import Console
 from rich.table import Table
-from train import Job
 
+import corpora
+from picture import draw
 from trackbed.preprocess import (
     PreprocessConfig,
     TrainingConfig,
@@ -30,6 +29,7 @@ from trackbed.preprocess import (
     preprocess,
     train_tokenizer,
 )
+from train import Job
 
 WEIGHTS = {"sources": 0.6, "topics": 0.15, "papers": 0.25}
 STEPS = 100

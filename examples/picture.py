@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  the backend comes first
+import matplotlib.pyplot as plt
 
 
 def draw(
@@ -36,7 +36,12 @@ def draw(
         shares = [total[number] / sum(total) for total in totals]
         right.plot(steps, shares, color=f"C{number}", label=f"{name}: {shares[-1]:.1%} of samples")
         right.axhline(weight, color=f"C{number}", linestyle=":", linewidth=1)
-    right.set(xlabel="step", ylabel="share of the samples so far", ylim=(0, 1), title="What the blend drew (dotted: its weights)")
+    right.set(
+        xlabel="step",
+        ylabel="share of the samples so far",
+        ylim=(0, 1),
+        title="What the blend drew (dotted: its weights)",
+    )
     right.legend(frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

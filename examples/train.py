@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model import GPT, ModelConfig
 
+from model import GPT, ModelConfig
 from trackbed.build import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, HuggingFaceTokenizer
 from trackbed.loading import MegatronPretrainingSampler
@@ -66,9 +66,7 @@ def train(job: Job, *, stop_after: int | None, save: Path | None, resume: Path |
     torch.use_deterministic_algorithms(mode=True)
     model = GPT(ModelConfig(vocab_size=vocab_size, sequence_length=job.sequence_length))
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate, weight_decay=0.01)
-    sampler = MegatronPretrainingSampler(
-        len(train_data), 0, job.batch_size, 0, 1, fingerprint=train_data.fingerprint
-    )
+    sampler = MegatronPretrainingSampler(len(train_data), 0, job.batch_size, 0, 1, fingerprint=train_data.fingerprint)
     if resume is not None:
         state = torch.load(resume, weights_only=True)
         model.load_state_dict(state["model"])

@@ -2,8 +2,8 @@ import shutil
 
 import numpy as np
 import pytest
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 
+from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.build import BlendedMegatronDatasetBuilder, build_generic_dataset
 from trackbed.datasets import BlendedDataset, GPTDataset, MegatronDataset
 from trackbed.errors import ArgumentError, CacheError, PlanError
@@ -39,9 +39,7 @@ def test_one_prefix_with_a_weight_is_blended(tmp_path, caplog):
 
 def test_splits_can_have_blends_of_their_own(tmp_path):
     first, second, third = write_pairs(tmp_path)
-    config = gpt_config(
-        tmp_path / "cache", blend_per_split=[([first, second], [1, 3]), ([third], None), None]
-    )
+    config = gpt_config(tmp_path / "cache", blend_per_split=[([first, second], [1, 3]), ([third], None), None])
     train, valid, test = build(config, (20, None, None))
     assert type(train) is BlendedDataset
     assert type(valid) is GPTDataset

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from blends import build, gpt_config, tokens_of, write_pairs
 
 pytestmark = pytest.mark.dist
@@ -44,7 +45,10 @@ def run_ranks(cache, prefixes, *, absent=(), size=2):
             [sys.executable, "-W", "ignore", "-c", RANK, *arguments],
             env={
                 **os.environ,
-                **{"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
             },
         )
         for rank in range(size)

@@ -1,9 +1,9 @@
 import math
 
-from blends import gpt_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blends import gpt_config
 from trackbed.build import plan_shares
 from trackbed.index import normalize
 

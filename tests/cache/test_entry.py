@@ -246,7 +246,9 @@ def test_a_writer_killed_between_files_is_finished_by_the_next(tmp_path, files_p
 def test_a_full_disk_is_named_and_nothing_partial_stays(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"this machine does not let tests mount: {mounted.stderr.decode().strip()}")
     try:

@@ -106,7 +106,12 @@ def identity(tokenizer: dict[str, Any]) -> dict[str, Any]:
     """Path and keyword arguments with which Megatron Core makes this tokenizer."""
     if tokenizer["kind"] == "null":
         return {"path": None, "options": {"vocab_size": tokenizer["vocab_size"]}}
-    pad = {"plain": {}, "padded": {"pad_token": "<pad>"}, "ambiguous": {"pad_token": "</s>"}, "common": {"pad_token": "7"}}
+    pad = {
+        "plain": {},
+        "padded": {"pad_token": "<pad>"},
+        "ambiguous": {"pad_token": "</s>"},
+        "common": {"pad_token": "7"},
+    }
     return {"path": tokenizer["path"], "options": {"eos_token": "</s>", "use_fast": True, **pad[tokenizer["kind"]]}}
 
 

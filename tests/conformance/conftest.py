@@ -16,4 +16,6 @@ def pytest_terminal_summary(terminalreporter):
     for report in terminalreporter.stats.get("passed", []):
         for name, counts in report.user_properties:
             if name.startswith("conformance"):
-                terminalreporter.write_line(f"{name}: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+                terminalreporter.write_line(
+                    f"{name}: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
+                )

@@ -25,22 +25,18 @@ def answer(request, tokenizer, root):
         A dictionary: for each split None or a description; and digests of all cache files. Or `error`.
     """
     try:
-        names = {
-            name: getattr(import_module(f"{root}.datasets.{module}"), name)
-            for module, name in (
-                ("blended_megatron_dataset_builder", "BlendedMegatronDatasetBuilder"),
-                ("gpt_dataset", "GPTDataset"),
-                ("gpt_dataset", "GPTDatasetConfig"),
-            )
-        }
-        config = names["GPTDatasetConfig"](tokenizer=tokenizer, **_blends_as_tuples(request["config"]))
-        builder = names["BlendedMegatronDatasetBuilder"](
-            names["GPTDataset"], list(request["sizes"]), lambda: True, config
-        )
-        datasets = [describe(dataset) for dataset in builder.build()]
+        datasets = [describe(dataset) for dataset in build(request, tokenizer, root)]
     except Exception as error:  # whatever it is, it is an answer
         return {"error": f"{type(error).__name__}: {error}"}
     return {"datasets": datasets, "files": digests(Path(request["config"]["path_to_cache"]))}
+
+
+def build(request, tokenizer, root):
+    """The datasets of all splits."""
+    gpt = import_module(f"{root}.datasets.gpt_dataset")
+    builder = import_module(f"{root}.datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    config = gpt.GPTDatasetConfig(tokenizer=tokenizer, **_blends_as_tuples(request["config"]))
+    return builder(gpt.GPTDataset, list(request["sizes"]), lambda: True, config).build()
 
 
 def describe(dataset):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import queue
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import DEFAULT_TOKENIZER, identity
-from observe import answer
+from observe import answer, build
 
 from trackbed.datasets import HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
 
@@ -24,11 +25,11 @@ class Oracle:
     """Asks Megatron Core, and starts it anew if it hangs.
 
     Args:
-        python: interpreter of the environment that Megatron Core is in.
+        path: folder that its packages are taken from first, or None for this environment's own.
     """
 
-    def __init__(self, python: str = sys.executable) -> None:
-        self._python = python
+    def __init__(self, path: Path | None = None) -> None:
+        self._environment = {**os.environ, "PYTHONPATH": "" if path is None else str(path)}
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str | None] = queue.Queue()
 
@@ -56,17 +57,18 @@ class Oracle:
         here = Path(__file__).parent
         self._answers = queue.Queue()
         self._process = subprocess.Popen(
-            [self._python, "-W", "ignore", str(here / "observe.py"), str(port)],
+            [sys.executable, "-W", "ignore", str(here / "observe.py"), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=here,
+            env=self._environment,
         )
         threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
         ready = self._answers.get(timeout=START_SECONDS)
         if ready is None:
-            msg = f"{self._python}: Megatron Core must start, found that it died"
+            msg = "Megatron Core must start, found that it died"
             raise RuntimeError(msg)
 
     @staticmethod
@@ -84,9 +86,9 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def running(python: str = sys.executable) -> Iterator[Oracle]:
+def running(path: Path | None = None) -> Iterator[Oracle]:
     """An oracle for the length of the block."""
-    oracle = Oracle(python)
+    oracle = Oracle(path)
     try:
         yield oracle
     finally:
@@ -94,16 +96,29 @@ def running(python: str = sys.executable) -> Iterator[Oracle]:
 
 
 def ask_trackbed(request: dict[str, Any], *, legacy: bool = False) -> dict[str, Any]:
-    """What Trackbed makes of the same request, with a tokenizer that Megatron Core takes for its own."""
-    tokenizer = request["tokenizer"]
+    """What Trackbed makes of the same request.
+
+    Args:
+        request: the question.
+        legacy: whether the tokenizer is to be taken for one of core 0.10, else of 0.16.1.
+    """
+    return answer(request, _tokenizer(request["tokenizer"], legacy=legacy), "trackbed.megatron.core")
+
+
+def build_with_trackbed(request: dict[str, Any]) -> list[Any]:
+    """The datasets that Trackbed makes."""
+    return build(request, _tokenizer(request["tokenizer"], legacy=False), "trackbed.megatron.core")
+
+
+def _tokenizer(tokenizer: dict[str, Any], *, legacy: bool) -> NullTokenizer | HuggingFaceTokenizer:
+    """One that Megatron Core takes for its own."""
     named = identity(tokenizer)
     if legacy:
         known = MegatronIdentity("NullTokenizer", [None], {"vocab_size": tokenizer["vocab_size"]})
     else:
         known = MegatronIdentity(DEFAULT_TOKENIZER, named["path"], named["options"])
     if tokenizer["kind"] == "null":
-        return answer(request, NullTokenizer(tokenizer["vocab_size"], megatron_identity=known), "trackbed.megatron.core")
+        return NullTokenizer(tokenizer["vocab_size"], megatron_identity=known)
     file = Path(tokenizer["path"]) / "tokenizer.json"
     pad = named["options"].get("pad_token")
-    ours = HuggingFaceTokenizer(file, eod_token="</s>", pad_token=pad, megatron_identity=known)
-    return answer(request, ours, "trackbed.megatron.core")
+    return HuggingFaceTokenizer(file, eod_token="</s>", pad_token=pad, megatron_identity=known)

@@ -2,16 +2,21 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from cases import cases
+from cases import Case, Data, cases, flags
 from hypothesis import HealthCheck, Phase, given, settings
-from oracle import ask_trackbed, running
+from hypothesis import strategies as st
+from oracle import ask_trackbed, build_with_trackbed, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
 
+NEWER_THAN_0_10 = ("mid_level_dataset_surplus", "allow_ambiguous_pad_tokens")
 FULL = os.environ.get("TRACKBED_TIER") == "full"
 _SETTINGS = {
     "deadline": None,
@@ -60,42 +65,85 @@ def _compare(ours, theirs):
     return "refused by the oracle only" if failed else inner
 
 
-def judge(case, folder, oracle):
+def judge(case, folder, oracle, *, legacy=False):
     """Ask both, compare, and let each start from the other's cache."""
     shutil.rmtree(folder, ignore_errors=True)
     case.write(folder / "data")
     mine, theirs = folder / "ours", folder / "theirs"
-    first = ask_trackbed(case.request(folder / "data", mine))
+    first = ask_trackbed(case.request(folder / "data", mine), legacy=legacy)
     second = oracle.ask(case.request(folder / "data", theirs))
     found = verdict(first, second)
     if found == "identical":
         before = stamps(mine), stamps(theirs)
         assert oracle.ask(case.request(folder / "data", mine)) == second
-        assert ask_trackbed(case.request(folder / "data", theirs)) == first
+        assert ask_trackbed(case.request(folder / "data", theirs), legacy=legacy) == first
         assert (stamps(mine), stamps(theirs)) == before, "a cache was built again"
     return found
 
 
-def run(examples, tmp_path, oracle, record_property):
+def run(examples, tmp_path, oracle, record_property, *, version="0.16.1", configurations=None):
     """Judge that many configurations, and record how many were what."""
     counts = Counter()
 
     @settings(max_examples=examples, derandomize=not FULL, **_SETTINGS)
-    @given(cases())
+    @given(cases() if configurations is None else configurations)
     def check(case):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about ambiguous padding
-            counts[judge(case, tmp_path / "case", oracle)] += 1
+            counts[judge(case, tmp_path / "case", oracle, legacy=version != "0.16.1")] += 1
 
     check()
-    record_property("conformance with megatron-core 0.16.1", dict(counts))
+    record_property(f"conformance with megatron-core {version}", dict(counts))
     return counts
 
 
 def test_100_configurations_are_identical(tmp_path, oracle, record_property):
-    assert run(170, tmp_path, oracle, record_property)["identical"] >= 100
+    assert run(150, tmp_path, oracle, record_property)["identical"] >= 100
 
 
 @pytest.mark.slow
 def test_300_configurations_are_identical(tmp_path, oracle, record_property):
     assert run(600, tmp_path, oracle, record_property)["identical"] >= 300
+
+
+@pytest.mark.slow
+def test_the_sizes_weights_and_names_of_core_0_10_are_identical(tmp_path, record_property):
+    """`renormalize_blend_weights`, against megatron-core 0.10.0 in a folder of its own."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "core")]
+    subprocess.run([*pip, "megatron-core==0.10.0"], check=True, capture_output=True)
+    options = flags().flatmap(
+        lambda known: st.booleans().map(
+            lambda renormalize: {
+                **{name: value for name, value in known.items() if name not in NEWER_THAN_0_10},
+                "renormalize_blend_weights": renormalize,
+            }
+        )
+    )
+    configurations = cases(options=options).map(lambda case: replace(case, tokenizer="null"))
+    with running(tmp_path / "core") as oracle:
+        counts = run(150, tmp_path, oracle, record_property, version="0.10.0", configurations=configurations)
+    assert counts["identical"] >= 100
+
+
+def test_a_samples_loss_mask_does_not_depend_on_what_was_read_before(tmp_path):
+    """Megatron Core's does: the first sample's padding stays in the mask of all that follow."""
+    case = Case(
+        data=(Data(seed=1, documents=40, longest=30, empty=0.0, dtype="uint16"),),
+        sequence_length=16,
+        blends=(((0,), None),),
+        split="1",
+        sizes=(None, None, None),
+        tokenizer="common",
+        options={
+            **dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False),
+            "random_seed": 1,
+        },
+    )
+    case.write(tmp_path / "data")
+    request = case.request(tmp_path / "data", tmp_path / "cache")
+    masks = []
+    for order in (range(20), reversed(range(20))):
+        dataset = build_with_trackbed(request)[0]
+        masks.append({position: dataset[position]["loss_mask"].tolist() for position in order})
+    assert masks[0] == masks[1]
+    assert any(0.0 in mask for mask in masks[0].values())

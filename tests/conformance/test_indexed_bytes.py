@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets import indexed_dataset as oracle
 
+from tiers import with_files
 from trackbed import tokens as ours
 from trackbed.errors import FormatError
 
@@ -67,6 +68,7 @@ def files_of(prefix):
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
+@with_files
 @given(corpus=corpora(), by_item=st.booleans())
 def test_both_builders_write_the_same_bytes(tmp_path, multimodal, corpus, by_item):
     for library, name in ((ours, "ours"), (oracle, "theirs")):
@@ -76,6 +78,7 @@ def test_both_builders_write_the_same_bytes(tmp_path, multimodal, corpus, by_ite
 
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("multimodal", [False, True])
+@with_files
 @given(corpus=corpora())
 def test_each_reads_what_the_other_wrote(tmp_path, multimodal, mmap, corpus):
     dtype, documents = corpus
@@ -122,6 +125,7 @@ small_documents = st.lists(
 )
 
 
+@with_files
 @given(dtype=st.sampled_from(CODES).map(np.dtype), parts=st.lists(small_documents, min_size=1, max_size=3))
 def test_merged_pairs_have_the_same_bytes(tmp_path, quick_collection, dtype, parts):
     for library, name in ((ours, "ours"), (oracle, "theirs")):

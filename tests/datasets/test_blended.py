@@ -2,8 +2,8 @@ import pickle
 
 import numpy as np
 import pytest
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 
+from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import BlendedDataset
 from trackbed.errors import ArgumentError, OversampleError
 
@@ -66,7 +66,9 @@ def test_a_blend_of_size_zero_is_empty(tmp_path):
 def test_drawing_more_than_there_is_names_the_dataset_and_the_way_out(tmp_path):
     members = blended(tmp_path).datasets
     too_many = len(members[1]) + 1
-    with pytest.raises(OversampleError, match=rf"pair1, split train: .*found {too_many}; raise mid_level_dataset_surplus"):
+    with pytest.raises(
+        OversampleError, match=rf"pair1, split train: .*found {too_many}; raise mid_level_dataset_surplus"
+    ):
         BlendedDataset([members[1]], [1.0], too_many, gpt_config(None))
 
 

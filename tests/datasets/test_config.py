@@ -2,10 +2,9 @@ import dataclasses
 import inspect
 
 import pytest
-from blends import build, gpt_config, write_pairs
 
+from blends import build, gpt_config, write_pairs
 from trackbed.datasets import BlendedMegatronDatasetConfig, GPTDataset, GPTDatasetConfig, NullTokenizer
-from trackbed.errors import ArgumentError
 
 BLEND = (["a", "b"], [1.0, 2.0])
 

@@ -3,8 +3,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 
+from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import GPTDataset, NullTokenizer
 from trackbed.errors import ArgumentError, CacheError, PlanError
 from trackbed.index import Split
@@ -249,8 +249,6 @@ def test_an_ambiguous_padding_token_is_masked_out_if_asked_for(tmp_path):
 
 def test_the_file_of_counts_must_name_the_prefix(tmp_path):
     prefix = write_pair(tmp_path / "pair", [20, 30])
-    config = gpt_config(
-        tmp_path / "cache", blend=([prefix], None), split="1", sequences_per_dataset={"other": (2, 3)}
-    )
+    config = gpt_config(tmp_path / "cache", blend=([prefix], None), split="1", sequences_per_dataset={"other": (2, 3)})
     with pytest.raises(ArgumentError, match=r"sequences_per_dataset must name .*pair"):
         build(config, (2, None, None))

@@ -47,9 +47,7 @@ def test_a_separate_last_epoch_is_one_of_which_little_is_wanted(
 
 def test_a_partial_sample_is_counted_in_single_precision_as_megatron_core_does():
     # 3,028 documents of 1,000,003 tokens: exactly 739,261 samples of 4,096 tokens, of which float32 loses one.
-    plan = plan_epochs(
-        3028 * 1_000_003, num_samples=None, sequence_length=4096, extra_token=1, keep_partial=True
-    )
+    plan = plan_epochs(3028 * 1_000_003, num_samples=None, sequence_length=4096, extra_token=1, keep_partial=True)
     assert plan.num_samples == 739_260
 
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from blends import build, gpt_config, tokens_of, write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blends import build, gpt_config, tokens_of, write_pairs
 from trackbed.errors import ArgumentError
 from trackbed.loading import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
@@ -30,7 +30,9 @@ def together(samplers):
 @given(st.integers(1, 200), st.data(), st.integers(1, 5), st.integers(1, 4))
 def test_ranks_together_read_the_dataset_in_order(total, data, batch, ranks):
     consumed = data.draw(st.integers(0, total - 1))
-    steps = together([sequential(total=total, consumed=consumed, batch=batch, rank=r, ranks=ranks) for r in range(ranks)])
+    steps = together(
+        [sequential(total=total, consumed=consumed, batch=batch, rank=r, ranks=ranks) for r in range(ranks)]
+    )
     read = sum(steps, [])
     assert read == list(range(consumed, consumed + len(read)))
     assert all(len(step) == batch * ranks for step in steps)

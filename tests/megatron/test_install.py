@@ -7,7 +7,6 @@ import textwrap
 import pytest
 
 
-
 def run(program):
     """What a program prints."""
     found = subprocess.run(

@@ -204,7 +204,6 @@ def test_a_line_of_many_megabytes_is_one_document(tmp_path):
     assert report.records == 3
 
 
-@pytest.mark.xfail(strict=True, reason="trackbed.datasets imports torch, in every worker too")
 def test_preprocessing_does_not_load_torch():
     program = "import sys, trackbed.preprocess; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

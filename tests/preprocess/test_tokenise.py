@@ -18,7 +18,7 @@ def tokenise(path, tokenizer, *, keys=("text",), append_eod=False, skip_bad=Fals
         tokenizer=tokenizer,
         keys=keys,
         dtype=np.dtype(dtype),
-        append_eod=append_eod,
+        eod=tokenizer.eod if append_eod else None,
         skip_bad=skip_bad,
         **options,
     )

@@ -27,7 +27,6 @@ def test_an_end_of_document_token_that_is_not_there_is_an_error_with_those_that_
         open_tokenizer(str(tokenizer_file), eod_token="<end>")
 
 
-@pytest.mark.xfail(strict=True, reason="HuggingFaceTokenizer keeps the truncation and padding of a tokenizer file")
 def test_a_file_that_says_how_to_cut_and_fill_texts_for_a_model_does_neither(tokenizer_file, tmp_path):
     library = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     library.enable_truncation(2)

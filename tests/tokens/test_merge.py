@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexed_pair import Pair
+from tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, merge, verify_content
 
@@ -25,6 +26,7 @@ def pairs(draw):
     return found
 
 
+@with_files
 @given(shapes=pairs())
 def test_a_merged_pair_has_the_documents_of_all_in_order(tmp_path, shapes):
     parts = []

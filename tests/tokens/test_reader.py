@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from forked import run_in_fork
 from indexed_pair import CODES, Pair
+from tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset
 
@@ -37,6 +38,7 @@ def sequences_of(draw, dtype):
 
 @both
 @pytest.mark.parametrize("dtype", CODES)
+@with_files
 @given(data=st.data())
 def test_sequences_of_every_type_are_read_as_they_were_written(tmp_path, dtype, mmap, data):
     sequences = data.draw(sequences_of(dtype))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forked import run_in_fork
 from indexed_pair import CODES, Pair
+from tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify, verify_content
 
@@ -92,6 +93,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@with_files
 @given(data=st.data())
 def test_what_is_written_is_read_back(prefix, form, data):
     dtype = data.draw(st.sampled_from(sorted(CODES)))
@@ -146,6 +148,16 @@ def test_tokens_of_a_wider_type_are_stored_if_they_fit_and_refused_if_not(prefix
     # What was refused left no trace.
     assert [tokens.tolist() for tokens in IndexedDataset(str(prefix))[:]] == [[limits.min, 0, limits.max], [7]]
     assert verify(str(prefix)).tokens == 4
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_nothing_is_taken_in_any_form(prefix, dtype):
+    empty = ([], (), [[]], np.array([]), np.array([], dtype=np.int64), torch.tensor([]))
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", np.dtype(dtype).type)
+    for tokens in (*empty, np.zeros((2, 0))):
+        builder.add_document(tokens, [0])
+    builder.finalize(f"{prefix}.idx")
+    assert [tokens.tolist() for tokens in IndexedDataset(str(prefix))[:]] == [[]] * 7
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -459,7 +471,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300 << 10, 300 << 10))
 builder = IndexedDatasetBuilder(sys.argv[1] + ".bin", np.uint8)
 failures = 0
-for _ in range(20):
+for _ in range(int(sys.argv[2])):
     try:
         builder.add_document(np.zeros(100_000, np.uint8), [100_000])
     except OSError:
@@ -472,10 +484,14 @@ builder.discard()
 """
 
 
-def test_a_write_that_failed_is_never_forgotten(prefix):
+# The failing write is the very last one, the last but one, or one of many.
+@pytest.mark.parametrize("num_documents", [4, 8, 20])
+def test_a_write_that_failed_is_never_forgotten(prefix, num_documents):
     build(prefix, [[1, 2, 3]])
-    done = subprocess.run([sys.executable, "-c", STUBBORN, str(prefix)], capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 0
+    done = subprocess.run(
+        [sys.executable, "-c", STUBBORN, str(prefix), str(num_documents)], capture_output=True, text=True, check=True
+    )
+    assert (int(done.stdout) > 0) is (num_documents == 20)
     assert files(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
     assert IndexedDataset(str(prefix))[0].tolist() == [1, 2, 3]
     verify_content(str(prefix))

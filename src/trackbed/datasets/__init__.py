@@ -1,13 +1,20 @@
-"""What a sample holds: the datasets, their configuration and their tokenizers."""
+"""What a sample holds: the datasets, their configuration and their tokenizers.
 
-from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
-from trackbed.datasets.blended import BlendedDataset
-from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.gpt import GPTDataset
-from trackbed.datasets.gpt_config import GPTDatasetConfig
-from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
-from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
-from trackbed.datasets.tokenizer import MegatronTokenizer
+Names are looked up when they are first asked for, so that a program that only tokenises does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
+    from trackbed.datasets.blended import BlendedDataset
+    from trackbed.datasets.config import BlendedMegatronDatasetConfig
+    from trackbed.datasets.gpt import GPTDataset
+    from trackbed.datasets.gpt_config import GPTDatasetConfig
+    from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
+    from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
+    from trackbed.datasets.tokenizer import MegatronTokenizer
 
 __all__ = [
     "BlendedDataset",
@@ -24,3 +31,30 @@ __all__ = [
     "MockGPTLowLevelDataset",
     "NullTokenizer",
 ]
+
+_MODULES = {
+    "BlendedDataset": "blended",
+    "BlendedMegatronDatasetConfig": "config",
+    "ByteTokenizer": "adapters",
+    "GPTDataset": "gpt",
+    "GPTDatasetConfig": "gpt_config",
+    "HuggingFaceTokenizer": "adapters",
+    "LowLevelDataset": "megatron",
+    "MegatronDataset": "megatron",
+    "MegatronIdentity": "adapters",
+    "MegatronTokenizer": "tokenizer",
+    "MockGPTDataset": "mock",
+    "MockGPTLowLevelDataset": "mock",
+    "NullTokenizer": "adapters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

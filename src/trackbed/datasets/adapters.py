@@ -46,17 +46,12 @@ class MegatronIdentity:
 
 
 class _Adapter(MegatronTokenizer):
-    """What the adapters share: an identity that may be Megatron's, and an end-of-document id."""
+    """What the adapters share: an identity that may be Megatron's."""
 
-    def __init__(self, *paths: str, eod: int, megatron_identity: MegatronIdentity | None, **options: Any) -> None:
+    def __init__(self, *paths: str, megatron_identity: MegatronIdentity | None, **options: Any) -> None:
         super().__init__(*paths, **options)
-        self._eod = eod
         if megatron_identity is not None:
             self.unique_identifiers = megatron_identity.unique_identifiers()
-
-    @property
-    def eod(self) -> int:
-        return self._eod
 
 
 class HuggingFaceTokenizer(_Adapter):
@@ -72,7 +67,8 @@ class HuggingFaceTokenizer(_Adapter):
         megatron_identity: what the tokenizer is called in a Megatron job that is to share the cache.
 
     Raises:
-        ArgumentError: the file is no tokenizer, or lacks the end-of-document token.
+        ArgumentError: the file is no tokenizer, or lacks a token that was named. Where no end-of-document token
+            was named and there is none, `eod` raises it.
     """
 
     def __init__(
@@ -87,12 +83,12 @@ class HuggingFaceTokenizer(_Adapter):
         self._tokenizer = _load(Path(path))
         self._tokenizer.encode_special_tokens = not special_tokens
         self._special_tokens = special_tokens
-        eod = find_token(self._tokenizer, [eod_token] if eod_token else END_OF_DOCUMENT_TOKENS, path=str(path))
+        self._path = str(path)
+        self._eod = None if eod_token is None else find_token(self._tokenizer, [eod_token], path=str(path))
         self._pad = None if pad_token is None else find_token(self._tokenizer, [pad_token], path=str(path))
         options = {"eod_token": eod_token, "pad_token": pad_token, "special_tokens": special_tokens or None}
         super().__init__(
             str(path),
-            eod=eod,
             megatron_identity=megatron_identity,
             **{name: value for name, value in options.items() if value is not None},
         )
@@ -128,6 +124,12 @@ class HuggingFaceTokenizer(_Adapter):
         return max(self.vocab.values()) + 1
 
     @property
+    def eod(self) -> int:
+        if self._eod is None:
+            self._eod = find_token(self._tokenizer, END_OF_DOCUMENT_TOKENS, path=self._path)
+        return self._eod
+
+    @property
     def pad(self) -> int:
         if self._pad is None:
             self._lacks("pad")
@@ -142,7 +144,11 @@ class ByteTokenizer(_Adapter):
     """
 
     def __init__(self, *, megatron_identity: MegatronIdentity | None = None) -> None:
-        super().__init__(eod=256, megatron_identity=megatron_identity)
+        super().__init__(megatron_identity=megatron_identity)
+
+    @property
+    def eod(self) -> int:
+        return 256
 
     def tokenize(self, text: str) -> npt.NDArray[np.uint8]:
         return np.frombuffer(text.encode(), dtype=np.uint8)
@@ -185,8 +191,12 @@ class NullTokenizer(_Adapter):
         if vocab_size < 1:
             msg = f"vocab_size must be at least 1, found {vocab_size}"
             raise ArgumentError(msg)
-        super().__init__(eod=int(vocab_size), megatron_identity=megatron_identity, vocab_size=vocab_size)
+        super().__init__(megatron_identity=megatron_identity, vocab_size=vocab_size)
         self._ids = int(vocab_size)
+
+    @property
+    def eod(self) -> int:
+        return self._ids
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
         return np.array([int(word) for word in text.split()], dtype=np.int64)
@@ -233,7 +243,11 @@ def _load(path: Path) -> tokenizers.Tokenizer:
         msg = f"{path}: a tokenizer file must exist, found none"
         raise ArgumentError(msg)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
         msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
         raise ArgumentError(msg) from error
+    # A file may ask for both, for the use of a model; a document is to keep all of its tokens and no others.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,5 +1,6 @@
 """What decides the samples of GPT datasets."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         if self.hybrid_context_parallel:
             msg = "hybrid_context_parallel must be False, found True"
             raise ArgumentError(msg)
+        with contextlib.suppress(NotImplementedError):
+            _ = getattr(self.tokenizer, "eod", None)  # one that looks it up late says here what it lacks
         vocab_size: Any = getattr(self.tokenizer, "vocab_size", None)
         if vocab_size is not None:
             self.token_dtype_code = 4 if vocab_size > np.iinfo(np.uint16).max + 1 else 8

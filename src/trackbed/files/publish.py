@@ -46,6 +46,9 @@ def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
             checksum.update(view)
             while view:
                 view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        error.filename = str(path)  # a full disk does not say which
+        raise
     finally:
         os.close(descriptor)
     return checksum

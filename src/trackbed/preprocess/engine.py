@@ -84,7 +84,7 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
         tokenizer=tokenizer,
         keys=config.json_keys,
         dtype=np.dtype(dtype),
-        append_eod=config.append_eod,
+        eod=tokenizer.eod if config.append_eod else None,
         skip_bad=config.skip_bad,
     )
     tally = _Tally(config, chunks)

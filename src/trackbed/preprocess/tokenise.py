@@ -82,7 +82,8 @@ class ChunkTokenizer:
     """Keys of the texts in a JSON record."""
     dtype: np.dtype[Any]
     """Type of the tokens in the files."""
-    append_eod: bool
+    eod: int | None
+    """Token that follows each document; None for none."""
     skip_bad: bool
     """Whether to go on behind a bad record."""
     part_chars: int = PART_CHARS
@@ -124,7 +125,7 @@ class ChunkTokenizer:
 
     def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Put a batch's documents at the end of the columns. Returns the records that cannot be tokenised."""
-        eod = [self.tokenizer.eod] if self.append_eod else []
+        eod = [] if self.eod is None else [self.eod]
         found = iter(self._encode([text for record in batch for text in record.texts]))
         bad = []
         for record in batch:

@@ -210,8 +210,12 @@ class IndexedDatasetBuilder:
     def _write(self, data: bytes) -> None:
         self._checksum.update(data)
         view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) or 0 :]
+        try:
+            while view:
+                view = view[self._file.write(view) or 0 :]
+        except OSError as error:
+            error.filename = str(self._partial)  # a full disk does not say which
+            raise
 
     def _close(self) -> None:
         self._thread.shutdown()
