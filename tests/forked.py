@@ -17,7 +17,7 @@ def run_in_fork(function: Callable[[], Any]) -> Any:
     if child == 0:
         try:
             result = pickle.dumps((function(), None))
-        except BaseException as error:  # noqa: BLE001  the parent raises it
+        except BaseException as error:
             result = pickle.dumps((None, error))
         with os.fdopen(sender, "wb") as pipe:
             pipe.write(result)

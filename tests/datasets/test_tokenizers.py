@@ -37,9 +37,9 @@ class Bare(MegatronTokenizer):
     def tokenize(self, text):
         return np.array([len(text)])
 
-    vocab = {"a": 0}
-    inv_vocab = {0: "a"}
-    vocab_size = 1
+    vocab = property(lambda self: {"a": 0})
+    inv_vocab = property(lambda self: {0: "a"})
+    vocab_size = property(lambda self: 1)
 
 
 @pytest.mark.parametrize("name", ["cls", "sep", "pad", "eod", "bos", "eos", "mask"])

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ def test_the_parts_of_a_split_follow_each_other_and_cover_everything(shares, num
     ranges = [split_range(bounds, num_elements) for bounds in matrix if bounds]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == num_elements
-    assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
 
 
 @pytest.mark.parametrize("split", ["", "0,0,0", "1,2,3,4", "a,b", "1..2"])
