@@ -32,7 +32,7 @@ from trackbed.preprocess import (
 from train import Job
 
 WEIGHTS = {"sources": 0.6, "topics": 0.15, "papers": 0.25}
-STEPS = 100
+STEPS = 80
 console = Console()
 
 

@@ -5,14 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from built_pair import names_in
 from indexed_pair import Pair
 from tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, merge, verify_content
-
-
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @st.composite
@@ -62,20 +59,20 @@ def test_the_progress_is_told_in_bytes_of_each_pair(tmp_path, pair):
 def test_a_pair_can_be_merged_over_itself(tmp_path, pair):
     merge([str(pair.prefix)] * 2, str(pair.prefix))
     assert [tokens.tolist() for tokens in IndexedDataset(str(pair.prefix))[:]] == pair.sequences() * 2
-    assert files(tmp_path) == ["corpus.bin", "corpus.idx", "corpus.trackbed.json"]
+    assert names_in(tmp_path) == ["corpus.bin", "corpus.idx", "corpus.trackbed.json"]
 
 
 def test_nothing_cannot_be_merged(tmp_path):
     with pytest.raises(ArgumentError, match="path_prefixes must name at least one pair, found none"):
         merge([], str(tmp_path / "all"))
-    assert files(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 def test_pairs_of_different_types_are_not_merged(tmp_path, pair):
     other = replace(pair, prefix=tmp_path / "other", dtype="int64").write()
     with pytest.raises(ArgumentError, match=r"other.* must be int32 .*found int64"):
         merge([str(pair.prefix), str(other.prefix)], str(tmp_path / "all"))
-    assert files(tmp_path) == ["corpus.bin", "corpus.idx", "other.bin", "other.idx"]
+    assert names_in(tmp_path) == ["corpus.bin", "corpus.idx", "other.bin", "other.idx"]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +84,14 @@ def test_a_damaged_pair_ends_the_merge_and_leaves_nothing(tmp_path, pair, change
     earlier = Pair(tmp_path / "all", lengths=[1], borders=[0, 1], tokens=[7]).write()
     with pytest.raises(FormatError, match="damaged"):
         merge([str(p.prefix) for p in (pair, damaged)][::order], str(tmp_path / "all"))
-    assert files(tmp_path) == ["all.bin", "all.idx", "corpus.bin", "corpus.idx", "damaged.bin", "damaged.idx"]
+    assert names_in(tmp_path) == ["all.bin", "all.idx", "corpus.bin", "corpus.idx", "damaged.bin", "damaged.idx"]
     assert IndexedDataset(str(earlier.prefix))[0].tolist() == [7]
 
 
 def test_a_missing_pair_ends_the_merge_and_leaves_nothing(tmp_path, pair):
     with pytest.raises(FileNotFoundError, match="none"):
         merge([str(pair.prefix), str(tmp_path / "none")], str(tmp_path / "all"))
-    assert files(tmp_path) == ["corpus.bin", "corpus.idx"]
+    assert names_in(tmp_path) == ["corpus.bin", "corpus.idx"]
 
 
 def test_a_merge_that_is_interrupted_leaves_nothing(tmp_path, pair):
@@ -103,4 +100,4 @@ def test_a_merge_that_is_interrupted_leaves_nothing(tmp_path, pair):
 
     with pytest.raises(KeyboardInterrupt):
         merge([str(pair.prefix)], str(tmp_path / "all"), progress=interrupt)
-    assert files(tmp_path) == ["corpus.bin", "corpus.idx"]
+    assert names_in(tmp_path) == ["corpus.bin", "corpus.idx"]
