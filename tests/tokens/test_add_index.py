@@ -40,7 +40,16 @@ def test_a_pair_of_another_type_is_not_added(prefix, pair):
 
 def test_a_pair_without_modes_is_not_added_to_a_multimodal_one(prefix, pair):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", multimodal=True)
-    with pytest.raises(ArgumentError, match=r"without modes .*out\.bin.*corpus\.idx"):
+    with pytest.raises(ArgumentError, match=r"corpus\.idx: a pair with modes .*out\.bin, found one without"):
+        builder.add_index(str(pair.prefix))
+    builder.discard()
+
+
+def test_a_pair_with_modes_is_not_added_to_one_without(prefix, pair):
+    pair.modes = [1, 2, 3]
+    pair.write()
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    with pytest.raises(ArgumentError, match=r"corpus\.idx: a pair without modes .*out\.bin, found one with"):
         builder.add_index(str(pair.prefix))
     builder.discard()
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any
     """
     started: dict[str, str] = {}
     try:
+        for folder in (place.directory, f"{entry.own}/partial"):
+            if not os.path.isdir(folder):  # noqa: PTH112  see Place
+                os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+        _clear_once(f"{entry.own}/partial")
         _write(entry, place, arrays, started)
         # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
         with contextlib.suppress(FileNotFoundError):
@@ -45,16 +50,17 @@ def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any
             Path(partial).unlink(missing_ok=True)
 
 
+@lru_cache(maxsize=64)
+def _clear_once(partials: str) -> None:
+    """Remove what killed writers left; once for each folder in a process, which may write thousands of entries."""
+    clear_dead_partials(Path(partials))
+
+
 def _write(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any]], started: dict[str, str]) -> None:
     """Write partial files, and note in `started` what each of them is to become."""
-    partials = entry.own / "partial"
-    for folder in (Path(place.directory), Path(place.manifest).parent, partials):
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-    clear_dead_partials(partials)
 
     def begin(final: str) -> str:
-        started[final] = f"{partials}/{partial_name(final.rpartition('/')[2])}"
+        started[final] = f"{entry.own}/partial/{partial_name(final.rpartition('/')[2])}"
         return started[final]
 
     records = {}

@@ -39,13 +39,17 @@ def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
         OSError: it cannot be written, or the disk is full.
     """
     checksum = Checksum()
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        for part in parts:
-            view = memoryview(part).cast("B") if len(part) else memoryview(b"")
+        for view in views:
             checksum.update(view)
-            while view:
-                view = view[os.write(descriptor, view) :]
+        while views:
+            written = os.writev(descriptor, views)
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
     except OSError as error:
         error.filename = str(path)  # a full disk does not say which
         raise

@@ -5,7 +5,7 @@
 """
 
 import sys
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Final
 
 from trackbed.errors import TrackbedError
@@ -45,8 +45,11 @@ def _importer_of(names: list[str]) -> str:
     ours = {id(sys.modules[name]) for name in names}
 
     def holds(module: ModuleType) -> bool:
-        values = list(vars(module).values())
-        return any(id(value) in ours or getattr(value, "__module__", None) in names for value in values)
+        # Only what is known not to mind: some modules warn when others of their values are looked at.
+        return any(
+            id(value) in ours or (isinstance(value, (type, FunctionType)) and value.__module__ in names)
+            for value in list(vars(module).values())
+        )
 
     found = [
         name

@@ -75,6 +75,10 @@ class FileSource:
     def __del__(self) -> None:
         os.close(self._descriptor)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy opens the file anew."""
+        return FileSource.open, (self._path,)
+
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
         """`[count]` tokens from byte `offset` on, as a new array."""
         stop = offset + count * np.dtype(dtype).itemsize

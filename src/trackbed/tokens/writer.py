@@ -5,6 +5,7 @@ Shapes: N sequences, D documents, T tokens.
 
 import array
 import operator
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError
 from trackbed.files import Checksum, clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import Buffer, as_numbers, encode
@@ -55,6 +56,7 @@ class IndexedDatasetBuilder:
         clear_dead_partials(self._bin_path.parent, final_name=self._bin_path.name)
         self._partial = new_partial(self._bin_path)
         self._file = self._partial.open("xb", buffering=0)
+        self._pid = os.getpid()
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._checksum = Checksum()
@@ -174,8 +176,9 @@ class IndexedDatasetBuilder:
 
     def discard(self) -> None:
         """Give up: remove what has been written so far. A pair of the final name stays as it was."""
-        self._close()
-        self._partial.unlink(missing_ok=True)
+        if os.getpid() == self._pid:  # what a forked process gives up is another's
+            self._close()
+            self._partial.unlink(missing_ok=True)
 
     def _check_modes(self, modes: Sequence[int]) -> None:
         if self.multimodal and len(modes) and not (min(modes) >= -128 and max(modes) <= 127):
@@ -183,11 +186,15 @@ class IndexedDatasetBuilder:
             raise ArgumentError(msg)
 
     def _open_source(self, idx_path: Path) -> SequenceIndex:
-        try:
-            return open_index(idx_path, multimodal=self.multimodal)
-        except FormatError as error:
-            msg = f"a pair without modes cannot be added to the multimodal {self._bin_path}: {error}"
-            raise ArgumentError(msg) from None
+        """The index of a pair that is known to be whole."""
+        index = open_index(idx_path)
+        bare = Header(index.dtype, index.sequence_count, index.document_count).size_bytes
+        has_modes = idx_path.stat().st_size > bare
+        if len(index) and has_modes != self.multimodal:
+            kinds = ("with", "without") if self.multimodal else ("without", "with")
+            msg = f"{idx_path}: a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
+            raise ArgumentError(msg)
+        return open_index(idx_path, multimodal=self.multimodal)
 
     def _append(self, tokens: npt.NDArray[Any]) -> int:
         """Take the tokens, every one of them unchanged. Returns how many there are."""
@@ -204,6 +211,9 @@ class IndexedDatasetBuilder:
         self._pending_bytes = 0
 
     def _hand_over(self, data: bytes) -> None:
+        if os.getpid() != self._pid:
+            msg = f"{self._bin_path}: a builder must be used in process {self._pid}, which made it, found {os.getpid()}"
+            raise ArgumentError(msg)  # a forked process has no writing thread: it would wait for ever
         self._written.result()
         self._written = self._thread.submit(self._write, data)
 
