@@ -82,6 +82,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").unlink(missing_ok=True)
     started = time.perf_counter()
 
     texts = timed("three corpora collected", lambda: corpora.write(folder))

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
 #include "trackbed/blend.hpp"
 #include "trackbed/isa.hpp"
@@ -38,34 +39,63 @@ void sample_index(Array<const std::int32_t> lengths, Array<const Visit> visits, 
   trackbed::sample_index<Visit, Row>(span_of(lengths), span_of(visits), sequence_length, extra_token, span_of(rows));
 }
 
-using AnyVector = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using AnyConstVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Calls `use` with a value of the integer type that `dtype` says, of those listed.
+// Calls `use` with a value of the integer type that `dtype` says. Returns whether it is one of those listed.
 template <class... Types, class Use>
-void with_integer(nb::dlpack::dtype dtype, Use use) {
-  const bool known = ((dtype == nb::dtype<Types>() && (use(Types{}), true)) || ...);
-  if (!known) {
-    throw nb::type_error("narrow: both vectors must hold integers of a known type");
+bool with_integer(nb::dlpack::dtype dtype, Use use) {
+  return ((dtype == nb::dtype<Types>() && (use(Types{}), true)) || ...);
+}
+
+// Calls `use` with a value of the integer type that NumPy's character for it says.
+template <class Use>
+bool with_character(char character, Use use) {
+  switch (character) {
+    case 'b':
+      return use(std::int8_t{}), true;
+    case 'B':
+      return use(std::uint8_t{}), true;
+    case 'h':
+      return use(std::int16_t{}), true;
+    case 'H':
+      return use(std::uint16_t{}), true;
+    case 'i':
+      return use(std::int32_t{}), true;
+    case 'l':
+    case 'q':
+      return use(std::int64_t{}), true;
+    default:
+      return false;
   }
 }
 
-std::size_t narrow(AnyConstVector source, AnyVector target) {
-  if (source.size() != target.size()) {
-    throw nb::value_error("narrow: both vectors must be equally long");
-  }
+// The numbers as bytes of another type, and which one is the first that does not fit. Bytes, as a document has a
+// few hundred tokens, and a second call to make an array for them would take as long as this one.
+std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
+  nb::object bytes;
   std::size_t first = 0;
-  with_integer<std::int64_t, std::int32_t, std::uint16_t, std::uint32_t, std::uint8_t, std::int16_t, std::int8_t,
-               std::uint64_t>(source.dtype(), [&](auto from) {
-    with_integer<std::uint16_t, std::int32_t, std::int64_t, std::uint8_t, std::int16_t, std::int8_t>(
-        target.dtype(), [&](auto to) {
-          using From = decltype(from);
-          using To = decltype(to);
-          first = trackbed::narrow<From, To>({static_cast<const From*>(source.data()), source.size()},
-                                             {static_cast<To*>(target.data()), target.size()});
-        });
+  const bool known = with_character(target, [&](auto to) {
+    using To = decltype(to);
+    bytes = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(source.size() * sizeof(To))));
+    if (!bytes.is_valid()) {
+      throw nb::python_error();
+    }
+    auto* stored = reinterpret_cast<To*>(PyBytes_AS_STRING(bytes.ptr()));
+    const bool integers = with_integer<std::int64_t, std::int32_t, std::uint16_t, std::uint32_t, std::uint8_t,
+                                       std::int16_t, std::int8_t, std::uint64_t>(source.dtype(), [&](auto from) {
+      using From = decltype(from);
+      const std::span<const From> numbers{static_cast<const From*>(source.data()), source.size()};
+      const nb::gil_scoped_release no_gil;
+      first = trackbed::narrow<From, To>(numbers, {stored, source.size()});
+    });
+    if (!integers) {
+      throw nb::type_error("source must hold integers");
+    }
   });
-  return first;
+  if (!known) {
+    throw nb::type_error("target must be an integer type");
+  }
+  return {bytes, first};
 }
 
 }  // namespace

@@ -1,16 +1,28 @@
 #include "trackbed/narrow.hpp"
 
+#include <type_traits>
 #include <utility>
 
 namespace trackbed {
 
 template <class Source, class Target>
 std::size_t narrow(std::span<const Source> source, std::span<Target> target) {
-  // One pass without a branch, so that the compiler uses vectors; a second one only where something is wrong.
-  bool fits = true;
+  // One pass that only collects bits, so that the compiler uses vectors at every level; a second one only where
+  // something is wrong. A number fits if it comes back from Target, and neither side takes it for negative alone.
+  using Bits = std::make_unsigned_t<Source>;
+  Bits lost = 0;
+  Source sources = 0;
+  Target targets = 0;
   for (std::size_t i = 0; i < source.size(); ++i) {
-    target[i] = static_cast<Target>(source[i]);
-    fits &= std::in_range<Target>(source[i]);
+    const auto stored = static_cast<Target>(source[i]);
+    target[i] = stored;
+    lost = static_cast<Bits>(lost | (static_cast<Bits>(source[i]) ^ static_cast<Bits>(static_cast<Source>(stored))));
+    sources = static_cast<Source>(sources | source[i]);
+    targets = static_cast<Target>(targets | stored);
+  }
+  bool fits = lost == 0;
+  if constexpr (std::is_signed_v<Source> != std::is_signed_v<Target>) {
+    fits = fits && !std::cmp_less(sources, 0) && !std::cmp_less(targets, 0);
   }
   std::size_t first = fits ? source.size() : 0;
   while (first < source.size() && std::in_range<Target>(source[first])) {

@@ -6,7 +6,7 @@ import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import GPTDataset, NullTokenizer
-from trackbed.errors import ArgumentError, CacheError, PlanError
+from trackbed.errors import ArgumentError, CacheError, FormatError, PlanError
 from trackbed.index import Split
 from trackbed.tokens import IndexedDataset
 
@@ -252,3 +252,54 @@ def test_the_file_of_counts_must_name_the_prefix(tmp_path):
     config = gpt_config(tmp_path / "cache", blend=([prefix], None), split="1", sequences_per_dataset={"other": (2, 3)})
     with pytest.raises(ArgumentError, match=r"sequences_per_dataset must name .*pair"):
         build(config, (2, None, None))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"eod_mask_loss": True}, {"reset_position_ids": True}, {"create_attention_mask": False}, {"random_seed": 8}],
+)
+def test_whatever_shapes_samples_changes_the_fingerprint(tmp_path, options):
+    assert one(tmp_path).fingerprint == one(tmp_path).fingerprint
+    assert one(tmp_path).fingerprint != one(tmp_path, **options).fingerprint
+
+
+def test_lengths_that_the_file_has_no_room_for_are_refused_before_anything_is_built(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [8, 0])
+    raw = bytearray((tmp_path / "pair.idx").read_bytes())
+    raw[34:38] = np.int32(50_000_000).tobytes()
+    (tmp_path / "pair.idx").write_bytes(raw)
+    config = gpt_config(tmp_path / "cache", blend=([prefix], None), split="1")
+    with pytest.raises(FormatError, match=r"pair, split train: .* at most 8 tokens, found 50000000"):
+        build(config, (None, None, None))
+
+
+def test_a_subclass_may_give_any_type_of_integers(tmp_path):
+    class Narrow(GPTDataset):
+        def _query_document_sample_shuffle_indices(self, idx):
+            text, documents = super()._query_document_sample_shuffle_indices(idx)
+            return text.astype(np.uint16), documents
+
+    plain = one(tmp_path)
+    config = gpt_config(tmp_path / "cache", blend=([plain.dataset_path], None), split="1")
+    found = build(config, (10, None, None), cls=Narrow)[0][0]["tokens"]
+    assert found.dtype == torch.int64
+    assert found.tolist() == plain[0]["tokens"].tolist()
+
+
+def test_forgetting_the_blend_is_said_in_words():
+    with pytest.raises(PlanError, match="a GPTDataset needs a blend, found none: give blend"):
+        build(gpt_config(None), (5, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"blend": ["a", "b"], "split": "1"}, "blend must be a list of prefixes, and a list of weights or None"),
+        ({"blend": ["a"], "split": "1"}, "blend must be a list of prefixes, and a list of weights or None"),
+        ({"blend": (["a", "b"], [-1, 2]), "split": "1"}, r"blend must have finite weights .* found \[-1, 2\]"),
+        ({"tokenizer": "tokenizer.json"}, "tokenizer must be an object with .* found a str"),
+    ],
+)
+def test_first_mistakes_are_named_at_construction(options, words):
+    with pytest.raises(ArgumentError, match=words):
+        gpt_config(None, **options)

@@ -194,3 +194,20 @@ def test_torchs_loader_reads_a_blend_in_the_samplers_order(tmp_path, num_workers
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers)
     found = [batch["tokens"].tolist() for batch in loader]
     assert found == [tokens_of(dataset, positions) for positions in sampler]
+
+
+def test_a_random_order_refuses_a_micro_batch_that_changes_the_permutation():
+    state = random(total=100, batch=3, ranks=4).state_dict(consumed_samples=48)
+    with pytest.raises(ArgumentError, match="the permuted it had: 99, found 100"):
+        random(total=100, batch=4, ranks=3).load_state_dict(state)
+
+
+@pytest.mark.parametrize("consumed", [-4, None, "7"])
+def test_a_state_without_a_position_is_refused(consumed):
+    with pytest.raises(ArgumentError, match=f"consumed_samples of at least 0, found {consumed!r}"):
+        sequential().load_state_dict({**sequential().state_dict(), "consumed_samples": consumed})
+
+
+def test_a_position_beyond_the_dataset_is_refused():
+    with pytest.raises(ArgumentError, match=r"consumed_samples must be in \[0, 100\], found 999"):
+        sequential().load_state_dict({**sequential().state_dict(), "consumed_samples": 999})

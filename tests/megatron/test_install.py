@@ -94,6 +94,9 @@ def test_installed_beside_megatron_core_the_rest_of_it_goes_on_working():
             assert issubclass(masked_dataset.MaskedWordPieceDataset, trackbed.datasets.MegatronDataset)
             assert issubclass(multimodal_dataset.MockMultimodalDataset, trackbed.datasets.MockGPTDataset)
             assert MegatronLegacyTokenizer is MegatronTokenizer is trackbed.datasets.MegatronTokenizer
+            named = {}
+            exec("from megatron.core.datasets.helpers import *", named)
+            assert named["build_mapping"] is build_mapping and named["build_sample_idx"] is build_sample_idx
             print(build_sample_idx.__module__, _build_document_index.__module__)
             """
         )

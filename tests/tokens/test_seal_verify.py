@@ -1,5 +1,4 @@
 import json
-import os
 import re
 from dataclasses import replace
 
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 
 from trackbed.errors import FormatError
-from trackbed.files import CHUNK_BYTES
+from trackbed.files import CHUNK_BYTES, partial_name
 from trackbed.tokens import IndexedDatasetBuilder, Verified, get_seal_path, seal, verify, verify_content
 from trackbed.tokens.seal import read_seal
 
@@ -213,7 +212,8 @@ def test_a_seal_made_afterwards_is_the_one_the_builder_writes(pair):
 
 
 def test_sealing_leaves_only_the_seal_and_clears_what_a_dead_one_left(pair, tmp_path):
-    dead = tmp_path / f"corpus.trackbed.json.{os.uname().nodename.replace('.', '-')}.4194305.1.0.partial"
+    host = partial_name("corpus.trackbed.json").split(".")[-5]
+    dead = tmp_path / f"corpus.trackbed.json.{host}.4194305.1.0.partial"
     dead.touch()
     seal(str(pair.prefix))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.bin", "corpus.idx", "corpus.trackbed.json"]

@@ -1,5 +1,6 @@
 """A pair appears whole, or not at all, whatever happens to its writer."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from built_pair import build, names_in
 from forked import run_in_fork
+from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_content
 
 
@@ -65,6 +67,7 @@ def test_two_builders_of_one_name_do_not_mix(prefix):
 
 # Dies at the n-th file that it opens, renames or removes while it replaces a pair.
 DIE = """
+import gc
 import os, signal, sys
 from trackbed.tokens import IndexedDatasetBuilder
 prefix, last = sys.argv[1], int(sys.argv[2])
@@ -191,3 +194,29 @@ def test_builders_that_are_left_alone_hold_up_nothing(tmp_path):
     assert [name for name in names_in(tmp_path) if not name.endswith(".partial")] == []
     IndexedDatasetBuilder(str(tmp_path / "x.bin")).discard()
     assert names_in(tmp_path) == []
+
+
+def test_an_abandoned_builder_leaves_nothing(tmp_path):
+    builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"))
+    builder.add_document([1, 2], [2])
+    del builder
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_missing_is_named_while_the_builder_can_still_be_finalized(tmp_path):
+    builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"))
+    builder.add_document([1, 2], [2])
+    with pytest.raises(ArgumentError, match=r"nowhere/corpus\.idx: must be a file in a folder that is there"):
+        builder.finalize(str(tmp_path / "nowhere" / "corpus.idx"))
+    builder.finalize(str(tmp_path / "corpus.idx"))
+    assert len(IndexedDataset(str(tmp_path / "corpus"))) == 1
+
+
+def test_a_builder_takes_nothing_after_finalize(tmp_path):
+    builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"))
+    builder.finalize(str(tmp_path / "corpus.idx"))
+    with pytest.raises(ArgumentError, match="takes nothing after finalize"):
+        builder.add_item([1])
+    with pytest.raises(ArgumentError, match="takes nothing after finalize"):
+        builder.finalize(str(tmp_path / "corpus.idx"))

@@ -19,7 +19,7 @@ from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
-from trackbed.errors import PlanError, TrackbedError
+from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
@@ -37,8 +37,9 @@ class BlendedMegatronDatasetBuilder:
     Args:
         cls: class of the datasets that are blended.
         sizes: samples to give at least per split, or None for one epoch.
-        is_built_on_rank: whether this process wants the datasets; asked only under `torch.distributed`.
+        is_built_on_rank: whether this process wants the datasets; asked only among several processes.
         config: what decides the samples.
+        group: the processes; by default those of `torch.distributed`.
 
     Raises:
         ArgumentError: sizes that the configuration cannot mean.
@@ -50,12 +51,15 @@ class BlendedMegatronDatasetBuilder:
         sizes: Sizes,
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
+        *,
+        group: Group | None = None,
     ) -> None:
         check_sizes(sizes, config)
         self.cls = cls
         self.sizes = sizes
         self.is_built_on_rank = is_built_on_rank
         self.config = config
+        self._group = group
 
     def build(self) -> list[Any]:
         """The dataset of each split: a `BlendedDataset`, a dataset of class `cls`, or None.
@@ -72,7 +76,7 @@ class BlendedMegatronDatasetBuilder:
             CacheError: an index cannot be read, built or written.
             FormatError: a token file is damaged.
         """
-        group = current_group()
+        group = self._group or current_group()
         if group is not None and not self.is_built_on_rank():
             return [None] * len(Split)
         with _access(group or SOLO, fast_cache_load=self.config.fast_cache_load):
@@ -89,8 +93,8 @@ class BlendedMegatronDatasetBuilder:
     def _build_mock(self) -> list[Any]:
         try:
             return self._build_members([None], self._matrix, [self.sizes])[0]
-        except TrackbedError as error:
-            msg = f"{self.cls.__name__} must be a class that makes its data up, found: {error}"
+        except (TrackbedError, ArgumentError) as error:
+            msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
             raise PlanError(msg) from error
 
     def _build_shared(self, prefixes: Sequence[str], weights: Sequence[float] | None) -> list[Any]:
@@ -140,6 +144,9 @@ class BlendedMegatronDatasetBuilder:
                 continue
             lengths = [len(dataset) for dataset in datasets]
             size = sizes[split.value]
+            if size and not sum(lengths):
+                msg = f"split {split.name} must have samples to give {size}, found none in its {len(lengths)} datasets"
+                raise PlanError(msg)
             size = None if size is None else min(size, sum(lengths))
             blends.append(BlendedDataset(datasets, lengths, size, self.config))
         return blends

@@ -63,8 +63,8 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
         msg = f"sizes must have {len(Split)} entries, found {len(sizes)}"
         raise ArgumentError(msg)
     for split, size in zip(Split, sizes, strict=True):
-        if size is not None and size < 0:
-            msg = f"the size of split {split.name} must be at least 0 or None, found {size}"
+        if size is not None and (isinstance(size, (str, float)) or size < 0):
+            msg = f"the size of split {split.name} must be a whole number of at least 0, or None, found {size!r}"
             raise ArgumentError(msg)
         blend = blend_of(split, config)
         if size is None and blend is not None and blend[1] is not None:

@@ -49,7 +49,7 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
         return Finding(State.absent)
     try:
         manifest = read_manifest(place.manifest)
-    except FormatError:
+    except (FormatError, OSError):
         manifest = None
     if manifest is not None:
         return _by_manifest(entry, manifest, sizes)

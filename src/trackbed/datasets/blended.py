@@ -16,7 +16,7 @@ import torch.utils.data
 
 from trackbed.cache import ArraySpec, Entry, fingerprint, open_entry, open_or_build
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.megatron import MegatronDataset, describe_blend
+from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now
 from trackbed.errors import ArgumentError, OversampleError
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 from trackbed.index.splits import normalize
@@ -26,7 +26,9 @@ __all__ = ["BlendedDataset", "blend"]
 logger = logging.getLogger(__name__)
 
 ARRAYS: Final = ("dataset_index", "dataset_sample_index")
-_DEFERRED = "build it once without defer_npy_index_mmap"
+_DEFERRED = (
+    "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
+)
 _Dataset = torch.utils.data.Dataset[Any]
 _Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -66,7 +68,7 @@ class BlendedDataset(_Dataset):
 
         identifiers: OrderedDict[str, Any] = OrderedDict()
         identifiers["class"] = type(self).__name__
-        identifiers["datasets"] = [dataset.unique_description for dataset in datasets]
+        identifiers["datasets"] = [description_now(dataset) for dataset in datasets]
         identifiers["split"] = self.split.name
         identifiers["weights"] = self.weights
         identifiers["size"] = size

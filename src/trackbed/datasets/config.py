@@ -149,10 +149,19 @@ class BlendedMegatronDatasetConfig:
 
 
 def _check_blend(name: str, blend: Blend) -> None:
+    if isinstance(blend, str) or len(blend) != 2 or isinstance(blend[0], str):
+        msg = f"{name} must be a list of prefixes, and a list of weights or None, found {blend!r}"
+        raise ArgumentError(msg)
     prefixes, weights = blend
+    if not all(isinstance(prefix, str) for prefix in prefixes):
+        msg = f"{name} must name prefixes as text, found {prefixes!r}"
+        raise ArgumentError(msg)
     if len(prefixes) == 0:
         msg = f"{name} must name at least one prefix, found none"
         raise ArgumentError(msg)
     if weights is not None and len(weights) != len(prefixes):
         msg = f"{name} must have as many weights as prefixes, found {len(weights)} and {len(prefixes)}"
+        raise ArgumentError(msg)
+    if weights is not None and not (all(0 <= weight < float("inf") for weight in weights) and any(weights)):
+        msg = f"{name} must have finite weights of at least 0 that are not all 0, found {weights}"
         raise ArgumentError(msg)

@@ -16,15 +16,24 @@ from trackbed.cache import Entry, fingerprint, open_entry, open_or_build
 from trackbed.datasets import sample
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
-from trackbed.datasets.low_level import identify
+from trackbed.datasets.low_level import identify, most_tokens
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
-from trackbed.errors import ArgumentError, PlanError
+from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
 from trackbed.tokens import IndexedDataset
 
 __all__ = ["GPTDataset"]
 
-_DEFERRED = "build it once without defer_npy_index_mmap"
+_DEFERRED = (
+    "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
+)
+_SHAPING = (
+    "reset_position_ids",
+    "reset_attention_mask",
+    "eod_mask_loss",
+    "create_attention_mask",
+    "create_cu_seqlens",
+)
 
 
 class _Span(NamedTuple):
@@ -89,6 +98,9 @@ class GPTDataset(MegatronDataset):
             ArgumentError: a file is missing, or `sequences_per_dataset` lacks the prefix.
             FormatError: the pair is damaged.
         """
+        if dataset_path is None:
+            msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
+            raise ArgumentError(msg)
         counts = config.sequences_per_dataset
         if counts and dataset_path not in counts:
             msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"
@@ -113,6 +125,7 @@ class GPTDataset(MegatronDataset):
             seed=self.config.random_seed,
             extra_token=int(self.config.add_extra_token_to_sequence),
             keep_partial=keep_partial,
+            most_tokens=most_tokens(self.dataset),
         )
 
     @cached_property
@@ -121,8 +134,10 @@ class GPTDataset(MegatronDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides the samples, the identity of the files included."""
-        return fingerprint({**self._decisions, "description": self.unique_description})
+        """SHA-256 of what decides the samples: files by their identity, configuration and order."""
+        shaping = {name: getattr(self.config, name) for name in _SHAPING}
+        more = {"description": self.unique_description, "padding": self._pad_token_id, **shaping}
+        return fingerprint({**self._decisions, **more})
 
     def _entry(self) -> Entry | None:
         """Where the indices are kept; None where they are not."""
@@ -145,9 +160,9 @@ class GPTDataset(MegatronDataset):
             if entry is None:
                 return self._indices.build()
             return open_or_build(entry, expected=self._indices.expected, build=self._indices.build)
-        except PlanError as error:
+        except (PlanError, FormatError) as error:
             msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
-            raise PlanError(msg) from error
+            raise type(error)(msg) from error
 
     def _keep(self, arrays: Mapping[str, npt.NDArray[Any]] | None) -> None:
         self.document_index, self.sample_index, self.shuffle_index = (
@@ -178,11 +193,14 @@ class GPTDataset(MegatronDataset):
             FormatError: the files are shorter than their index says.
         """
         text, _ = self._query_document_sample_shuffle_indices(idx or 0)
+        text = np.require(text, dtype=np.int64, requirements=["C", "W"])  # whatever a subclass made of it
+        # As in Megatron Core, samples share mask and positions where no option shapes them.
+        shared = not (self.config.reset_position_ids or self.config.reset_attention_mask or self.config.eod_mask_loss)
         config, pad, eod = self.config, self._pad_token_id, self.config.tokenizer.eod  # type: ignore[union-attr]
         tokens, labels = sample.tokens_and_labels(text, extra_token=config.add_extra_token_to_sequence, pad=pad)
         found: dict[str, Any] = {"tokens": tokens, "labels": labels}
         if config.create_attention_mask:
-            mask = self._causal_mask
+            mask = self._causal_mask if shared else self._causal_mask.clone()
             found["attention_mask"] = (
                 sample.cut_at_documents(mask, tokens, eod=eod) if config.reset_attention_mask else mask
             )
@@ -192,7 +210,7 @@ class GPTDataset(MegatronDataset):
         found["position_ids"] = (
             torch.from_numpy(sample.positions_in_documents(tokens, eod=eod))
             if config.reset_position_ids
-            else self._positions
+            else (self._positions if shared else self._positions.clone())
         )
         for ids in (tokens, labels):
             ids[ids == pad] = 0  # so that an embedding can look it up; the loss mask has taken note

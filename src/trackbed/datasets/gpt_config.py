@@ -64,7 +64,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """The older name of `object_storage_cache_path`."""
 
     create_cu_seqlens: bool = field(default=False, kw_only=True)
-    """Whether samples hold `cu_seqlens` and `max_seqlen`, from the document borders of the files."""
+    """Whether samples hold `cu_seqlens` and `max_seqlen`, from the sequence borders of the files,
+    which are those of documents where each document is one sequence."""
 
     def __post_init__(self) -> None:
         """Check the fields, and fill in `token_dtype_code`."""
@@ -79,6 +80,10 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
                 raise ArgumentError(msg)
         if self.hybrid_context_parallel:
             msg = "hybrid_context_parallel must be False, found True"
+            raise ArgumentError(msg)
+        if not hasattr(self.tokenizer, "unique_identifiers"):
+            found = type(self.tokenizer).__name__
+            msg = f"tokenizer must be an object with eod, pad, vocab_size and unique_identifiers, found a {found}"
             raise ArgumentError(msg)
         with contextlib.suppress(NotImplementedError):
             _ = getattr(self.tokenizer, "eod", None)  # one that looks it up late says here what it lacks

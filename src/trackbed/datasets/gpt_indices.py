@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import ArraySpec
+from trackbed.errors import FormatError
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.legacy_random import LegacyShuffle
@@ -36,6 +37,7 @@ class GPTIndices:
         seed: seed of the shuffles.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
         keep_partial: whether a last sample that is not full counts.
+        most_tokens: tokens that the file has room for, if known: what claims more is damaged.
     """
 
     lengths: npt.NDArray[np.int32]
@@ -45,6 +47,7 @@ class GPTIndices:
     seed: int
     extra_token: int
     keep_partial: bool
+    most_tokens: int | None = None
 
     @cached_property
     def plan(self) -> EpochPlan:
@@ -63,10 +66,18 @@ class GPTIndices:
 
     @cached_property
     def tokens_per_epoch(self) -> int:
-        """Tokens in the split's documents."""
+        """Tokens in the split's documents.
+
+        Raises:
+            FormatError: a length is negative, or there are more tokens than the file has room for.
+        """
         run = self._run
         lengths = self.lengths[run[0] : run[1]] if run else self.lengths[self._numbers]
-        return int(lengths.sum(dtype=np.int64))
+        total = int(lengths.sum(dtype=np.int64))
+        if (len(lengths) and lengths.min() < 0) or (self.most_tokens is not None and total > self.most_tokens):
+            msg = f"documents must have at least 0 and together at most {self.most_tokens} tokens, found {total}"
+            raise FormatError(msg)
+        return total
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Types and shapes of the three arrays."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from trackbed.tokens import IndexedDataset
 
-__all__ = ["identify"]
+__all__ = ["identify", "most_tokens"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -16,3 +16,10 @@ def identify(dataset: Any) -> dict[str, Any]:
         return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
     return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}
+
+
+def most_tokens(dataset: Any) -> int | None:
+    """Tokens that its `.bin` has room for, or None where it has none."""
+    if isinstance(dataset, IndexedDataset):
+        return int(dataset.identity["bin_bytes"]) // dataset.index.dtype_size
+    return None

@@ -17,7 +17,7 @@ from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.index.splits import Split
 
-__all__ = ["LowLevelDataset", "MegatronDataset", "describe", "describe_blend", "padding_id"]
+__all__ = ["LowLevelDataset", "MegatronDataset", "describe", "describe_blend", "description_now", "padding_id"]
 
 LowLevelDataset = Any
 """What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
@@ -63,6 +63,7 @@ class MegatronDataset(ABC, _Dataset):
         self.unique_identifiers["index_split"] = index_split.name
         for name in self._key_config_attributes():
             self.unique_identifiers[name] = getattr(config, name)
+        self._described = self.unique_identifiers.copy()
         self.unique_description, self.unique_description_hash = describe(self.unique_identifiers)
         self._pad_token_id = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
 
@@ -99,6 +100,13 @@ def describe(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:
     """The description that Megatron Core writes of these identifiers, and its md5, which names the files."""
     text = json.dumps(identifiers, indent=4, default=lambda value: value.unique_identifiers)
     return text, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def description_now(dataset: MegatronDataset) -> str:
+    """The description of a dataset, whose class may have changed `unique_identifiers` after it was first made."""
+    if dataset.unique_identifiers == dataset._described:  # noqa: SLF001  of this module
+        return dataset.unique_description
+    return describe(dataset.unique_identifiers)[0]
 
 
 def describe_blend(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:

@@ -94,7 +94,12 @@ def _writer(pid: int) -> str:
 
 
 def _host() -> str:
-    return socket.gethostname().replace(".", "-").replace("/", "-") or "localhost"
+    """Name of the host and of its set of process numbers: containers may share a host's name and a folder."""
+    name = socket.gethostname().replace(".", "-").replace("/", "-") or "localhost"
+    try:
+        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    except OSError:
+        return name
 
 
 def _start_of(pid: int) -> int:

@@ -41,7 +41,7 @@ def sample_index(
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
 
     Returns:
-        `[R + 1, 2]` rows; samples j lies between rows j and j + 1.
+        `[R + 1, 2]` rows; sample j lies between rows j and j + 1.
 
     The worked example of Megatron Core's documentation:
 

@@ -28,6 +28,10 @@ def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.int
 
     Returns:
         `[R]` sample at each position.
+
+    >>> plan = EpochPlan(num_epochs=1, num_samples=10, samples_before_last=None)
+    >>> shuffle_index(plan, LegacyShuffle(1234)).tolist()
+    [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]
     """
     order = np.empty(plan.num_samples, dtype=shuffle_index_dtype(plan.num_samples))
     order[:] = np.arange(plan.num_samples)

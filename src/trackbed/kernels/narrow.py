@@ -11,32 +11,23 @@ from trackbed.kernels import _native
 __all__ = ["narrow"]
 
 
-def narrow(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy `[N]` integers to a vector of another integer type, every one of them unchanged.
+def narrow(source: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
+    """The bytes of `[N]` integers in another integer type, every one of them unchanged.
 
     Raises:
-        ArgumentError: `target` cannot hold one of them, which the message names; or they are not two vectors
-            of integers, equally long, `target` contiguous and writable.
+        ArgumentError: `dtype` cannot hold one of them, which the message names; or they are no vector of native
+            integers, or `dtype` is no type that an indexed file holds.
     """
     try:
-        # A strided target would be copied, and the copy filled and lost.
-        first = _native.narrow(source, target) if target.flags.c_contiguous else -1
+        stored, first = _native.narrow(source, dtype.char if dtype.isnative else "?")
     except (TypeError, ValueError):
-        first = -1
-    if first < 0:
-        msg = (
-            "source and target must be vectors of native integers, equally long, target contiguous and "
-            f"writable, found {_described(source)} and {_described(target)}"
-        )
-        raise ArgumentError(msg)
+        found = f"{source.dtype.str}{list(source.shape)} and {dtype.str}"
+        msg = f"source and dtype must be a vector of native integers and a native integer type, found {found}"
+        raise ArgumentError(msg) from None
     if first < len(source):
-        limits = np.iinfo(target.dtype)
+        limits = np.iinfo(dtype)
         msg = (
-            f"a token must be an integer in [{limits.min}, {limits.max}] to be stored as {target.dtype}, "
-            f"found {source[first]}"
+            f"a token must be an integer in [{limits.min}, {limits.max}] to be stored as {dtype}, found {source[first]}"
         )
         raise ArgumentError(msg)
-
-
-def _described(array: npt.NDArray[Any]) -> str:
-    return f"{array.dtype.str}{list(array.shape)} with strides {array.strides}"
+    return stored

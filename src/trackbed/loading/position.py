@@ -1,5 +1,6 @@
 """The position in the data as state: how far a run has come, and in which order of which files."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -7,6 +8,8 @@ from typing import Any, Final
 from trackbed.errors import ArgumentError
 
 __all__ = ["Position"]
+
+logger = logging.getLogger(__name__)
 
 VERSION: Final = 1
 
@@ -25,6 +28,8 @@ class Position:
     """SHA-256 of files, configuration and order, or None where nobody gave it."""
     samples_per_epoch: int | None = None
     """Where the order goes round in epochs: after how many samples."""
+    permuted: int | None = None
+    """Where the order is a permutation: of how many samples. It follows from micro batch and, if sharded, ranks."""
     data_parallel_size: int | None = None
     """Number of ranks, where the order depends on it."""
 
@@ -41,12 +46,17 @@ class Position:
         if state.get("version") != VERSION:
             msg = f"the state of a sampler must have version {VERSION}, found {state.get('version')}"
             raise ArgumentError(msg)
-        for name in ("fingerprint", "total_samples", "order", "data_parallel_size"):
+        if self.fingerprint is None:
+            logger.warning("a run goes on without a fingerprint: whether its data are the same cannot be checked")
+        for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):
                 found = getattr(self, name)
                 msg = f"a run can go on only with the {name} it had: {state.get(name)!r}, found {found!r}"
                 raise ArgumentError(msg)
-        consumed = int(state["consumed_samples"])
+        consumed = state.get("consumed_samples")
+        if not isinstance(consumed, int) or consumed < 0:
+            msg = f"the state of a sampler must have consumed_samples of at least 0, found {consumed!r}"
+            raise ArgumentError(msg)
         epochs = {consumed // size for size in (state.get("samples_per_epoch"), self.samples_per_epoch) if size}
         if state.get("samples_per_epoch") != self.samples_per_epoch and epochs != {0}:
             msg = (

@@ -91,7 +91,11 @@ class MegatronPretrainingSampler:
         Raises:
             ArgumentError: `state` is of another version, or of other data; the message has both values.
         """
-        self.consumed_samples = self._position(0).resumed(state).consumed_samples
+        consumed = self._position(0).resumed(state).consumed_samples
+        if consumed > self.total_samples:
+            msg = f"consumed_samples must be in [0, {self.total_samples}], found {consumed}"
+            raise ArgumentError(msg)
+        self.consumed_samples = consumed
         self._handed_out = self.consumed_samples
 
     def _position(self, consumed_samples: int) -> Position:
@@ -180,13 +184,16 @@ class MegatronPretrainingRandomSampler:
 
     def _order(self, place: int, generator: torch.Generator) -> torch.Tensor:
         """What is left of the epoch for this rank from sample `place` on."""
+        permutation = torch.randperm(self._permuted, generator=generator)
         if self.data_sharding:
-            part = self.total_samples // self.micro_batch_times_data_parallel_size * self.micro_batch_size
-            permutation = torch.randperm(part, generator=generator)[place // self.data_parallel_size :]
-            return permutation + self.data_parallel_rank * part
-        whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
-        permutation = torch.randperm(whole, generator=generator)
+            return permutation[place // self.data_parallel_size :] + self.data_parallel_rank * self._permuted
         return permutation[place:][self.data_parallel_rank :: self.data_parallel_size]
+
+    @property
+    def _permuted(self) -> int:
+        """Samples that an epoch's permutation is drawn over: those of one rank, if sharded."""
+        step = self.micro_batch_times_data_parallel_size if self.data_sharding else self.micro_batch_size
+        return self.total_samples // step * self.micro_batch_size
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
         """The position, to be kept in a checkpoint.
@@ -213,6 +220,7 @@ class MegatronPretrainingRandomSampler:
             order="random, sharded" if self.data_sharding else "random",
             fingerprint=getattr(self.dataset, "fingerprint", None),
             samples_per_epoch=self._samples_per_epoch,
+            permuted=self._permuted,
             data_parallel_size=self.data_parallel_size if self.data_sharding else None,
         )
 

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -66,24 +67,30 @@ class _TableLoader(Loader):
         self._names = names
         self._own_spec = own
         self._own_module: ModuleType | None = None
+        self._lock = threading.Lock()
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill the module in."""
         for name, what in self._names.items():
             source, _, attribute = what.partition(":")
             setattr(module, name, getattr(importlib.import_module(source), attribute))
-        module.__all__ = sorted(self._names)  # type: ignore[attr-defined]
         module.__getattr__ = lambda name: self._from_own(module, name)  # type: ignore[method-assign]
         if self._own_spec is not None:
             module.__file__ = self._own_spec.origin
 
     def _from_own(self, module: ModuleType, name: str) -> Any:
         """A name that the table lacks. Megatron Core's module is read when the first one is asked for."""
-        if self._own_spec is None or self._own_spec.loader is None or name.startswith("__"):
+        special = name.startswith("__") and name != "__all__"
+        if self._own_spec is None or self._own_spec.loader is None or special:
+            if name == "__all__":
+                return sorted(self._names)
             msg = f"module {module.__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        if self._own_module is None:
-            own = importlib.util.module_from_spec(self._own_spec)
-            self._own_spec.loader.exec_module(own)
-            self._own_module = own
+        with self._lock:
+            if self._own_module is None:
+                own = importlib.util.module_from_spec(self._own_spec)
+                self._own_spec.loader.exec_module(own)
+                self._own_module = own
+        if name == "__all__":  # a star import is to find the names of both
+            return sorted({*self._names, *(own for own in vars(self._own_module) if not own.startswith("_"))})
         return getattr(self._own_module, name)

@@ -63,7 +63,8 @@ class Report:
 def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress: Progress | None = None) -> Report:
     """Write one pair for each key of `config`, each with all texts of that key in the order of the input.
 
-    The pairs appear when everything has been tokenised; if anything fails, files that were there stay.
+    The pairs appear when everything has been tokenised; if tokenising fails, files that were there stay. With
+    several workers a script needs an `if __name__ == "__main__"` guard, as for every use of processes.
 
     Args:
         config: what to read, and where to write.

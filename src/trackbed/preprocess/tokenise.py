@@ -164,9 +164,7 @@ class ChunkTokenizer:
             # The quickest way from a list that looks at every number; what it refuses is named below.
             with contextlib.suppress(OverflowError):
                 return np.frombuffer(array.array(self.dtype.char, ids), dtype=self.dtype)
-        numbers = np.empty(len(ids), dtype=self.dtype)
-        narrow(np.ascontiguousarray(ids), numbers)
-        return numbers
+        return np.frombuffer(narrow(np.ascontiguousarray(ids), self.dtype), dtype=self.dtype)
 
 
 @dataclass(slots=True)

@@ -70,10 +70,8 @@ def encode(tokens: npt.NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Buf
             msg = f"{where}: {dtype} must hold every token unchanged, found {wrong}"
             raise ArgumentError(msg)
         return rounded.data
-    stored = np.empty(len(tokens), dtype=dtype)
     try:
-        narrow(tokens, stored)
+        return narrow(tokens, dtype)
     except ArgumentError as error:
         msg = f"{where}: {error}"
         raise ArgumentError(msg) from None
-    return stored.data

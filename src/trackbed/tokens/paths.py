@@ -1,22 +1,24 @@
 """The names of the files that belong to one prefix."""
 
+import os
+
 __all__ = ["get_bin_path", "get_idx_path", "get_seal_path"]
 
 
-def get_bin_path(path_prefix: str) -> str:
+def get_bin_path(path_prefix: str | os.PathLike[str]) -> str:
     """Path of the data file: the tokens.
 
     >>> get_bin_path("corpus_text_document")
     'corpus_text_document.bin'
     """
-    return path_prefix + ".bin"
+    return os.fspath(path_prefix) + ".bin"
 
 
-def get_idx_path(path_prefix: str) -> str:
+def get_idx_path(path_prefix: str | os.PathLike[str]) -> str:
     """Path of the index file: where sequences and documents begin."""
-    return path_prefix + ".idx"
+    return os.fspath(path_prefix) + ".idx"
 
 
-def get_seal_path(path_prefix: str) -> str:
+def get_seal_path(path_prefix: str | os.PathLike[str]) -> str:
     """Path of the seal: counts, sizes and checksums of the other two."""
-    return path_prefix + ".trackbed.json"
+    return os.fspath(path_prefix) + ".trackbed.json"

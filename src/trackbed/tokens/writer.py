@@ -6,8 +6,10 @@ Shapes: N sequences, D documents, T tokens.
 import array
 import operator
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ class IndexedDatasetBuilder:
         self._partial = new_partial(self._bin_path)
         self._file = self._partial.open("xb", buffering=0)
         self._pid = os.getpid()
+        self._abandoned = weakref.finalize(self, _remove, self._file, self._partial, self._pid)
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._checksum = Checksum()
@@ -140,12 +143,14 @@ class IndexedDatasetBuilder:
         Args:
             idx_path: path of the index file, ending in `.idx`.
         """
-        self._flush()
-        self._written.result()
-        self._close()
         final = Path(idx_path)
         prefix = str(final.with_suffix("")) if final.suffix == ".idx" else str(final)
         final_seal = Path(get_seal_path(prefix))
+        self._check_open()
+        _check_targets(self._bin_path, final, final_seal)
+        self._flush()
+        self._written.result()
+        self._close()
         for path in (final, final_seal):
             clear_dead_partials(path.parent, final_name=path.name)
         partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
@@ -171,12 +176,13 @@ class IndexedDatasetBuilder:
                 }
             )
         finally:
-            partial_idx.unlink(missing_ok=True)
-            partial_seal.unlink(missing_ok=True)
+            for path in (self._partial, partial_idx, partial_seal):
+                path.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Give up: remove what has been written so far. A pair of the final name stays as it was."""
         if os.getpid() == self._pid:  # what a forked process gives up is another's
+            self._pending.clear()
             self._close()
             self._partial.unlink(missing_ok=True)
 
@@ -198,6 +204,7 @@ class IndexedDatasetBuilder:
 
     def _append(self, tokens: npt.NDArray[Any]) -> int:
         """Take the tokens, every one of them unchanged. Returns how many there are."""
+        self._check_open()
         self._pending.append(encode(tokens, self.dtype, where=self._where))
         self._pending_bytes += len(tokens) * self.dtype.itemsize
         if self._pending_bytes >= _FLUSH_BYTES:
@@ -227,9 +234,30 @@ class IndexedDatasetBuilder:
             error.filename = str(self._partial)  # a full disk does not say which
             raise
 
+    def _check_open(self) -> None:
+        if self._file.closed:
+            msg = f"{self._bin_path}: a builder takes nothing after finalize or discard, found more"
+            raise ArgumentError(msg)
+
     def _close(self) -> None:
         self._thread.shutdown()
         self._file.close()
+        self._abandoned.detach()
+
+
+def _check_targets(*paths: Path) -> None:
+    """Refuse names that cannot become files, while the builder can still be finalized under others."""
+    for path in paths:
+        if not path.parent.is_dir() or path.is_dir():
+            msg = f"{path}: must be a file in a folder that is there"
+            raise ArgumentError(msg)
+
+
+def _remove(file: FileIO, partial: Path, pid: int) -> None:
+    """What is left to do for a builder that nobody finalized; a forked process leaves it to the one that wrote it."""
+    file.close()
+    if os.getpid() == pid:
+        partial.unlink(missing_ok=True)
 
 
 def _nothing() -> None:
