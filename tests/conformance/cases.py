@@ -139,6 +139,9 @@ def cases(draw: st.DrawFn, *, options: st.SearchStrategy[dict[str, Any]] | None 
         if split and not _every_part_has_tokens(split, data, blends[0][0]):
             split = "1"
     sizes = tuple(draw(_size(data, _blend_of(blends, number), sequence_length)) for number in range(3))
+    chosen = draw(options if options is not None else flags())
+    if per_split and split is None and options is None and draw(st.booleans()):
+        chosen = {**chosen, "multiple_validation_sets": True}
     return Case(
         data=data,
         sequence_length=sequence_length,
@@ -146,7 +149,7 @@ def cases(draw: st.DrawFn, *, options: st.SearchStrategy[dict[str, Any]] | None 
         split=split,
         sizes=sizes,
         tokenizer=draw(st.sampled_from(["null", "null", "plain", "padded", "ambiguous", "common"])),
-        options=draw(options if options is not None else flags()),
+        options=chosen,
     )
 
 
@@ -173,7 +176,7 @@ def _blend(num_pairs: int, *, optional: bool) -> st.SearchStrategy[Any]:
     numbers = st.lists(st.integers(0, num_pairs - 1), min_size=1, max_size=num_pairs, unique=True).map(tuple)
     if not optional:
         numbers = st.just(tuple(range(num_pairs)))
-    weight = st.floats(0.01, 1) | st.integers(1, 100).map(float) | st.just(1.0)
+    weight = st.floats(0.01, 1) | st.integers(1, 100) | st.just(1.0)
     with_weights = numbers.flatmap(
         lambda chosen: st.lists(weight, min_size=len(chosen), max_size=len(chosen)).map(lambda w: (chosen, tuple(w)))
     )

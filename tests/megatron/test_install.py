@@ -100,7 +100,7 @@ def test_installed_beside_megatron_core_the_rest_of_it_goes_on_working():
             print(build_sample_idx.__module__, _build_document_index.__module__)
             """
         )
-        == "trackbed.megatron.helpers megatron.core.datasets.gpt_dataset"
+        == "trackbed.megatron.functions megatron.core.datasets.gpt_dataset"
     )
 
 

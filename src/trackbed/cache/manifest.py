@@ -9,26 +9,12 @@ import orjson
 
 from trackbed.cache.fingerprint import Decisions
 from trackbed.errors import FormatError
-from trackbed.files import Checksum
+from trackbed.files import FileSum
 
-__all__ = ["FileRecord", "Manifest", "encode_manifest", "read_manifest"]
+__all__ = ["Manifest", "encode_manifest", "read_manifest"]
 
 FORMAT: Final = "trackbed-cache"
 VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """Size and checksums of one file."""
-
-    size_bytes: int
-    crc32: list[str]
-    """One per 64 MiB."""
-
-    @classmethod
-    def of(cls, checksum: Checksum) -> "FileRecord":
-        """What was summed up."""
-        return cls(checksum.size_bytes, checksum.chunks())
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +24,7 @@ class Manifest:
     fingerprint: str
     """SHA-256 of the decisions."""
     decisions: Decisions
-    files: Mapping[str, FileRecord]
+    files: Mapping[str, FileSum]
     """By file name."""
 
 
@@ -71,7 +57,7 @@ def read_manifest(path: str) -> Manifest | None:
         found = (fields["format"], fields["version"])
         if found != (FORMAT, VERSION):
             return Manifest("", {"manifest": list(found)}, {})
-        files = {name: FileRecord(**record) for name, record in fields["files"].items()}
+        files = {name: FileSum(**record) for name, record in fields["files"].items()}
         return Manifest(fields["fingerprint"], fields["decisions"], files)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {error}"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy.typing as npt
 
 from trackbed.cache.entry import Entry, Place
-from trackbed.cache.manifest import FileRecord, Manifest, encode_manifest
+from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import write_npy
 from trackbed.errors import CacheError
-from trackbed.files import clear_dead_partials, partial_name, publish, write_new
+from trackbed.files import FileSum, clear_dead_partials, partial_name, publish, write_new
 
 __all__ = ["write_entry"]
 
@@ -69,6 +69,6 @@ def _write(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any]], s
             checksum = write_new(begin(final), entry.description.encode())
         else:
             checksum = write_npy(begin(final), arrays[name])
-        records[final.rpartition("/")[2]] = FileRecord.of(checksum)
+        records[final.rpartition("/")[2]] = FileSum.of(checksum)
     manifest = Manifest(entry.fingerprint, entry.decisions, records)
     write_new(begin(place.manifest), encode_manifest(manifest))

@@ -2,10 +2,11 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CHUNK_BYTES", "Checksum", "checksum_file"]
+__all__ = ["CHUNK_BYTES", "Checksum", "FileSum", "checksum_file"]
 
 CHUNK_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 4 << 20
@@ -37,6 +38,26 @@ class Checksum:
         """Eight hexadecimal digits per chunk of 64 MiB, the last chunk shorter; none for an empty file."""
         open_chunk = [self._current] if self._room < CHUNK_BYTES else []
         return [f"{value:08x}" for value in [*self._whole, *open_chunk]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """Size and checksums of one file, as seals and manifests keep them."""
+
+    size_bytes: int
+    crc32: list[str]
+    """One per 64 MiB, eight hexadecimal digits each."""
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.crc32, list) and all(isinstance(text, str) for text in self.crc32)
+        if type(self.size_bytes) is not int or not texts:
+            msg = f"size_bytes must be a number and crc32 texts, found {self.size_bytes!r} and {self.crc32!r}"
+            raise ValueError(msg)
+
+    @classmethod
+    def of(cls, checksum: Checksum) -> "FileSum":
+        """What was summed up."""
+        return cls(checksum.size_bytes, checksum.chunks())
 
 
 def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) -> Checksum:

@@ -12,6 +12,7 @@ from trackbed.errors import FormatError
 from trackbed.files import (
     CHUNK_BYTES,
     Checksum,
+    FileSum,
     checksum_file,
     clear_dead_partials,
     flush_to_disk,
@@ -21,30 +22,10 @@ from trackbed.files import (
 from trackbed.tokens.format import open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
-__all__ = ["FileSeal", "Seal", "read_seal", "seal", "write_seal"]
+__all__ = ["Seal", "read_seal", "seal", "write_seal"]
 
 FORMAT: Final = "trackbed-seal"
 VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class FileSeal:
-    """Size and checksums of one file."""
-
-    size_bytes: int
-    crc32: list[str]
-    """One per `chunk_bytes` of the file."""
-
-    def __post_init__(self) -> None:
-        texts = isinstance(self.crc32, list) and all(isinstance(text, str) for text in self.crc32)
-        if type(self.size_bytes) is not int or not texts:
-            msg = f"size_bytes must be a number and crc32 texts, found {self.size_bytes!r} and {self.crc32!r}"
-            raise ValueError(msg)
-
-    @classmethod
-    def of(cls, checksum: Checksum) -> "FileSeal":
-        """What was summed up."""
-        return cls(checksum.size_bytes, checksum.chunks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +36,8 @@ class Seal:
     sequences: int
     documents: int
     chunk_bytes: int
-    bin: FileSeal
-    idx: FileSeal
+    bin: FileSum
+    idx: FileSum
 
     def __post_init__(self) -> None:
         if self.chunk_bytes != CHUNK_BYTES:
@@ -73,8 +54,8 @@ class Seal:
             sequences=sequences,
             documents=documents,
             chunk_bytes=CHUNK_BYTES,
-            bin=FileSeal.of(data),
-            idx=FileSeal.of(index),
+            bin=FileSum.of(data),
+            idx=FileSum.of(index),
         )
 
 
@@ -126,7 +107,7 @@ def read_seal(path: Path) -> Seal:
         if found != (FORMAT, VERSION):
             msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {found}"
             raise FormatError(msg)
-        files = {name: FileSeal(**fields.pop(name)) for name in ("bin", "idx")}
+        files = {name: FileSum(**fields.pop(name)) for name in ("bin", "idx")}
         return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {error}"

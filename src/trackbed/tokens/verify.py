@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.files import checksum_file
+from trackbed.files import FileSum, checksum_file
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
-from trackbed.tokens.seal import FileSeal, read_seal
+from trackbed.tokens.seal import read_seal
 
 __all__ = ["Verified", "verify", "verify_content"]
 
@@ -119,7 +119,7 @@ def _check_borders(index: SequenceIndex, path: Path) -> None:
             raise FormatError(msg)
 
 
-def _check_bytes(path: Path, sealed: FileSeal, progress: Callable[[int], None] | None) -> None:
+def _check_bytes(path: Path, sealed: FileSum, progress: Callable[[int], None] | None) -> None:
     size = path.stat().st_size
     if size != sealed.size_bytes:
         msg = f"{path}: the seal says {sealed.size_bytes} bytes, this file has {size}"

@@ -1,4 +1,4 @@
-"""Small functions that Megatron Core has under these names, on Trackbed's kernels.
+"""The functions of Megatron Core that are no classes, on Trackbed's kernels.
 
 Shapes: K datasets, N samples, D documents, V visits, R samples.
 """

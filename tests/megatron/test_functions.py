@@ -5,7 +5,7 @@ import pytest
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.kernels import reference
-from trackbed.megatron import helpers
+from trackbed.megatron import functions as helpers
 
 
 def test_blending_fills_the_first_places():
