@@ -62,3 +62,9 @@ def test_every_make_target_that_is_named_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for page in PAGES:
         assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets, page
+
+
+def test_the_readme_says_what_was_measured_and_where():
+    figures = README.split("## Figures")[1].split("## ")[0]
+    assert "| times better |" in figures
+    assert re.search(r"on .*, \d+ cores, \d+ GiB", figures)
