@@ -27,3 +27,9 @@ def test_the_sizes_of_core_0_10_hold_the_surplus_in_the_blend_too(weights, size)
     assert plain.size == sum(plain.per_dataset)
     assert plain.weights == weights
     assert renormalized.weights == [count / plain.size for count in plain.per_dataset]
+
+
+def test_nothing_asked_for_is_nothing_in_every_rule():
+    for renormalize in (None, False, True):
+        shares = plan_shares([0.5, 0.5], 0, gpt_config(None, renormalize_blend_weights=renormalize))
+        assert (shares.size, shares.weights, shares.per_dataset) == (0, [0.5, 0.5], [0, 0])

@@ -60,6 +60,14 @@ def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
         map_npy(path)
 
 
+@pytest.mark.parametrize("shape", [b"(30 3,)", b"(3,,)", b"(,)", b"(3 ,)", b"(-3,)", b"(3)"])
+def test_a_shape_that_is_no_tuple_of_numbers_is_refused(tmp_path, shape):
+    path = tmp_path / "x.npy"
+    path.write_bytes(encode_npy_header(np.arange(5)).replace(b"(5,)", shape))
+    with pytest.raises(FormatError, match="must describe plain numbers"):
+        map_npy(path)
+
+
 WHOLE = encode_npy_header(np.arange(9).reshape(3, 3)) + np.arange(9).tobytes()
 MUTATED = st.builds(
     lambda at, with_: WHOLE[:at] + with_ + WHOLE[at + len(with_) :],

@@ -45,7 +45,8 @@ def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronData
     if config.renormalize_blend_weights is not None:
         counts = [math.ceil(size * weight * _SURPLUS_0_10) for weight in weights]
         total = sum(counts)
-        drawn = [count / total for count in counts] if config.renormalize_blend_weights else list(weights)
+        renormalized = config.renormalize_blend_weights and total > 0
+        drawn = [count / total for count in counts] if renormalized else list(weights)
         return Shares(total, drawn, counts)
     counts = [math.ceil(size * weight) for weight in weights]
     surplus = 1 + config.mid_level_dataset_surplus

@@ -24,7 +24,7 @@ _LONGEST_HEADER: Final = 4096
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 _HEADER: Final = re.compile(
     rb"\{'descr': '(?P<dtype>\|[iu]1|<[iu][248]|<f[248])', 'fortran_order': False, "
-    rb"'shape': \((?P<shape>(?:\d{1,19},? ?)*)\), \} *\n"
+    rb"'shape': \((?P<shape>(?:\d{1,19}(?:,|(?:, \d{1,19})+))?)\), \} *\n"
 )
 
 
