@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
 import numpy.typing as npt
 
@@ -18,6 +18,8 @@ from trackbed.errors import CacheError, FormatError
 __all__ = ["Access", "access", "open_entry", "open_or_build"]
 
 logger = logging.getLogger(__name__)
+
+_SMALL_BYTES: Final = 256 << 10
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -47,7 +49,9 @@ def access(allowed: Access, *, advice: str) -> Iterator[None]:
 
 
 def open_or_build(entry: Entry, *, expected: Expected, build: Callable[[], Arrays]) -> Arrays:
-    """The arrays of an entry, mapped read-only; built and published first where it is not there whole.
+    """The arrays of an entry, read-only; built and published first where it is not there whole.
+
+    They are mapped, but for small ones that were just built.
 
     Args:
         entry: what is wanted.
@@ -63,8 +67,13 @@ def open_or_build(entry: Entry, *, expected: Expected, build: Callable[[], Array
     allowed, advice = _ACCESS.get()
     if allowed is Access.open_only:
         raise _missing(entry, why, advice)
-    write_entry(entry, place, build())
-    return _map(entry, place)
+    arrays = build()
+    write_entry(entry, place, arrays)
+    if sum(array.nbytes for array in arrays.values()) > _SMALL_BYTES:
+        return _map(entry, place)
+    for array in arrays.values():  # to map thousands of small files takes longer than to keep what is in them
+        array.flags.writeable = False
+    return arrays
 
 
 def open_entry(entry: Entry, *, expected: Expected, advice: str) -> Arrays:

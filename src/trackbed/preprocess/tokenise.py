@@ -3,9 +3,9 @@
 Shapes: D documents of one key in the chunk, T tokens of them all.
 """
 
-import array
 import contextlib
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -162,8 +162,8 @@ class ChunkTokenizer:
         """Ids in the dtype of the file, every one of them unchanged."""
         if isinstance(ids, list):
             # The quickest way from a list that looks at every number; what it refuses is named below.
-            with contextlib.suppress(OverflowError):
-                return np.frombuffer(array.array(self.dtype.char, ids), dtype=self.dtype)
+            with contextlib.suppress(struct.error):
+                return np.frombuffer(struct.pack(f"{len(ids)}{self.dtype.char}", *ids), dtype=self.dtype)
         return np.frombuffer(narrow(np.ascontiguousarray(ids), self.dtype), dtype=self.dtype)
 
 

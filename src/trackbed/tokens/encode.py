@@ -3,8 +3,8 @@
 Shapes: T tokens.
 """
 
-import array
 import contextlib
+import struct
 from typing import Any, Final
 
 import numpy as np
@@ -33,8 +33,8 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
             return tensor
     if isinstance(tensor, (list, tuple)) and dtype.kind in "iu":
         # The quickest way from a list that looks at every number; what it refuses is looked at below.
-        with contextlib.suppress(TypeError, OverflowError):
-            return np.frombuffer(array.array(dtype.char, tensor), dtype=dtype)
+        with contextlib.suppress(struct.error):
+            return np.frombuffer(struct.pack(f"{len(tensor)}{dtype.char}", *tensor), dtype=dtype)
     wanted = "numbers" if dtype.kind == "f" else "integers"
     try:
         given = np.asarray(tensor)
