@@ -44,3 +44,13 @@ def level(request, monkeypatch):
 def pair(tmp_path):
     """Three sequences of int32 in two documents, written without the builder."""
     return Pair(tmp_path / "corpus", lengths=[3, 0, 2], borders=[0, 2, 3], tokens=[5, 6, 7, -1, 9]).write()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many generated configurations were identical, and how many somebody refused."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, counts in report.user_properties:
+            if name.startswith("conformance"):
+                terminalreporter.write_line(
+                    f"{name}: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
+                )
