@@ -71,6 +71,7 @@ def write_documents(folder: Path) -> list[Comparison]:
             lambda documents=documents: write(IndexedDatasetBuilder, str(folder / "ours"), documents),
             lambda documents=documents: write(mc_indexed.IndexedDatasetBuilder, str(folder / "theirs"), documents),
             items=20_000,
+            rounds=21,
         )
         for kind, documents in kinds.items()
     ]

@@ -9,11 +9,13 @@ from trackbed.files.publish import (
     publish,
     write_new,
 )
+from trackbed.files.writeback import Writeback
 
 __all__ = [
     "CHUNK_BYTES",
     "Checksum",
     "FileSum",
+    "Writeback",
     "checksum_file",
     "clear_dead_partials",
     "flush_to_disk",

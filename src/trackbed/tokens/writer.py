@@ -8,7 +8,6 @@ import operator
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
-from trackbed.files import Checksum, clear_dead_partials, flush_to_disk, new_partial, publish
+from trackbed.files import Checksum, Writeback, clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.tokens.dtype import DType
-from trackbed.tokens.encode import Buffer, as_numbers, encode
+from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import Header, SequenceIndex, encode_header, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import Seal, write_seal
@@ -60,11 +59,10 @@ class IndexedDatasetBuilder:
         self._file = self._partial.open("xb", buffering=0)
         self._pid = os.getpid()
         self._abandoned = weakref.finalize(self, _remove, self._file, self._partial, self._pid)
-        self._pending: list[Buffer] = []
-        self._pending_bytes = 0
+        self._pending = bytearray()
         self._checksum = Checksum()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trackbed-writer")
-        self._written: Future[None] = self._thread.submit(_nothing)
+        self._writeback = Writeback(self._file.fileno())
+        self._failure: OSError | None = None
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
         """Append one sequence to the current document.
@@ -127,10 +125,9 @@ class IndexedDatasetBuilder:
         if index.dtype != self.dtype:
             msg = f"{path_prefix}: the dtype must be {self.dtype} as in {self._bin_path}, found {index.dtype.__name__}"
             raise ArgumentError(msg)
-        self._flush()
         with Path(get_bin_path(path_prefix)).open("rb", buffering=0) as source:
             while data := source.read(_FLUSH_BYTES):
-                self._hand_over(data)
+                self._take(data)
         offset = len(self.sequence_lengths)
         self.sequence_lengths.extend(index.sequence_lengths.tolist())
         self.document_indices.extend((offset + index.document_indices[1:]).tolist())
@@ -149,7 +146,6 @@ class IndexedDatasetBuilder:
         self._check_open()
         _check_targets(self._bin_path, final, final_seal)
         self._flush()
-        self._written.result()
         self._close()
         for path in (final, final_seal):
             clear_dead_partials(path.parent, final_name=path.name)
@@ -205,34 +201,36 @@ class IndexedDatasetBuilder:
     def _append(self, tokens: npt.NDArray[Any]) -> int:
         """Take the tokens, every one of them unchanged. Returns how many there are."""
         self._check_open()
-        self._pending.append(encode(tokens, self.dtype, where=self._where))
-        self._pending_bytes += len(tokens) * self.dtype.itemsize
-        if self._pending_bytes >= _FLUSH_BYTES:
-            self._flush()
+        self._take(encode(tokens, self.dtype, where=self._where))
         return len(tokens)
 
-    def _flush(self) -> None:
-        """Hand what is pending to the writing thread, after the block before is written."""
-        self._hand_over(b"".join(self._pending))
-        self._pending.clear()
-        self._pending_bytes = 0
+    def _take(self, data: bytes | memoryview) -> None:
+        self._pending += data
+        if len(self._pending) >= _FLUSH_BYTES:
+            self._flush()
 
-    def _hand_over(self, data: bytes) -> None:
+    def _flush(self) -> None:
+        """Write what is pending, while it is in the processor's cache.
+
+        Not in a thread: two of them, meeting after every block, lose more time than checksum and copy take.
+        """
         if os.getpid() != self._pid:
             msg = f"{self._bin_path}: a builder must be used in process {self._pid}, which made it, found {os.getpid()}"
-            raise ArgumentError(msg)  # a forked process has no writing thread: it would wait for ever
-        self._written.result()
-        self._written = self._thread.submit(self._write, data)
-
-    def _write(self, data: bytes) -> None:
-        self._checksum.update(data)
-        view = memoryview(data)
+            raise ArgumentError(msg)
+        if self._failure is not None:  # nobody knows how much of that block is in the file
+            raise self._failure
+        self._checksum.update(self._pending)
         try:
-            while view:
-                view = view[self._file.write(view) or 0 :]
+            with memoryview(self._pending) as view:
+                written = 0
+                while written < len(view):
+                    written += self._file.write(view[written:]) or 0
         except OSError as error:
             error.filename = str(self._partial)  # a full disk does not say which
+            self._failure = error
             raise
+        self._writeback.grown(self._checksum.size_bytes)
+        self._pending.clear()
 
     def _check_open(self) -> None:
         if self._file.closed:
@@ -240,7 +238,6 @@ class IndexedDatasetBuilder:
             raise ArgumentError(msg)
 
     def _close(self) -> None:
-        self._thread.shutdown()
         self._file.close()
         self._abandoned.detach()
 
@@ -258,10 +255,6 @@ def _remove(file: FileIO, partial: Path, pid: int) -> None:
     file.close()
     if os.getpid() == pid:
         partial.unlink(missing_ok=True)
-
-
-def _nothing() -> None:
-    """What was written before the first block."""
 
 
 def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
