@@ -4,7 +4,9 @@
 
 #include "trackbed/blend.hpp"
 #include "trackbed/isa.hpp"
+#include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/poll.hpp"
 #include "trackbed/sample_index.hpp"
 
 namespace nb = nanobind;
@@ -17,6 +19,34 @@ using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 std::span<T> span_of(const Array<T>& array) {
   return {array.data(), array.size()};
+}
+
+// Lets Python look in while a kernel runs without the GIL: signals, so that Ctrl-C works, and `callback`, if any, with
+// the number of items that are done. It must outlive the poll.
+trackbed::Poll poll_of(nb::handle callback) {
+  return trackbed::Poll([callback](std::int64_t done) {
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      throw nb::python_error();
+    }
+    if (!callback.is_none()) {
+      callback(done);
+    }
+  });
+}
+
+using TwisterWords =
+    nb::ndarray<std::uint32_t, nb::shape<sizeof(trackbed::MersenneTwister) / 4>, nb::c_contig, nb::device::cpu>;
+
+trackbed::MersenneTwister& twister_of(const TwisterWords& words) {
+  return *reinterpret_cast<trackbed::MersenneTwister*>(words.data());
+}
+
+template <class Element>
+void legacy_shuffle(TwisterWords twister, Array<Element> array, int level, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::legacy_shuffle<Element>(twister_of(twister), span_of(array), static_cast<trackbed::Isa>(level), poll);
 }
 
 template <class Id>
@@ -104,6 +134,9 @@ NB_MODULE(_native, m) {
   const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("narrow", &narrow);
+  m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });
+  m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   m.def("greedy_blend", &greedy_blend<std::int16_t>, no_gil);
   m.def("greedy_blend", &greedy_blend<std::int32_t>, no_gil);
   m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, no_gil);

@@ -1,19 +1,27 @@
 #include "trackbed/isa.hpp"
 
+#include "trackbed/draw_targets.hpp"
 #include "trackbed/largest_error.hpp"
 
 namespace trackbed {
 
-namespace baseline {
-std::size_t largest_error(const double*, const double*, std::size_t, double);
-}
+// What each level's object files hold.
+#define TRACKBED_DECLARE(level)                                                 \
+  namespace level {                                                             \
+  std::size_t largest_error(const double*, const double*, std::size_t, double); \
+  std::size_t draw_narrow(MersenneTwister&, std::uint64_t, std::uint32_t*);     \
+  void draw_wide(MersenneTwister&, std::uint64_t, std::uint64_t*, std::size_t); \
+  constexpr TargetDraws target_draws{draw_narrow, draw_wide};                   \
+  }
+
+TRACKBED_DECLARE(baseline)
 #if defined(__x86_64__)
-namespace avx2 {
-std::size_t largest_error(const double*, const double*, std::size_t, double);
-}
-namespace avx512 {
-std::size_t largest_error(const double*, const double*, std::size_t, double);
-}
+TRACKBED_DECLARE(avx2)
+TRACKBED_DECLARE(avx512)
+#define TRACKBED_AT(level, name) \
+  (level == Isa::avx512 ? avx512::name : level == Isa::avx2 ? avx2::name : baseline::name)
+#else
+#define TRACKBED_AT(level, name) (baseline::name)
 #endif
 
 Isa best_isa() {
@@ -28,16 +36,8 @@ Isa best_isa() {
   return Isa::baseline;
 }
 
-LargestError largest_error_at([[maybe_unused]] Isa level) {
-#if defined(__x86_64__)
-  if (level == Isa::avx512) {
-    return avx512::largest_error;
-  }
-  if (level == Isa::avx2) {
-    return avx2::largest_error;
-  }
-#endif
-  return baseline::largest_error;
-}
+LargestError largest_error_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, largest_error); }
+
+TargetDraws target_draws_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, target_draws); }
 
 }  // namespace trackbed

@@ -1,21 +1,18 @@
 """The shuffle that Megatron's orders are made of: NumPy's legacy `RandomState`.
 
-The only place where it appears. Its stream is frozen by NumPy (NEP 19): MT19937 seeded by a scalar, then
-Fisher-Yates from the end, each target drawn by masked rejection.
+Its stream is frozen by NumPy (NEP 19): MT19937 seeded by a scalar, then Fisher-Yates from the end, each target drawn
+by masked rejection.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trackbed import kernels
 from trackbed.errors import ArgumentError
 
-__all__ = ["LegacyShuffle"]
-
-
-_IDLE: Final[list[np.random.RandomState]] = []
-"""Generators that nobody uses: to make one takes 200 us, to seed one 10, and a blend may need thousands."""
+__all__ = ["LegacyShuffle", "legacy_shuffle"]
 
 
 class LegacyShuffle:
@@ -34,16 +31,30 @@ class LegacyShuffle:
     """
 
     def __init__(self, seed: int) -> None:
-        if not 0 <= seed < 2**32:
-            msg = f"random_seed must be in [0, 2**32), found {seed}"
-            raise ArgumentError(msg)
-        self._state = _IDLE.pop() if _IDLE else np.random.RandomState(seed)
-        self._state.seed(seed)
+        self._twister = kernels.new_twister(seed)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_state"):
-            _IDLE.append(self._state)
+    def __call__(self, array: npt.NDArray[np.integer[Any]], *, poll: kernels.Poll = None) -> None:
+        """Shuffle a vector of 32- or 64-bit integers in place."""
+        kernels.legacy_shuffle(self._twister, array, poll=poll)
 
-    def __call__(self, array: npt.NDArray[Any]) -> None:
-        """Shuffle a vector in place."""
-        self._state.shuffle(array)
+
+def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_threads: int = 1) -> None:
+    """Shuffle a vector in place, as `numpy.random.RandomState(seed).shuffle(array)` does.
+
+    Args:
+        array: `[N]` int32, uint32 or int64.
+        seed: in `[0, 2**32)`.
+        num_threads: at least 1. One swap follows from the one before, so more than one are of no use yet.
+
+    Raises:
+        ArgumentError: an argument is out of range, or `array` cannot be written in place.
+
+    >>> shuffled = np.arange(5)
+    >>> legacy_shuffle(shuffled, seed=1234)
+    >>> shuffled.tolist()
+    [4, 0, 1, 2, 3]
+    """
+    if num_threads < 1:
+        msg = f"num_threads must be at least 1, found {num_threads}"
+        raise ArgumentError(msg)
+    LegacyShuffle(seed)(array)

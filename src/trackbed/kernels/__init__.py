@@ -4,5 +4,16 @@ from trackbed.kernels.blend import exhaustive_blend, greedy_blend
 from trackbed.kernels.isa import available_levels
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.samples import sample_index
+from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
 
-__all__ = ["available_levels", "exhaustive_blend", "greedy_blend", "narrow", "sample_index"]
+__all__ = [
+    "Poll",
+    "Twister",
+    "available_levels",
+    "exhaustive_blend",
+    "greedy_blend",
+    "legacy_shuffle",
+    "narrow",
+    "new_twister",
+    "sample_index",
+]

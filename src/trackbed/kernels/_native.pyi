@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -6,6 +7,14 @@ import numpy.typing as npt
 _Ids = npt.NDArray[np.integer[Any]]
 
 def best_isa() -> int: ...
+def seed_twister(twister: npt.NDArray[np.uint32], seed: int, /) -> None: ...
+def legacy_shuffle(
+    twister: npt.NDArray[np.uint32],
+    array: npt.NDArray[np.unsignedinteger[Any]],
+    level: int,
+    poll: Callable[[int], object] | None,
+    /,
+) -> None: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
 def greedy_blend(
     weights: npt.NDArray[np.float64],

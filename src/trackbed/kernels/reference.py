@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exhaustive_blend", "greedy_blend", "narrow", "sample_index"]
+__all__ = ["exhaustive_blend", "greedy_blend", "legacy_shuffle", "narrow", "sample_index"]
 
 
 def greedy_blend(
@@ -50,6 +50,24 @@ def exhaustive_blend(
         datasets[i], samples[i] = dataset, drawn[dataset]
         drawn[dataset] += 1
     return datasets, samples
+
+
+def legacy_shuffle(generator: np.random.RandomState, array: npt.NDArray[Any]) -> None:
+    """Shuffle a vector in place: each element from the last down changes places with one that is drawn.
+
+    >>> shuffled = np.arange(5)
+    >>> legacy_shuffle(np.random.RandomState(1234), shuffled)
+    >>> shuffled.tolist()
+    [4, 0, 1, 2, 3]
+    """
+    for last in range(len(array) - 1, 0, -1):
+        mask = (1 << last.bit_length()) - 1
+        target = last + 1
+        while target > last:
+            bits = np.frombuffer(generator.bytes(4 if mask < 2**32 else 8), dtype="<u4")
+            # Of 64 bits the first 32 are the higher half.
+            target = int(bits[0] if len(bits) == 1 else int(bits[0]) << 32 | int(bits[1])) & mask
+        array[[last, target]] = array[[target, last]]
 
 
 def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], int]:

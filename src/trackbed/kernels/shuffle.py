@@ -1,0 +1,65 @@
+"""Typed door to the kernel that shuffles as NumPy's legacy `RandomState` does.
+
+Shapes: N elements.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+from trackbed.kernels.isa import chosen_level
+from trackbed.kernels.outputs import check_output
+
+__all__ = ["Poll", "Twister", "legacy_shuffle", "new_twister"]
+
+Poll = Callable[[int], object] | None
+"""Called with the number of items that are done, at least every 50 ms; what it raises ends the kernel, whose outputs
+then mean nothing. Ctrl-C ends it with or without one."""
+
+Twister = npt.NDArray[np.uint32]
+"""`[625]` state of MT19937: 624 words, and which of them is drawn next."""
+
+_WORDS: Final = 624
+
+
+def new_twister(seed: int) -> Twister:
+    """The state after `RandomState(seed)`.
+
+    Args:
+        seed: in `[0, 2**32)`.
+
+    Raises:
+        ArgumentError: the seed is outside that range.
+    """
+    if not 0 <= seed < 2**32:
+        msg = f"random_seed must be in [0, 2**32), found {seed}"
+        raise ArgumentError(msg)
+    twister = np.empty(_WORDS + 1, dtype=np.uint32)
+    _native.seed_twister(twister, seed)
+    return twister
+
+
+def legacy_shuffle(twister: Twister, array: npt.NDArray[np.integer[Any]], *, poll: Poll = None) -> None:
+    """Shuffle `array` in place, as `RandomState.shuffle` does, and leave `twister` where it ends.
+
+    Args:
+        twister: from `new_twister`, or from the shuffle before.
+        array: `[N]` int32, uint32, int64 or uint64.
+        poll: looks in while it runs.
+
+    Raises:
+        ArgumentError: `array` is no such vector, or cannot be written in place, or `twister` is no state.
+    """
+    check_output("twister", twister, dtypes=(np.uint32,))
+    if twister.shape != (_WORDS + 1,) or twister[-1] > _WORDS:
+        msg = f"twister must hold {_WORDS} words and a position in [0, {_WORDS}], found shape {list(twister.shape)}"
+        raise ArgumentError(msg)
+    if array.ndim != 1:
+        msg = f"array must be a vector, found shape {list(array.shape)}"
+        raise ArgumentError(msg)
+    check_output("array", array, dtypes=(np.int32, np.uint32, np.int64, np.uint64))
+    _native.legacy_shuffle(twister, array.view(f"u{array.dtype.itemsize}"), chosen_level(), poll)
