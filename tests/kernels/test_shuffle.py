@@ -1,5 +1,6 @@
 """The legacy shuffle against NumPy's own, at every instruction level."""
 
+import itertools
 import threading
 import time
 
@@ -93,7 +94,7 @@ def test_the_poll_sees_progress_and_can_stop_it():
     assert [done for _, done in seen] == sorted(done for _, done in seen)
     assert 0 < seen[0][1] < len(array)
     # However busy the machine: between most looks no more than 50 ms.
-    gaps = [after[0] - before[0] for before, after in zip(seen, seen[1:], strict=False)]
+    gaps = [after[0] - before[0] for before, after in itertools.pairwise(seen)]
     assert sorted(gaps)[0] < 0.05
 
 
