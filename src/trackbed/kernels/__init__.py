@@ -3,8 +3,9 @@
 from trackbed.kernels.blend import exhaustive_blend, greedy_blend
 from trackbed.kernels.isa import available_levels
 from trackbed.kernels.narrow import narrow
+from trackbed.kernels.poll import Poll
 from trackbed.kernels.samples import sample_index
-from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
+from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
 __all__ = [
     "Poll",

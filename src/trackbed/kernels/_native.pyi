@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_Poll = Callable[[int], object] | None
 _Ids = npt.NDArray[np.integer[Any]]
 
 def best_isa() -> int: ...
@@ -12,7 +13,7 @@ def legacy_shuffle(
     twister: npt.NDArray[np.uint32],
     array: npt.NDArray[np.unsignedinteger[Any]],
     level: int,
-    poll: Callable[[int], object] | None,
+    poll: _Poll,
     /,
 ) -> None: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
@@ -21,6 +22,7 @@ def greedy_blend(
     dataset_index: _Ids,
     dataset_sample_index: npt.NDArray[np.int64],
     level: int,
+    poll: _Poll,
     /,
 ) -> None: ...
 def exhaustive_blend(
@@ -28,13 +30,16 @@ def exhaustive_blend(
     dataset_index: _Ids,
     dataset_sample_index: npt.NDArray[np.int64],
     level: int,
+    poll: _Poll,
     /,
 ) -> None: ...
 def sample_index(
-    lengths: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.uint8],
     visits: npt.NDArray[np.integer[Any]],
     sequence_length: int,
     extra_token: int,
     rows: npt.NDArray[np.integer[Any]],
+    num_threads: int,
+    poll: _Poll,
     /,
-) -> None: ...
+) -> int: ...

@@ -12,6 +12,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
+from trackbed.kernels.poll import Poll
 
 __all__ = ["exhaustive_blend", "greedy_blend"]
 
@@ -22,6 +23,8 @@ def greedy_blend(
     weights: npt.NDArray[np.float64],
     dataset_index: DatasetIds,
     dataset_sample_index: npt.NDArray[np.int64],
+    *,
+    poll: Poll = None,
 ) -> None:
     """Fill both outputs: sample i comes from the dataset furthest behind its share, the lowest on ties.
 
@@ -29,6 +32,7 @@ def greedy_blend(
         weights: `[K]` share of each dataset, finite, taken as they are.
         dataset_index: `[N]` receives the dataset of each sample; numbers wrap if K exceeds its type.
         dataset_sample_index: `[N]` receives how many samples of that dataset came before.
+        poll: looks in while it runs.
 
     Raises:
         ArgumentError: no weights, a weight that is not finite, or outputs of other lengths or types.
@@ -38,13 +42,15 @@ def greedy_blend(
         msg = f"weights must be a vector of at least one finite number, found {weights}"
         raise ArgumentError(msg)
     _check_outputs(dataset_index, dataset_sample_index)
-    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level())
+    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level(), poll)
 
 
 def exhaustive_blend(
     sizes: npt.NDArray[np.int64],
     dataset_index: DatasetIds,
     dataset_sample_index: npt.NDArray[np.int64],
+    *,
+    poll: Poll = None,
 ) -> None:
     """Fill both outputs with exactly `sizes[d]` samples of each dataset d, spread evenly.
 
@@ -52,6 +58,7 @@ def exhaustive_blend(
         sizes: `[K]` samples of each dataset, each at least 1.
         dataset_index: `[N]` with N = sum(sizes), receives the dataset of each sample.
         dataset_sample_index: `[N]` receives how many samples of that dataset came before.
+        poll: looks in while it runs.
 
     Raises:
         ArgumentError: a size that is no integer or below 1, or outputs of another type, or whose length is
@@ -68,7 +75,7 @@ def exhaustive_blend(
         msg = f"the outputs must hold sum(sizes) = {total} samples, found {len(dataset_index)}"
         raise ArgumentError(msg)
     if total:
-        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level())
+        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level(), poll)
 
 
 def _check_outputs(dataset_index: DatasetIds, dataset_sample_index: npt.NDArray[np.int64]) -> None:
