@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from trackbed.cache import ArraySpec, Entry, fingerprint, open_entry, open_or_build
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, fingerprint, in_memory, open_entry, open_or_build
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now
 from trackbed.errors import ArgumentError, OversampleError
@@ -29,8 +29,8 @@ ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
 )
+_STRETCH: Final = 1 << 20
 _Dataset = torch.utils.data.Dataset[Any]
-_Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class BlendedDataset(_Dataset):
@@ -112,10 +112,10 @@ class BlendedDataset(_Dataset):
             "dataset_sample_index": ArraySpec(np.dtype(np.int64), samples),
         }
 
-    def _build(self) -> _Arrays:
-        arrays = dict(zip(ARRAYS, blend(self.weights, self.size), strict=True))
-        drawn = np.bincount(arrays["dataset_index"], minlength=len(self.datasets))
-        for number, (dataset, count) in enumerate(zip(self.datasets, drawn.tolist(), strict=True)):
+    def _build(self, allocate: Allocate) -> Arrays:
+        chosen, samples = blend(self.weights, self.size, allocate=allocate)
+        drawn = draws_of_each(chosen, samples, num_datasets=len(self.datasets))
+        for number, (dataset, count) in enumerate(zip(self.datasets, drawn, strict=True)):
             if count > len(dataset):
                 msg = (
                     f"{dataset.dataset_path}, split {self.split.name}: the blend may draw at most the "
@@ -123,13 +123,17 @@ class BlendedDataset(_Dataset):
                     f"now {self.config.mid_level_dataset_surplus}"
                 )
                 raise OversampleError(msg)
-        return arrays
+        return dict(zip(ARRAYS, (chosen, samples), strict=True))
 
-    def _open_indices(self) -> _Arrays:
+    def _open_indices(self) -> Arrays:
         entry = self._entry()
-        return self._build() if entry is None else open_or_build(entry, expected=self._expected, build=self._build)
+        return (
+            self._build(in_memory)
+            if entry is None
+            else open_or_build(entry, expected=self._expected, build=self._build)
+        )
 
-    def _keep(self, arrays: _Arrays | None) -> None:
+    def _keep(self, arrays: Arrays | None) -> None:
         self.dataset_index, self.dataset_sample_index = (None if arrays is None else arrays[name] for name in ARRAYS)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,18 +159,25 @@ class BlendedDataset(_Dataset):
         """
         if self.dataset_index is None or self.dataset_sample_index is None:
             entry = self._entry()
-            self._keep(self._build() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED))
+            self._keep(
+                self._build(in_memory)
+                if entry is None
+                else open_entry(entry, expected=self._expected, advice=_DEFERRED)
+            )
             return self[idx]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
 
-def blend(weights: Sequence[float], size: int | None) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:
+def blend(
+    weights: Sequence[float], size: int | None, *, allocate: Allocate = in_memory
+) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:
     """Dataset and sample of each position, where datasets of weight 0 are never drawn.
 
     Args:
         weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
         size: N, or None for the sum of the weights.
+        allocate: gives `dataset_index` and `dataset_sample_index` to be filled.
 
     >>> datasets, samples = blend([0.0, 0.5, 0.5], 3)
     >>> datasets.tolist(), samples.tolist()
@@ -174,11 +185,37 @@ def blend(weights: Sequence[float], size: int | None) -> tuple[npt.NDArray[np.in
     """
     drawn = [number for number, weight in enumerate(weights) if weight]
     shares = [weights[number] for number in drawn]
-    chosen, samples = exhaustive_blend([int(share) for share in shares]) if size is None else greedy_blend(shares, size)
-    if len(drawn) == len(weights):
-        return chosen, samples
-    numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
-    return numbers[chosen], samples
+    if size is None:
+        chosen, samples = exhaustive_blend([int(share) for share in shares], allocate=allocate)
+    else:
+        chosen, samples = greedy_blend(shares, size, allocate=allocate)
+    if len(drawn) < len(weights):
+        numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
+        if numbers.dtype != chosen.dtype:
+            return numbers[chosen], samples
+        for start in range(0, len(chosen), _STRETCH):
+            stretch = chosen[start : start + _STRETCH]
+            stretch[:] = numbers[stretch]
+    return chosen, samples
+
+
+def draws_of_each(
+    datasets: npt.NDArray[np.integer[Any]], samples: npt.NDArray[np.int64], *, num_datasets: int
+) -> list[int]:
+    """How often each dataset is drawn: one more than its last draw's number, so that only the end is looked at.
+
+    >>> draws_of_each(np.array([0, 1, 0], dtype=np.int16), np.array([0, 0, 1]), num_datasets=3)
+    [2, 1, 0]
+    """
+    draws = np.zeros(num_datasets, dtype=np.int64)
+    for stop in range(len(datasets), 0, -_STRETCH):
+        start = max(stop - _STRETCH, 0)
+        last = np.zeros(num_datasets, dtype=np.int64)
+        last[datasets[start:stop]] = samples[start:stop] + 1  # of equal places the last one is kept
+        draws = np.maximum(draws, last)
+        if start == 0 or int(draws.sum()) == len(datasets):
+            break
+    return [int(count) for count in draws]
 
 
 def _check_members(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import Entry, fingerprint, open_entry, open_or_build
+from trackbed.cache import Entry, fingerprint, in_memory, open_entry, open_or_build
 from trackbed.datasets import sample
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
@@ -158,7 +158,7 @@ class GPTDataset(MegatronDataset):
         entry = self._entry()
         try:
             if entry is None:
-                return self._indices.build()
+                return self._indices.build(in_memory)
             return open_or_build(entry, expected=self._indices.expected, build=self._indices.build)
         except (PlanError, FormatError) as error:
             msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
@@ -235,7 +235,7 @@ class GPTDataset(MegatronDataset):
         if self.shuffle_index is None or self.sample_index is None or self.document_index is None:
             entry = self._entry()
             self._keep(
-                self._indices.build()
+                self._indices.build(in_memory)
                 if entry is None
                 else open_entry(entry, expected=self._indices.expected, advice=_DEFERRED)
             )

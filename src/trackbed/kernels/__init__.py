@@ -1,7 +1,7 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import exhaustive_blend, greedy_blend
-from trackbed.kernels.isa import available_levels
+from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.poll import Poll
 from trackbed.kernels.samples import sample_index
@@ -11,6 +11,7 @@ __all__ = [
     "Poll",
     "Twister",
     "available_levels",
+    "available_threads",
     "exhaustive_blend",
     "greedy_blend",
     "legacy_shuffle",
