@@ -3,7 +3,7 @@
 from trackbed.kernels.blend import exhaustive_blend, greedy_blend
 from trackbed.kernels.isa import available_levels
 from trackbed.kernels.narrow import narrow
-from trackbed.kernels.permutation import PERMUTATION_VERSION, check_size_and_key, permute
+from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
 from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
 
@@ -12,6 +12,7 @@ __all__ = [
     "Poll",
     "Twister",
     "available_levels",
+    "check_blocks",
     "check_size_and_key",
     "exhaustive_blend",
     "greedy_blend",
@@ -19,5 +20,6 @@ __all__ = [
     "narrow",
     "new_twister",
     "permute",
+    "permute_blocks",
     "sample_index",
 ]
