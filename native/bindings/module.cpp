@@ -3,9 +3,11 @@
 #include <nanobind/stl/pair.h>
 
 #include "trackbed/blend.hpp"
+#include "trackbed/block_permutation.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/permutation.hpp"
 #include "trackbed/poll.hpp"
 #include "trackbed/sample_index.hpp"
 
@@ -47,6 +49,23 @@ void legacy_shuffle(TwisterWords twister, Array<Element> array, int level, nb::h
   trackbed::Poll poll = poll_of(callback);
   const nb::gil_scoped_release no_gil;
   trackbed::legacy_shuffle<Element>(twister_of(twister), span_of(array), static_cast<trackbed::Isa>(level), poll);
+}
+
+void permute(std::uint64_t size, std::uint64_t key, Array<const std::int64_t> positions, Array<std::int64_t> images,
+             int level, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::permute(trackbed::make_permutation(size, key), span_of(positions), span_of(images),
+                    static_cast<trackbed::Isa>(level), num_threads, poll);
+}
+
+void permute_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block, std::uint64_t window,
+                    Array<const std::int64_t> positions, Array<std::int64_t> images, int level, int num_threads,
+                    nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::permute(trackbed::make_block_permutation(size, key, block, window), span_of(positions), span_of(images),
+                    static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
 template <class Id>
@@ -154,4 +173,8 @@ NB_MODULE(_native, m) {
         nb::arg(), nb::arg(), poll);
   m.def("sample_index", &sample_index<std::int64_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);
+  m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), poll);
+  m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
 }

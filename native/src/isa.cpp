@@ -2,6 +2,7 @@
 
 #include "trackbed/blend_loops.hpp"
 #include "trackbed/draw_targets.hpp"
+#include "trackbed/permute_block.hpp"
 
 namespace trackbed {
 
@@ -15,6 +16,7 @@ namespace trackbed {
   std::size_t draw_narrow(MersenneTwister&, std::uint64_t, std::uint32_t*);                                      \
   void draw_wide(MersenneTwister&, std::uint64_t, std::uint64_t*, std::size_t);                                  \
   constexpr TargetDraws target_draws{draw_narrow, draw_wide};                                                    \
+  void permute_block(const Permutation&, const std::int64_t*, std::int64_t*, std::size_t);                       \
   }
 
 TRACKBED_DECLARE(baseline)
@@ -42,5 +44,7 @@ Isa best_isa() {
 BlendLoops blend_loops_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, blend_loops); }
 
 TargetDraws target_draws_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, target_draws); }
+
+PermuteBlock permute_block_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, permute_block); }
 
 }  // namespace trackbed

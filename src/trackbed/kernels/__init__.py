@@ -3,19 +3,25 @@
 from trackbed.kernels.blend import exhaustive_blend, greedy_blend
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
+from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
 from trackbed.kernels.poll import Poll
 from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
 __all__ = [
+    "PERMUTATION_VERSION",
     "Poll",
     "Twister",
     "available_levels",
     "available_threads",
+    "check_blocks",
+    "check_size_and_key",
     "exhaustive_blend",
     "greedy_blend",
     "legacy_shuffle",
     "narrow",
     "new_twister",
+    "permute",
+    "permute_blocks",
     "sample_index",
 ]

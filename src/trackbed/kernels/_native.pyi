@@ -5,6 +5,8 @@ import numpy as np
 import numpy.typing as npt
 
 _Poll = Callable[[int], object] | None
+PERMUTATION_VERSION: int
+
 _Ids = npt.NDArray[np.integer[Any]]
 
 def best_isa() -> int: ...
@@ -17,6 +19,28 @@ def legacy_shuffle(
     /,
 ) -> None: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
+def permute(
+    size: int,
+    key: int,
+    positions: npt.NDArray[np.int64],
+    images: npt.NDArray[np.int64],
+    level: int,
+    num_threads: int,
+    poll: Callable[[int], object] | None,
+    /,
+) -> None: ...
+def permute_blocks(
+    size: int,
+    key: int,
+    block: int,
+    window: int,
+    positions: npt.NDArray[np.int64],
+    images: npt.NDArray[np.int64],
+    level: int,
+    num_threads: int,
+    poll: Callable[[int], object] | None,
+    /,
+) -> None: ...
 def greedy_blend(
     weights: npt.NDArray[np.float64],
     dataset_index: _Ids,

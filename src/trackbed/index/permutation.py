@@ -1,0 +1,152 @@
+"""Which sample comes k-th in a shuffle that is computed where it is asked for, and stored nowhere.
+
+Shapes: N positions.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed import kernels
+from trackbed.errors import ArgumentError
+
+__all__ = ["PERMUTATION_VERSION", "BlockPermutation", "Permutation"]
+
+PERMUTATION_VERSION: Final = kernels.PERMUTATION_VERSION
+"""What a (size, seed) gives never changes within a version."""
+
+_LARGEST: Final = int(np.iinfo(np.int64).max)
+
+
+class Permutation:
+    """A bijection of `[0, size)` that follows from `size` and `seed` alone, in constant time and memory.
+
+    Args:
+        size: in `[1, 2**63)`.
+        seed: in `[0, 2**64)`.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> shuffle = Permutation(10, seed=1234)
+    >>> shuffle(np.arange(10)).tolist()
+    [7, 9, 5, 1, 6, 8, 4, 2, 0, 3]
+    >>> shuffle(3)
+    1
+    """
+
+    def __init__(self, size: int, *, seed: int) -> None:
+        kernels.check_size_and_key(size, seed)
+        self._size = int(size)
+        self._seed = int(seed)
+
+    def __len__(self) -> int:
+        """How many positions there are."""
+        return self._size
+
+    @overload
+    def __call__(self, positions: int, *, num_threads: int = 1) -> int: ...
+
+    @overload
+    def __call__(self, positions: npt.NDArray[np.integer[Any]], *, num_threads: int = 1) -> npt.NDArray[np.int64]: ...
+
+    def __call__(
+        self, positions: int | npt.NDArray[np.integer[Any]], *, num_threads: int = 1
+    ) -> int | npt.NDArray[np.int64]:
+        """What comes at one position, or at each position of an array.
+
+        Args:
+            positions: an integer, or integers of any type and shape, in `[0, size)`.
+            num_threads: threads for an array, at least 1.
+
+        Returns:
+            An int for an integer, and int64 of the same shape for an array.
+
+        Raises:
+            ArgumentError: a position is no integer in `[0, size)`, or `num_threads` is below 1.
+        """
+
+        def permute(flat: npt.NDArray[np.int64], images: npt.NDArray[np.int64]) -> None:
+            kernels.permute(flat, images, size=self._size, key=self._seed, num_threads=num_threads)
+
+        return _images(positions, permute)
+
+
+class BlockPermutation:
+    """A bijection of `[0, size)` that keeps reads contiguous, at the price of a less thorough shuffle.
+
+    Blocks of `block` samples are permuted, and then, in each window of `window` blocks that come one after the other,
+    their samples. Whoever reads a window's blocks whole, each in one read, has all samples of that window. The last
+    block may be shorter, and moves like the others. With `block=1` this is `Permutation`.
+
+    Args:
+        size: in `[1, 2**63)`.
+        seed: in `[0, 2**64)`.
+        block: samples in a block, in `[1, 2**63)`.
+        window: blocks in a window, in `[1, 2**63)`.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> shuffle = BlockPermutation(10, seed=1234, block=4, window=2)
+    >>> shuffle(np.arange(10)).tolist()
+    [6, 0, 4, 1, 2, 3, 5, 7, 8, 9]
+    """
+
+    def __init__(self, size: int, *, seed: int, block: int, window: int) -> None:
+        kernels.check_size_and_key(size, seed)
+        kernels.check_blocks(block, window)
+        self._size = int(size)
+        self._seed = int(seed)
+        self._block = int(block)
+        self._window = int(window)
+
+    def __len__(self) -> int:
+        """How many positions there are."""
+        return self._size
+
+    @overload
+    def __call__(self, positions: int, *, num_threads: int = 1) -> int: ...
+
+    @overload
+    def __call__(self, positions: npt.NDArray[np.integer[Any]], *, num_threads: int = 1) -> npt.NDArray[np.int64]: ...
+
+    def __call__(
+        self, positions: int | npt.NDArray[np.integer[Any]], *, num_threads: int = 1
+    ) -> int | npt.NDArray[np.int64]:
+        """What comes at one position, or at each position of an array: see `Permutation`."""
+
+        def permute(flat: npt.NDArray[np.int64], images: npt.NDArray[np.int64]) -> None:
+            kernels.permute_blocks(
+                flat,
+                images,
+                size=self._size,
+                key=self._seed,
+                block=self._block,
+                window=self._window,
+                num_threads=num_threads,
+            )
+
+        return _images(positions, permute)
+
+
+def _images(
+    positions: int | npt.NDArray[np.integer[Any]],
+    permute: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], None],
+) -> int | npt.NDArray[np.int64]:
+    """What `permute` makes of a vector, for an integer or an array of any shape."""
+    given = np.asarray(positions)
+    if given.dtype.kind not in "iu" and given.size > 0:
+        msg = f"positions must be integers, found {given.dtype}"
+        raise ArgumentError(msg)
+    if given.dtype == np.uint64 and given.size > 0 and given.max() > _LARGEST:
+        msg = f"positions must be at most {_LARGEST}, found {given.max()}"
+        raise ArgumentError(msg)
+    flat = np.ascontiguousarray(given, dtype=np.int64).reshape(-1)
+    images = np.empty(flat.shape, dtype=np.int64)
+    permute(flat, images)
+    if given.ndim == 0 and not isinstance(positions, np.ndarray):
+        return int(images[0])
+    return images.reshape(given.shape)
