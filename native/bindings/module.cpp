@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 
+#include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/isa.hpp"
@@ -86,6 +87,16 @@ void exhaustive_blend(Array<const std::int64_t> sizes, Array<Id> dataset_index,
                                  static_cast<trackbed::Isa>(level), poll);
 }
 
+template <class Id, class Sample>
+void balanced_blend(Array<const std::int64_t> sizes, std::uint64_t key, Array<Id> dataset_index,
+                    Array<Sample> dataset_sample_index, int level, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::balanced_blend<Id, Sample>(span_of(sizes), trackbed::make_permutation(dataset_index.size(), key),
+                                       span_of(dataset_index), span_of(dataset_sample_index),
+                                       static_cast<trackbed::Isa>(level), num_threads, poll);
+}
+
 template <class Visit, class Row>
 std::size_t sample_index(Array<const std::uint8_t> lengths, Array<const Visit> visits, std::int64_t sequence_length,
                          std::int64_t extra_token, Array<Row> rows, std::int64_t num_threads, nb::handle callback) {
@@ -167,6 +178,13 @@ NB_MODULE(_native, m) {
   m.def("greedy_blend", &greedy_blend<std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("exhaustive_blend", &exhaustive_blend<std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  const auto balanced = [&](auto kernel) {
+    m.def("balanced_blend", kernel, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  };
+  balanced(&balanced_blend<std::uint16_t, std::uint32_t>);
+  balanced(&balanced_blend<std::uint16_t, std::int64_t>);
+  balanced(&balanced_blend<std::uint32_t, std::uint32_t>);
+  balanced(&balanced_blend<std::uint32_t, std::int64_t>);
   m.def("sample_index", &sample_index<std::int32_t, std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);
   m.def("sample_index", &sample_index<std::int32_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),

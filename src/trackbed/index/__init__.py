@@ -1,5 +1,6 @@
 """Which sample comes k-th: pure functions over arrays; no files, no ranks, no clock."""
 
+from trackbed.index.balanced import balanced_blend, largest_remainders
 from trackbed.index.blend import exhaustive_blend, greedy_blend
 from trackbed.index.documents import document_index
 from trackbed.index.epochs import EpochPlan, plan_epochs
@@ -23,11 +24,13 @@ __all__ = [
     "LegacyShuffle",
     "Permutation",
     "Split",
+    "balanced_blend",
     "convert_split_vector_to_split_matrix",
     "document_index",
     "exhaustive_blend",
     "get_blend_from_list",
     "greedy_blend",
+    "largest_remainders",
     "normalize",
     "parse_and_normalize_split",
     "plan_epochs",

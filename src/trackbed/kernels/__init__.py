@@ -1,6 +1,6 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
-from trackbed.kernels.blend import exhaustive_blend, greedy_blend
+from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
@@ -14,6 +14,7 @@ __all__ = [
     "Twister",
     "available_levels",
     "available_threads",
+    "balanced_blend",
     "check_blocks",
     "check_size_and_key",
     "exhaustive_blend",

@@ -57,6 +57,16 @@ def exhaustive_blend(
     poll: _Poll,
     /,
 ) -> None: ...
+def balanced_blend(
+    sizes: npt.NDArray[np.int64],
+    key: int,
+    dataset_index: _Ids,
+    dataset_sample_index: _Ids,
+    level: int,
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> None: ...
 def sample_index(
     lengths: npt.NDArray[np.uint8],
     visits: npt.NDArray[np.integer[Any]],
