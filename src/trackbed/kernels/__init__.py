@@ -1,17 +1,22 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import exhaustive_blend, greedy_blend
+from trackbed.kernels.instant import BlendTrees, EpochShuffles, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
 
 __all__ = [
+    "BlendTrees",
+    "EpochShuffles",
     "Poll",
     "Twister",
     "available_levels",
     "exhaustive_blend",
     "greedy_blend",
+    "instant_locate",
+    "interleaving_counts",
     "legacy_shuffle",
     "narrow",
     "new_twister",

@@ -38,3 +38,26 @@ def sample_index(
     rows: npt.NDArray[np.integer[Any]],
     /,
 ) -> None: ...
+def permutations_of(sizes: npt.NDArray[np.int64], /) -> npt.NDArray[np.uint64]: ...
+def instant_locate(
+    nodes: npt.NDArray[np.uint64],
+    first_samples: npt.NDArray[np.int64],
+    first_nodes: npt.NDArray[np.int64],
+    roots: npt.NDArray[np.uint32],
+    permutations: npt.NDArray[np.uint64],
+    keys: npt.NDArray[np.uint64],
+    positions: npt.NDArray[np.int64],
+    datasets: npt.NDArray[np.int32],
+    draws: npt.NDArray[np.int64],
+    samples: npt.NDArray[np.int64],
+    num_threads: int,
+    poll: Callable[[int], object] | None,
+    /,
+) -> None: ...
+def interleaving_counts(
+    nodes: npt.NDArray[np.uint64],
+    root: int,
+    position: int,
+    counts: npt.NDArray[np.int64],
+    /,
+) -> None: ...
