@@ -52,6 +52,14 @@ void legacy_shuffle(TwisterWords twister, Array<Element> array, int level, nb::h
   trackbed::legacy_shuffle<Element>(twister_of(twister), span_of(array), static_cast<trackbed::Isa>(level), poll);
 }
 
+void permute(std::uint64_t size, std::uint64_t key, Array<const std::int64_t> positions, Array<std::int64_t> images,
+             int level, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::permute(trackbed::make_permutation(size, key), span_of(positions), span_of(images),
+                    static_cast<trackbed::Isa>(level), num_threads, poll);
+}
+
 template <class Id>
 void greedy_blend(Array<const double> weights, Array<Id> dataset_index, Array<std::int64_t> dataset_sample_index,
                   int level) {
@@ -176,6 +184,8 @@ NB_MODULE(_native, m) {
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });
   m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
   m.def("greedy_blend", &greedy_blend<std::int16_t>, no_gil);
   m.def("greedy_blend", &greedy_blend<std::int32_t>, no_gil);
   m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, no_gil);

@@ -4,6 +4,7 @@ from trackbed.index.blend import exhaustive_blend, greedy_blend
 from trackbed.index.documents import document_index
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.permutation import PERMUTATION_VERSION, Permutation
 from trackbed.index.samples import sample_index
 from trackbed.index.shuffle import shuffle_index
 from trackbed.index.splits import (
@@ -16,8 +17,10 @@ from trackbed.index.splits import (
 )
 
 __all__ = [
+    "PERMUTATION_VERSION",
     "EpochPlan",
     "LegacyShuffle",
+    "Permutation",
     "Split",
     "convert_split_vector_to_split_matrix",
     "document_index",

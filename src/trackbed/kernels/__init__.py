@@ -4,15 +4,18 @@ from trackbed.kernels.blend import exhaustive_blend, greedy_blend
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels
 from trackbed.kernels.narrow import narrow
+from trackbed.kernels.permutation import PERMUTATION_VERSION, check_size_and_key, permute
 from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
 
 __all__ = [
     "BlendTrees",
     "EpochShuffles",
+    "PERMUTATION_VERSION",
     "Poll",
     "Twister",
     "available_levels",
+    "check_size_and_key",
     "exhaustive_blend",
     "greedy_blend",
     "instant_locate",
@@ -20,5 +23,6 @@ __all__ = [
     "legacy_shuffle",
     "narrow",
     "new_twister",
+    "permute",
     "sample_index",
 ]

@@ -4,6 +4,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+PERMUTATION_VERSION: int
+
 _Ids = npt.NDArray[np.integer[Any]]
 
 def best_isa() -> int: ...
@@ -16,6 +18,16 @@ def legacy_shuffle(
     /,
 ) -> None: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
+def permute(
+    size: int,
+    key: int,
+    positions: npt.NDArray[np.int64],
+    images: npt.NDArray[np.int64],
+    level: int,
+    num_threads: int,
+    poll: Callable[[int], object] | None,
+    /,
+) -> None: ...
 def greedy_blend(
     weights: npt.NDArray[np.float64],
     dataset_index: _Ids,

@@ -3,12 +3,13 @@
 Shapes: K datasets, N samples, D documents, V visits, S samples.
 """
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exhaustive_blend", "greedy_blend", "legacy_shuffle", "narrow", "sample_index"]
+__all__ = ["exhaustive_blend", "greedy_blend", "legacy_shuffle", "narrow", "permute", "sample_index"]
 
 
 def greedy_blend(
@@ -79,6 +80,39 @@ def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[
     limits = np.iinfo(np.dtype(dtype))
     fits = [limits.min <= value <= limits.max for value in source.tolist()]
     return source.astype(dtype), fits.index(False) if False in fits else len(fits)
+
+
+_BITS: Final = 2**64 - 1
+
+
+def _mix(bits: int) -> int:
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _BITS
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _BITS
+    return bits ^ bits >> 31
+
+
+def permute(position: int, *, size: int, key: int) -> int:
+    """What the keyed permutation of `[0, size)` makes of a position, in Python's integers.
+
+    >>> [permute(position, size=5, key=1234) for position in range(5)]
+    [4, 3, 1, 2, 0]
+    """
+    rows = math.isqrt(size - 1) + 1
+    columns = -(-size // rows)
+    rounds = next(count for count, limit in ((16, 2**6), (10, 2**10), (8, 2**20), (6, 2**63)) if size < limit)
+    mixed = _mix(_mix(size + 0x9E3779B97F4A7C15 & _BITS) ^ key)
+    while True:
+        row, column = divmod(position, columns)
+        for number in range(rounds):
+            bits = (row if number % 2 else column) * 0x9E3779B97F4A7C15 + mixed + number * 0xBF58476D1CE4E5B9 & _BITS
+            bits = (bits ^ bits >> 32) * 0xD6E8FEB86659FD93 & _BITS
+            if number % 2:
+                column = (column + (bits * columns >> 64)) % columns
+            else:
+                row = (row + (bits * rows >> 64)) % rows
+        position = row * columns + column
+        if position < size:
+            return position
 
 
 def sample_index(

@@ -1,0 +1,99 @@
+#include "trackbed/permutation.hpp"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "trackbed/parallel.hpp"
+#include "trackbed/permute_block.hpp"
+
+namespace trackbed {
+
+namespace {
+
+// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that spreads every bit over all.
+std::uint64_t mix(std::uint64_t bits) {
+  bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+  return bits ^ bits >> 31;
+}
+
+// The smallest number whose square is at least `number`.
+std::uint64_t ceil_sqrt(std::uint64_t number) {
+  std::uint64_t root = 0;  // the largest whose square is below `number`, bit by bit
+  for (std::uint64_t bit = std::uint64_t{1} << 31; bit > 0; bit >>= 1) {
+    if ((root | bit) * (root | bit) < number) {
+      root |= bit;
+    }
+  }
+  return root + 1;
+}
+
+// Two positions of one column keep their distance in every second round in which their rows meet, each time with
+// probability 1 / rows. So many rounds that nobody sees it: see docs/explanation/permutation.md.
+std::uint64_t rounds_for(std::uint64_t size) {
+  return size < 1 << 6 ? 16 : size < 1 << 10 ? 10 : size < 1 << 20 ? 8 : 6;
+}
+
+constexpr std::uint64_t kLargestTable = 1024;
+
+// All images of a small permutation, of which each is asked for several times.
+void permute_by_table(const Permutation& permutation, std::span<const std::int64_t> positions,
+                      std::span<std::int64_t> images, PermuteBlock permute_block) {
+  std::int64_t table[kLargestTable];
+  for (std::uint64_t position = 0; position < permutation.size; ++position) {
+    table[position] = static_cast<std::int64_t>(position);
+  }
+  permute_block(permutation, table, table, permutation.size);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    images[i] = table[positions[i]];
+  }
+}
+
+}  // namespace
+
+Permutation make_permutation(std::uint64_t size, std::uint64_t key) {
+  const std::uint64_t rows = ceil_sqrt(size);
+  const std::uint64_t columns = (size - 1) / rows + 1;
+  return with_key({size, rows, columns, ~std::uint64_t{0} / columns, 0, rounds_for(size)}, key);
+}
+
+Permutation with_key(Permutation permutation, std::uint64_t key) {
+  // The size goes in too: permutations of two sizes with one grid must not be nearly equal.
+  permutation.key = mix(mix(permutation.size + permutation::kMultiplier) ^ key);
+  return permutation;
+}
+
+std::uint64_t find_position(const Permutation& permutation, std::uint64_t image) {
+  using permutation::kNextKey;
+  do {
+    permutation::Cell cell = permutation::cell_of(permutation, image);
+    for (std::uint64_t round = permutation.rounds; round > 0; round -= 2) {
+      const std::uint64_t key = permutation.key + (round - 2) * kNextKey;
+      const std::uint64_t right = permutation::hash(cell.row, key + kNextKey, permutation.columns);
+      cell.column = permutation::wrapped(cell.column + permutation.columns - right, permutation.columns);
+      const std::uint64_t down = permutation::hash(cell.column, key, permutation.rows);
+      cell.row = permutation::wrapped(cell.row + permutation.rows - down, permutation.rows);
+    }
+    image = cell.row * permutation.columns + cell.column;
+  } while (image >= permutation.size);
+  return image;
+}
+
+void permute(const Permutation& permutation, std::span<const std::int64_t> positions, std::span<std::int64_t> images,
+             Isa level, int num_threads, Poll& poll) {
+  constexpr std::size_t kTask = std::size_t{1} << 16;
+  const PermuteBlock permute_block = permute_block_at(level);
+  const bool by_table = permutation.size <= kLargestTable && permutation.size <= positions.size() / 4;
+  const auto num_tasks = static_cast<std::int64_t>((positions.size() + kTask - 1) / kTask);
+  run_parallel(num_tasks, num_threads, poll, kTask, [&](std::int64_t task) {
+    const std::size_t start = static_cast<std::size_t>(task) * kTask;
+    const std::size_t count = std::min(kTask, positions.size() - start);
+    if (by_table) {
+      permute_by_table(permutation, positions.subspan(start, count), images.subspan(start, count), permute_block);
+    } else {
+      permute_block(permutation, positions.data() + start, images.data() + start, count);
+    }
+  });
+}
+
+}  // namespace trackbed

@@ -1,0 +1,86 @@
+"""Typed door to the keyed permutation.
+
+Shapes: N positions.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+from trackbed.kernels.isa import chosen_level
+from trackbed.kernels.outputs import check_output
+from trackbed.kernels.shuffle import Poll
+
+__all__ = ["PERMUTATION_VERSION", "check_size_and_key", "permute"]
+
+PERMUTATION_VERSION: Final = _native.PERMUTATION_VERSION
+"""What a (size, key) gives never changes within a version."""
+
+
+def permute(
+    positions: npt.NDArray[np.int64],
+    images: npt.NDArray[np.int64],
+    *,
+    size: int,
+    key: int,
+    num_threads: int = 1,
+    poll: Poll = None,
+) -> None:
+    """Fill `images` with what the permutation of `[0, size)` that `key` names makes of each position.
+
+    Args:
+        positions: `[N]` each in `[0, size)`.
+        images: `[N]` receives one number in `[0, size)` for each; may be `positions`.
+        size: in `[1, 2**63)`.
+        key: in `[0, 2**64)`.
+        num_threads: at least 1.
+        poll: looks in while it runs.
+
+    Raises:
+        ArgumentError: an argument is out of range, or the arrays are no int64 vectors of one length.
+    """
+    check_size_and_key(size, key)
+    check_positions(positions, images, size=size, num_threads=num_threads)
+    _native.permute(size, key, positions, images, chosen_level(), num_threads, poll)
+
+
+def check_size_and_key(size: int, key: int) -> None:
+    """Refuse what no permutation can be made of.
+
+    Raises:
+        ArgumentError: `size` is not in `[1, 2**63)`, or `key` not in `[0, 2**64)`.
+    """
+    if not 1 <= size < 2**63:
+        msg = f"a permutation's size must be in [1, 2**63), found {size}"
+        raise ArgumentError(msg)
+    if not 0 <= key < 2**64:
+        msg = f"a permutation's seed must be in [0, 2**64), found {key}"
+        raise ArgumentError(msg)
+
+
+def check_positions(
+    positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], *, size: int, num_threads: int
+) -> None:
+    """Refuse arrays that no permutation of `[0, size)` can work on.
+
+    Raises:
+        ArgumentError: a position is out of range, the arrays are no int64 vectors of one length, or `num_threads` is
+            below 1.
+    """
+    check_output("images", images, dtypes=(np.int64,))
+    if positions.dtype != np.int64 or not positions.flags.c_contiguous or not positions.flags.aligned:
+        msg = f"positions must be a contiguous, aligned array of int64, found {positions.dtype}"
+        raise ArgumentError(msg)
+    if positions.ndim != 1 or positions.shape != images.shape:
+        msg = f"positions and images must be vectors of one length, found {positions.shape} and {images.shape}"
+        raise ArgumentError(msg)
+    if num_threads < 1:
+        msg = f"num_threads must be at least 1, found {num_threads}"
+        raise ArgumentError(msg)
+    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
+        wrong = int(np.flatnonzero((positions < 0) | (positions >= size))[0])
+        msg = f"positions must be in [0, {size}), but positions[{wrong}] = {positions[wrong]}"
+        raise ArgumentError(msg)
