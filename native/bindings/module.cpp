@@ -96,7 +96,8 @@ nb::object permutations_of(Array<const std::int64_t> sizes) {
   for (std::size_t dataset = 0; dataset < sizes.size(); ++dataset) {
     permutations[dataset] = trackbed::make_permutation(static_cast<std::uint64_t>(sizes.data()[dataset]), 0);
   }
-  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>(reinterpret_cast<std::uint64_t*>(permutations), {words}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>(reinterpret_cast<std::uint64_t*>(permutations),
+                                                                     {words}, owner));
 }
 
 void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,

@@ -21,8 +21,9 @@ struct InterleavingNode {
   std::uint32_t right;
 };
 
-// The stages of a blend of K datasets: a tree each, one block of nodes after the other. Node d of a block is the leaf of dataset d;
-// the inner nodes follow, each after its children. Nodes of a block are numbered from the block's beginning.
+// The stages of a blend of K datasets: a tree each, one block of nodes after the other. Node d of a block is the leaf
+// of dataset d; the inner nodes follow, each after its children. Nodes of a block are numbered from the block's
+// beginning.
 struct BlendTrees {
   std::span<const InterleavingNode> nodes;
   std::span<const std::int64_t> first_samples;  // [T] from 0 on, never decreasing

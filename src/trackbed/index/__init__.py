@@ -3,7 +3,9 @@
 from trackbed.index.blend import exhaustive_blend, greedy_blend
 from trackbed.index.documents import document_index
 from trackbed.index.epochs import EpochPlan, plan_epochs
+from trackbed.index.instant import InstantOrder
 from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.order import Order
 from trackbed.index.permutation import PERMUTATION_VERSION, Permutation
 from trackbed.index.samples import sample_index
 from trackbed.index.shuffle import shuffle_index
@@ -15,11 +17,16 @@ from trackbed.index.splits import (
     parse_and_normalize_split,
     split_range,
 )
+from trackbed.index.stages import BlendStage, Exhaustion
 
 __all__ = [
     "PERMUTATION_VERSION",
+    "BlendStage",
     "EpochPlan",
+    "Exhaustion",
+    "InstantOrder",
     "LegacyShuffle",
+    "Order",
     "Permutation",
     "Split",
     "convert_split_vector_to_split_matrix",

@@ -60,7 +60,7 @@ class InstantOrder:
     ) -> None:
         self.plan = plan_instant(
             sizes=sizes,
-            stages=[BlendStage(0, weights)],
+            stages=[BlendStage(0, tuple(weights))],
             seed=seed,
             num_samples=num_samples,
             max_epochs=max_epochs,

@@ -79,9 +79,7 @@ def plan_instant(
     )
 
 
-def checked_positions(
-    positions: Sequence[int] | npt.NDArray[np.integer[Any]], *, stop: int
-) -> npt.NDArray[np.int64]:
+def checked_positions(positions: Sequence[int] | npt.NDArray[np.integer[Any]], *, stop: int) -> npt.NDArray[np.int64]:
     """`[N]` positions as the kernels take them.
 
     Raises:
@@ -128,7 +126,7 @@ def _check_stages(stages: Sequence[BlendStage], sizes: npt.NDArray[np.int64]) ->
 
 
 def _limits(sizes: npt.NDArray[np.int64], max_epochs: Sequence[Weight | None]) -> npt.NDArray[np.int64]:
-    """`[K]` how often each dataset may be drawn: rounded to the nearest sample, as 0.7 epochs of 10 samples are a bit less than 7."""
+    """`[K]` how often each dataset may be drawn, rounded: 0.7 epochs of 10 samples are a bit less than 7."""
     if len(max_epochs) != len(sizes):
         msg = f"max_epochs must be as many as sizes, {len(sizes)}, found {len(max_epochs)}"
         raise ArgumentError(msg)

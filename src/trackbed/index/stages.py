@@ -124,9 +124,7 @@ def plan_stages(
                     raise PlanError(msg)
                 pending.appendleft(BlendStage(stop, stage.weights))
         drawn = interleaving_counts(tree, stop - stage.first_sample)
-    return StagePlan(
-        stages=tuple(stage for stage, _ in laid), exhaustions=tuple(exhaustions), trees=_joined(laid)
-    )
+    return StagePlan(stages=tuple(stage for stage, _ in laid), exhaustions=tuple(exhaustions), trees=_joined(laid))
 
 
 def _stage_tree(stage: BlendStage, drawn: npt.NDArray[np.int64], phase_key: int) -> BlendTrees:

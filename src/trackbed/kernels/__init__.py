@@ -9,9 +9,9 @@ from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
 
 __all__ = [
+    "PERMUTATION_VERSION",
     "BlendTrees",
     "EpochShuffles",
-    "PERMUTATION_VERSION",
     "Poll",
     "Twister",
     "available_levels",
