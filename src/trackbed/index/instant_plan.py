@@ -68,7 +68,7 @@ def plan_instant(
         stages=plan_stages(
             stages,
             phase_key=split_mix(seed, _PHASES),
-            limits=None if max_epochs is None else _limits(given, max_epochs),
+            limits=_limits(given, [None] * len(given) if max_epochs is None else max_epochs),
             num_samples=length,
             when_exhausted=when_exhausted,
         ),

@@ -80,7 +80,7 @@ def plan_stages(
     stages: Sequence[BlendStage],
     *,
     phase_key: int,
-    limits: npt.NDArray[np.int64] | None,
+    limits: npt.NDArray[np.int64],
     num_samples: int,
     when_exhausted: WhenExhausted,
 ) -> StagePlan:
@@ -91,38 +91,34 @@ def plan_stages(
     Args:
         stages: `[T]` as many weights in each, the first from sample 0 on, later ones never from an earlier sample on.
         phase_key: where the streams of the stages' phase keys start, in `[0, 2**64)`.
-        limits: `[K]` how often each dataset may be drawn, at least 0, or None for as often as asked.
+        limits: `[K]` how often each dataset may be drawn, at least 0.
         num_samples: samples that the limits hold for, in `[0, 2**63)`.
         when_exhausted: whether a dataset that runs out is an error.
 
     Raises:
         PlanError: a dataset runs out where that is an error, or all of them do.
     """
-    drawn = np.zeros(len(stages[0].weights), dtype=np.int64)
+    drawn = np.zeros(len(limits), dtype=np.int64)
     laid: list[tuple[BlendStage, BlendTrees]] = []
     exhaustions: list[Exhaustion] = []
     pending = deque(stages)
     while pending:
         stage = pending.popleft()
         stop = pending[0].first_sample if pending else _LAST_POSITION
-        num_limited = max(0, min(stop, num_samples) - stage.first_sample) if limits is not None else 0
-        if limits is not None and num_limited and when_exhausted == "reweight":
+        num_limited = max(0, min(stop, num_samples) - stage.first_sample)
+        if when_exhausted == "reweight" and num_limited > 0:
             stage, gone = _leave_out(stage, drawn >= limits, known={each.dataset for each in exhaustions})
-            exhaustions.extend(gone)
+            exhaustions += gone
         tree = _stage_tree(stage, drawn, phase_key)
         laid.append((stage, tree))
-        if limits is not None and num_limited:
-            excess = _first_excess(tree, limits, num_limited)
-            if excess is not None:
-                stop = stage.first_sample + excess
-                if when_exhausted == "raise":
-                    dataset = int((interleaving_counts(tree, excess + 1) > limits).argmax())
-                    msg = (
-                        f"dataset {dataset} runs out at sample {stop} of {num_samples}: it must be drawn "
-                        f"{limits[dataset]} times at most"
-                    )
-                    raise PlanError(msg)
-                pending.appendleft(BlendStage(stop, stage.weights))
+        excess = _first_excess(tree, limits, num_limited)
+        if excess is not None:
+            stop = stage.first_sample + excess
+            if when_exhausted == "raise":
+                dataset = int((interleaving_counts(tree, excess + 1) > limits).argmax())
+                msg = f"dataset {dataset} must be drawn {limits[dataset]} times at most, but runs out at sample {stop}"
+                raise PlanError(msg)
+            pending.appendleft(BlendStage(stop, stage.weights))
         drawn = interleaving_counts(tree, stop - stage.first_sample)
     return StagePlan(stages=tuple(stage for stage, _ in laid), exhaustions=tuple(exhaustions), trees=_joined(laid))
 
@@ -157,7 +153,7 @@ def _first_excess(tree: BlendTrees, limits: npt.NDArray[np.int64], num_samples: 
     def is_beyond(sample: int) -> bool:
         return bool((interleaving_counts(tree, sample + 1) > limits).any())
 
-    if not is_beyond(num_samples - 1):
+    if num_samples == 0 or not is_beyond(num_samples - 1):
         return None
     return bisect_left(range(num_samples), x=True, key=is_beyond)
 
