@@ -58,7 +58,7 @@ def run() -> Iterator[Cost]:
         )
         order = make_order(num_datasets)
         batch = np.arange(10**9, 10**9 + BATCH)
-        yield Cost(f"{name}: a batch of {BATCH}", "us", seconds(lambda o=order: o.locate(batch)) * 1e6, None)
+        yield Cost(f"{name}: a batch of {BATCH}", "us", seconds(lambda o=order, b=batch: o.locate(b)) * 1e6, None)
         each = seconds(lambda o=order: o.locate(anywhere)) / len(anywhere)
         yield Cost(f"{name}: a position anywhere, one thread", "ns", each * 1e9, 100)
         yield Cost(

@@ -260,9 +260,10 @@ def test_fifty_stages_stay_near_the_sum_of_their_shares():
 
 def test_a_dataset_that_runs_out_is_an_error_that_says_where():
     options = {"sizes": [10, 100], "weights": [1, 1], "seed": 1, "max_epochs": [2.5, None]}
-    with pytest.raises(PlanError, match=r"dataset 0 must be drawn 25 times at most, but runs out at sample (50|51)$"):
+    wanted = r"dataset 0 must be drawn 25 times at most, but runs out at sample (50|51)$"
+    with pytest.raises(PlanError, match=wanted) as caught:
         InstantOrder(**options)
-    where = int(str(pytest.raises(PlanError, InstantOrder, **options).value).rsplit(maxsplit=1)[-1])
+    where = int(str(caught.value).rsplit(maxsplit=1)[-1])
     assert InstantOrder(**options, num_samples=where).counts_before(where)[0] == 25
     with pytest.raises(PlanError, match=f"sample {where}$"):
         InstantOrder(**options, num_samples=where + 1)
