@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 
 #include "trackbed/blend.hpp"
+#include "trackbed/block_permutation.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -57,6 +58,15 @@ void permute(std::uint64_t size, std::uint64_t key, Array<const std::int64_t> po
   trackbed::Poll poll = poll_of(callback);
   const nb::gil_scoped_release no_gil;
   trackbed::permute(trackbed::make_permutation(size, key), span_of(positions), span_of(images),
+                    static_cast<trackbed::Isa>(level), num_threads, poll);
+}
+
+void permute_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block, std::uint64_t window,
+                    Array<const std::int64_t> positions, Array<std::int64_t> images, int level, int num_threads,
+                    nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::permute(trackbed::make_block_permutation(size, key, block, window), span_of(positions), span_of(images),
                     static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
@@ -186,6 +196,8 @@ NB_MODULE(_native, m) {
   m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg().none());
   m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
   m.def("greedy_blend", &greedy_blend<std::int16_t>, no_gil);
   m.def("greedy_blend", &greedy_blend<std::int32_t>, no_gil);

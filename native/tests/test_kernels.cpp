@@ -18,9 +18,11 @@
 #include <vector>
 
 #include "trackbed/blend.hpp"
+#include "trackbed/block_permutation.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/largest_error.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 
 namespace {
@@ -433,6 +435,166 @@ void test_narrow(std::size_t rounds) {
   test_narrow_from<std::uint64_t>(rounds);
 }
 
+// ---------------------------------------------------------------- permutation
+
+// By division and remainder, and a multiplication by halves.
+std::uint64_t naive_permute(std::uint64_t size, std::uint64_t key, std::uint64_t rounds, std::uint64_t position) {
+  const auto mix = [](std::uint64_t bits) {
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+    return bits ^ bits >> 31;
+  };
+  const auto moved = [](std::uint64_t from, std::uint64_t by, std::uint64_t its_key, std::uint64_t bound) {
+    std::uint64_t bits = by * 0x9e3779b97f4a7c15 + its_key;
+    bits = (bits ^ bits >> 32) * 0xd6e8feb86659fd93;
+    return (from + (((bits >> 32) * bound + ((bits & 0xffffffff) * bound >> 32)) >> 32)) % bound;
+  };
+  std::uint64_t rows = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size)));
+  rows -= rows > 2 ? 2 : 0;
+  while (rows * rows < size) {
+    ++rows;
+  }
+  const std::uint64_t columns = (size + rows - 1) / rows;
+  const std::uint64_t mixed = mix(mix(size + 0x9e3779b97f4a7c15) ^ key);
+  do {
+    std::uint64_t row = position / columns;
+    std::uint64_t column = position % columns;
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+      const std::uint64_t its_key = mixed + round * 0xbf58476d1ce4e5b9;
+      if (round % 2 == 0) {
+        row = moved(row, column, its_key, rows);
+      } else {
+        column = moved(column, row, its_key, columns);
+      }
+    }
+    position = row * columns + column;
+  } while (position >= size);
+  return position;
+}
+
+std::uint64_t size_of_permutation(Random& random, std::size_t round) {
+  switch (round % 4) {
+    case 0:
+      return 1 + random.below(200);
+    case 1:
+      return 1 + random.below(5000);
+    case 2:
+      return (std::uint64_t{1} << random.below(63)) + random.below(3) - (round % 8 == 2 ? 0 : 1) + 1;
+    default:
+      return 1 + (random.next() >> (1 + random.below(40)));
+  }
+}
+
+std::vector<std::int64_t> make_positions(Random& random, std::uint64_t size, std::size_t count) {
+  std::vector<std::int64_t> positions(count);
+  for (std::int64_t& position : positions) {
+    position = static_cast<std::int64_t>(random.next() % size);
+  }
+  return positions;
+}
+
+std::vector<std::int64_t> run_permute(std::uint64_t size, std::uint64_t key, const std::vector<std::int64_t>& positions,
+                                      Isa level, int num_threads = 1) {
+  std::vector<std::int64_t> images(positions.size(), -1);
+  trackbed::Poll poll;
+  trackbed::permute(trackbed::make_permutation(size, key), positions, images, level, num_threads, poll);
+  return images;
+}
+
+void test_permutation(std::size_t rounds) {
+  Random random(88);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::uint64_t size = round == 0 ? (std::uint64_t{1} << 63) - 1 : size_of_permutation(random, round);
+    const std::uint64_t key = random.next();
+    const trackbed::Permutation permutation = trackbed::make_permutation(size, key);
+    const std::vector<std::int64_t> positions = make_positions(random, size, random.below(150));
+    std::vector<std::int64_t> wanted;
+    bool same = true;
+    bool back = true;
+    for (const std::int64_t position : positions) {
+      const auto start = static_cast<std::uint64_t>(position);
+      const std::uint64_t image = naive_permute(size, key, permutation.rounds, start);
+      wanted.push_back(static_cast<std::int64_t>(image));
+      same = same && trackbed::permute(permutation, start) == image;
+      back = back && trackbed::find_position(permutation, image) == start;
+    }
+    const std::string what = "permute [0, " + std::to_string(size) + ")";
+    check(same, what + " one by one");
+    check(back, what + " and back");
+    for (const Isa level : levels()) {
+      check(run_permute(size, key, positions, level) == wanted, what + " " + name_of(level));
+    }
+  }
+}
+
+// Blocks in their order, and each window's samples in theirs.
+std::vector<std::int64_t> naive_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block,
+                                       std::uint64_t window) {
+  const std::uint64_t num_blocks = (size + block - 1) / block;
+  const trackbed::Permutation blocks = trackbed::make_permutation(num_blocks, key);
+  const std::uint64_t window_key = trackbed::with_key(blocks, ~key).key;
+  std::vector<std::int64_t> images;
+  for (std::uint64_t first = 0; first < num_blocks; first += window) {
+    std::vector<std::int64_t> inside;
+    for (std::uint64_t slot = first; slot < std::min(first + window, num_blocks); ++slot) {
+      const std::uint64_t start = trackbed::permute(blocks, slot) * block;
+      for (std::uint64_t sample = start; sample < std::min(start + block, size); ++sample) {
+        inside.push_back(static_cast<std::int64_t>(sample));
+      }
+    }
+    const trackbed::Permutation order = trackbed::make_permutation(inside.size(), window_key + first / window);
+    for (std::uint64_t at = 0; at < inside.size(); ++at) {
+      images.push_back(inside[block == 1 ? at : trackbed::permute(order, at)]);
+    }
+  }
+  return images;
+}
+
+void test_block_permutation(std::size_t rounds) {
+  Random random(99);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::uint64_t size = 1 + random.below(round % 10 == 0 ? 3000 : 100);
+    const std::uint64_t key = random.next();
+    const std::uint64_t block = 1 + random.below(round % 3 == 0 ? size + 2 : 12);
+    const std::uint64_t window = 1 + random.below(round % 5 == 0 ? 100 : 6);
+    const std::vector<std::int64_t> wanted = naive_blocks(size, key, block, window);
+    const trackbed::BlockPermutation permutation = trackbed::make_block_permutation(size, key, block, window);
+    std::vector<std::int64_t> positions(size);
+    bool same = true;
+    for (std::uint64_t position = 0; position < size; ++position) {
+      positions[position] = static_cast<std::int64_t>(position);
+      const std::uint64_t image = trackbed::permute(permutation, position);
+      same = same && image == static_cast<std::uint64_t>(wanted[position]);
+    }
+    const std::string what = "permute [0, " + std::to_string(size) + ") in blocks of " + std::to_string(block) +
+                             ", windows of " + std::to_string(window);
+    check(same, what + " one by one");
+    for (const Isa level : levels()) {
+      std::vector<std::int64_t> images(size, -1);
+      trackbed::Poll poll;
+      trackbed::permute(permutation, positions, images, level, 2, poll);
+      check(images == wanted, what + " " + name_of(level));
+    }
+  }
+}
+
+// More positions than one task takes, and sizes below and above the largest that a table serves.
+void test_permutation_of_many_positions() {
+  Random random(111);
+  for (const std::uint64_t size : {std::uint64_t{3}, std::uint64_t{1000}, std::uint64_t{1} << 40}) {
+    const std::vector<std::int64_t> positions = make_positions(random, size, 140000);
+    const trackbed::Permutation permutation = trackbed::make_permutation(size, 5);
+    std::vector<std::int64_t> wanted;
+    for (const std::int64_t position : positions) {
+      const std::uint64_t image = trackbed::permute(permutation, static_cast<std::uint64_t>(position));
+      wanted.push_back(static_cast<std::int64_t>(image));
+    }
+    for (const Isa level : levels()) {
+      check(run_permute(size, 5, positions, level, 3) == wanted, "permute many, " + name_of(level));
+    }
+  }
+}
+
 // ---------------------------------------------------------------- threads
 
 // Kernels share nothing but their inputs: what several threads get at once is what one gets alone.
@@ -561,6 +723,17 @@ void test_golden() {
   }
   check_golden("sample_index", rows, 0x26c55dc8f922e8dd);
   check_golden("narrow", narrowed, 0x6da058d86c24d9d7);
+
+  Golden permuted;
+  for (std::size_t round = 0; round < 200; ++round) {
+    const std::uint64_t size = size_of_permutation(random, round);
+    const std::vector<std::int64_t> positions = make_positions(random, size, 100);
+    permuted.add(run_permute(size, random.next(), positions, best));
+  }
+  for (std::size_t round = 1; round < 100; ++round) {
+    permuted.add(naive_blocks(10 * round, random.next(), 1 + round % 7, 1 + round % 5));
+  }
+  check_golden("permute", permuted, 0x38c46e1d14f4bca3);
 }
 
 }  // namespace
@@ -577,6 +750,9 @@ int main(int argc, char** argv) {
   test_sample_index(400 * scale);
   test_sample_index_counts_in_64_bits();
   test_narrow(41 * scale);
+  test_permutation(400 * scale);
+  test_block_permutation(200 * scale);
+  test_permutation_of_many_positions();
   test_threads(2 * scale);
   test_golden();
   std::printf("%ld passed, %ld failed\n", passed, failed);

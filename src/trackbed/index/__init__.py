@@ -6,7 +6,7 @@ from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.instant import InstantOrder
 from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.order import Order
-from trackbed.index.permutation import PERMUTATION_VERSION, Permutation
+from trackbed.index.permutation import PERMUTATION_VERSION, BlockPermutation, Permutation
 from trackbed.index.samples import sample_index
 from trackbed.index.shuffle import shuffle_index
 from trackbed.index.splits import (
@@ -22,6 +22,7 @@ from trackbed.index.stages import BlendStage, Exhaustion
 __all__ = [
     "PERMUTATION_VERSION",
     "BlendStage",
+    "BlockPermutation",
     "EpochPlan",
     "Exhaustion",
     "InstantOrder",

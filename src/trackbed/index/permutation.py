@@ -12,7 +12,7 @@ import numpy.typing as npt
 from trackbed import kernels
 from trackbed.errors import ArgumentError
 
-__all__ = ["PERMUTATION_VERSION", "Permutation"]
+__all__ = ["PERMUTATION_VERSION", "BlockPermutation", "Permutation"]
 
 PERMUTATION_VERSION: Final = kernels.PERMUTATION_VERSION
 """What a (size, seed) gives never changes within a version."""
@@ -70,6 +70,64 @@ class Permutation:
 
         def permute(flat: npt.NDArray[np.int64], images: npt.NDArray[np.int64]) -> None:
             kernels.permute(flat, images, size=self._size, key=self._seed, num_threads=num_threads)
+
+        return _images(positions, permute)
+
+
+class BlockPermutation:
+    """A bijection of `[0, size)` that keeps reads contiguous, at the price of a less thorough shuffle.
+
+    Blocks of `block` samples are permuted, and then, in each window of `window` blocks that come one after the other,
+    their samples. Whoever reads a window's blocks whole, each in one read, has all samples of that window. The last
+    block may be shorter, and moves like the others. With `block=1` this is `Permutation`.
+
+    Args:
+        size: in `[1, 2**63)`.
+        seed: in `[0, 2**64)`.
+        block: samples in a block, in `[1, 2**63)`.
+        window: blocks in a window, in `[1, 2**63)`.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> shuffle = BlockPermutation(10, seed=1234, block=4, window=2)
+    >>> shuffle(np.arange(10)).tolist()
+    [6, 0, 4, 1, 2, 3, 5, 7, 8, 9]
+    """
+
+    def __init__(self, size: int, *, seed: int, block: int, window: int) -> None:
+        kernels.check_size_and_key(size, seed)
+        kernels.check_blocks(block, window)
+        self._size = int(size)
+        self._seed = int(seed)
+        self._block = int(block)
+        self._window = int(window)
+
+    def __len__(self) -> int:
+        """How many positions there are."""
+        return self._size
+
+    @overload
+    def __call__(self, positions: int, *, num_threads: int = 1) -> int: ...
+
+    @overload
+    def __call__(self, positions: npt.NDArray[np.integer[Any]], *, num_threads: int = 1) -> npt.NDArray[np.int64]: ...
+
+    def __call__(
+        self, positions: int | npt.NDArray[np.integer[Any]], *, num_threads: int = 1
+    ) -> int | npt.NDArray[np.int64]:
+        """What comes at one position, or at each position of an array: see `Permutation`."""
+
+        def permute(flat: npt.NDArray[np.int64], images: npt.NDArray[np.int64]) -> None:
+            kernels.permute_blocks(
+                flat,
+                images,
+                size=self._size,
+                key=self._seed,
+                block=self._block,
+                window=self._window,
+                num_threads=num_threads,
+            )
 
         return _images(positions, permute)
 

@@ -4,7 +4,7 @@ from trackbed.kernels.blend import exhaustive_blend, greedy_blend
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels
 from trackbed.kernels.narrow import narrow
-from trackbed.kernels.permutation import PERMUTATION_VERSION, check_size_and_key, permute
+from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
 from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
 
@@ -15,6 +15,7 @@ __all__ = [
     "Poll",
     "Twister",
     "available_levels",
+    "check_blocks",
     "check_size_and_key",
     "exhaustive_blend",
     "greedy_blend",
@@ -24,5 +25,6 @@ __all__ = [
     "narrow",
     "new_twister",
     "permute",
+    "permute_blocks",
     "sample_index",
 ]

@@ -28,6 +28,18 @@ def permute(
     poll: Callable[[int], object] | None,
     /,
 ) -> None: ...
+def permute_blocks(
+    size: int,
+    key: int,
+    block: int,
+    window: int,
+    positions: npt.NDArray[np.int64],
+    images: npt.NDArray[np.int64],
+    level: int,
+    num_threads: int,
+    poll: Callable[[int], object] | None,
+    /,
+) -> None: ...
 def greedy_blend(
     weights: npt.NDArray[np.float64],
     dataset_index: _Ids,

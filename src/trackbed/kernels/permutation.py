@@ -1,4 +1,4 @@
-"""Typed door to the keyed permutation.
+"""Typed doors to the keyed permutations.
 
 Shapes: N positions.
 """
@@ -14,7 +14,7 @@ from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.shuffle import Poll
 
-__all__ = ["PERMUTATION_VERSION", "check_size_and_key", "permute"]
+__all__ = ["PERMUTATION_VERSION", "check_blocks", "check_size_and_key", "permute", "permute_blocks"]
 
 PERMUTATION_VERSION: Final = _native.PERMUTATION_VERSION
 """What a (size, key) gives never changes within a version."""
@@ -43,8 +43,40 @@ def permute(
         ArgumentError: an argument is out of range, or the arrays are no int64 vectors of one length.
     """
     check_size_and_key(size, key)
-    check_positions(positions, images, size=size, num_threads=num_threads)
+    _check_positions(positions, images, size=size, num_threads=num_threads)
     _native.permute(size, key, positions, images, chosen_level(), num_threads, poll)
+
+
+def permute_blocks(
+    positions: npt.NDArray[np.int64],
+    images: npt.NDArray[np.int64],
+    *,
+    size: int,
+    key: int,
+    block: int,
+    window: int,
+    num_threads: int = 1,
+    poll: Poll = None,
+) -> None:
+    """Fill `images` like `permute`, but permute blocks of samples, and then the samples of each window of blocks.
+
+    Args:
+        positions: `[N]` each in `[0, size)`.
+        images: `[N]` receives one number in `[0, size)` for each; may be `positions`.
+        size: in `[1, 2**63)`.
+        key: in `[0, 2**64)`.
+        block: samples in a block, in `[1, 2**63)`; with 1 this is `permute`.
+        window: blocks in a window, in `[1, 2**63)`.
+        num_threads: at least 1.
+        poll: looks in while it runs.
+
+    Raises:
+        ArgumentError: an argument is out of range, or the arrays are no int64 vectors of one length.
+    """
+    check_size_and_key(size, key)
+    check_blocks(block, window)
+    _check_positions(positions, images, size=size, num_threads=num_threads)
+    _native.permute_blocks(size, key, block, window, positions, images, chosen_level(), num_threads, poll)
 
 
 def check_size_and_key(size: int, key: int) -> None:
@@ -61,15 +93,20 @@ def check_size_and_key(size: int, key: int) -> None:
         raise ArgumentError(msg)
 
 
-def check_positions(
-    positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], *, size: int, num_threads: int
-) -> None:
-    """Refuse arrays that no permutation of `[0, size)` can work on.
+def check_blocks(block: int, window: int) -> None:
+    """Refuse what no permutation of blocks can be made of.
 
     Raises:
-        ArgumentError: a position is out of range, the arrays are no int64 vectors of one length, or `num_threads` is
-            below 1.
+        ArgumentError: `block` or `window` is not in `[1, 2**63)`.
     """
+    if not (1 <= block < 2**63 and 1 <= window < 2**63):
+        msg = f"a permutation's block and window must be in [1, 2**63), found {block} and {window}"
+        raise ArgumentError(msg)
+
+
+def _check_positions(
+    positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], *, size: int, num_threads: int
+) -> None:
     check_output("images", images, dtypes=(np.int64,))
     if positions.dtype != np.int64 or not positions.flags.c_contiguous or not positions.flags.aligned:
         msg = f"positions must be a contiguous, aligned array of int64, found {positions.dtype}"

@@ -18,6 +18,7 @@ __all__ = [
     "legacy_shuffle",
     "narrow",
     "permute",
+    "permute_blocks",
     "sample_index",
 ]
 
@@ -101,6 +102,10 @@ def _mix(bits: int) -> int:
     return bits ^ bits >> 31
 
 
+def _permutation_key(size: int, key: int) -> int:
+    return _mix(_mix(size + 0x9E3779B97F4A7C15 & _BITS) ^ key)
+
+
 def permute(position: int, *, size: int, key: int) -> int:
     """What the keyed permutation of `[0, size)` makes of a position, in Python's integers.
 
@@ -110,7 +115,7 @@ def permute(position: int, *, size: int, key: int) -> int:
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
     rounds = next(count for count, limit in ((16, 2**6), (10, 2**10), (8, 2**20), (6, 2**63)) if size < limit)
-    mixed = _mix(_mix(size + 0x9E3779B97F4A7C15 & _BITS) ^ key)
+    mixed = _permutation_key(size, key)
     while True:
         row, column = divmod(position, columns)
         for number in range(rounds):
@@ -175,6 +180,26 @@ def epoch_sample(draw: int, *, size: int, dataset_key: int) -> int:
     """
     epoch, position = divmod(draw, size)
     return permute(position, size=size, key=_mix(dataset_key + 0x9E3779B97F4A7C15 * (epoch + 1) & _BITS))
+
+
+def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArray[np.int64]:
+    """`[size]` what comes at each position when blocks are permuted, and then the samples of each window of blocks.
+
+    >>> permute_blocks(10, key=1234, block=4, window=2).tolist()
+    [6, 0, 4, 1, 2, 3, 5, 7, 8, 9]
+    """
+    samples = np.arange(size, dtype=np.int64)
+    num_blocks = -(-size // block)
+    order = [permute(slot, size=num_blocks, key=key) for slot in range(num_blocks)]
+    if block == 1:
+        return samples[order]
+    window_key = _permutation_key(num_blocks, key ^ _BITS)
+    shuffled = []
+    for number, first in enumerate(range(0, num_blocks, window)):
+        inside = np.concatenate([samples[block * at : block * (at + 1)] for at in order[first : first + window]])
+        its_key = window_key + number & _BITS
+        shuffled += [inside[permute(at, size=len(inside), key=its_key)] for at in range(len(inside))]
+    return np.array(shuffled, dtype=np.int64)
 
 
 def sample_index(
