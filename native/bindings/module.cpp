@@ -111,14 +111,14 @@ nb::object permutations_of(Array<const std::int64_t> sizes) {
 }
 
 void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,
-                    Array<const std::uint32_t> roots, Words permutations, Words keys,
-                    Array<const std::int64_t> positions, Array<std::int32_t> datasets, Array<std::int64_t> draws,
-                    Array<std::int64_t> samples, int num_threads, nb::handle callback) {
+                    Array<const std::uint32_t> roots, Words permutations, Words keys, std::uint64_t block,
+                    std::uint64_t window, Array<const std::int64_t> positions, Array<std::int32_t> datasets,
+                    Array<std::int64_t> draws, Array<std::int64_t> samples, int num_threads, nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   const nb::gil_scoped_release no_gil;
   trackbed::instant_locate({structures_of<const trackbed::InterleavingNode>(nodes), span_of(first_samples),
                             span_of(first_nodes), span_of(roots)},
-                           {structures_of<const trackbed::Permutation>(permutations), span_of(keys)},
+                           {structures_of<const trackbed::Permutation>(permutations), span_of(keys), block, window},
                            span_of(positions), span_of(datasets), span_of(draws), span_of(samples), num_threads, poll);
 }
 
@@ -205,7 +205,7 @@ NB_MODULE(_native, m) {
   m.def("exhaustive_blend", &exhaustive_blend<std::int32_t>, no_gil);
   m.def("permutations_of", &permutations_of);
   m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   m.def("interleaving_counts", &interleaving_counts, no_gil);
   m.def("sample_index", &sample_index<std::int32_t, std::int32_t>, no_gil);
   m.def("sample_index", &sample_index<std::int32_t, std::int64_t>, no_gil);

@@ -139,6 +139,27 @@ def assert_epochs_are_whole(order, sizes, num_samples):
     assert np.array_equal(order.counts_before(num_samples), np.bincount(datasets, minlength=len(sizes)))
 
 
+@pytest.mark.parametrize(("block", "window"), [(4, 2), (10, 5), (64, 1), (2**62, 2**62)])
+def test_epochs_of_shuffled_blocks_are_whole_too(block, window):
+    sizes = [1, 3, 4, 57, 64, 100]
+    order = InstantOrder(sizes=sizes, weights=[1, 1, 2, 5, 7, 7], seed=3, block=block, window=window)
+    assert_epochs_are_whole(order, sizes, 3_000)
+
+
+def test_blocks_of_one_sample_are_the_whole_shuffle():
+    options = {"sizes": [50, 60], "weights": [1, 2], "seed": 9}
+    plain, one = InstantOrder(**options), InstantOrder(**options, block=1, window=7)
+    assert_equal(plain.locate(range(300)), one.locate(range(300)))
+
+
+def test_a_window_reads_few_blocks():
+    """Where blocks of 10 samples are mixed in windows of 4, each 40 draws stay in 4 blocks."""
+    _, samples = InstantOrder(sizes=[1_000], weights=[1], seed=9, block=10, window=4).locate(range(1_000))
+    blocks = (samples // 10).reshape(-1, 40)
+    assert all(len(np.unique(window)) == 4 for window in blocks)
+    assert len(np.unique(samples)) == 1_000
+
+
 def test_epochs_come_in_different_orders():
     order = InstantOrder(sizes=[1_000], weights=[1], seed=1)
     first, second = (order.locate(np.arange(start, start + 1_000))[1] for start in (0, 1_000))
@@ -486,6 +507,8 @@ def test_types_of_weights_do_not_matter():
         ({"max_epochs": [1]}, "max_epochs must be as many as sizes, 2, found 1"),
         ({"max_epochs": [1, -0.5]}, "dataset 1 has -0.5"),
         ({"max_epochs": [float("nan"), None]}, "max_epochs must be finite .*dataset 0 has nan"),
+        ({"block": 0}, r"block and window must be in \[1, 2\*\*63\), found 0 and 1"),
+        ({"window": 2**63}, "block and window must be in"),
         ({"when_exhausted": "ignore"}, "when_exhausted must be one of raise, reweight, found 'ignore'"),
     ],
 )

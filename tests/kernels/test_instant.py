@@ -46,8 +46,8 @@ def located(trees, shuffles, positions, **options):
     return [array.tolist() for array in found]
 
 
-def shuffles_of(sizes, key=3):
-    return EpochShuffles(np.array(sizes, dtype=np.int64), np.arange(key, key + len(sizes), dtype=np.uint64))
+def shuffles_of(sizes, **blocks):
+    return EpochShuffles(np.array(sizes, dtype=np.int64), np.arange(3, 3 + len(sizes), dtype=np.uint64), **blocks)
 
 
 @given(
@@ -78,6 +78,16 @@ def test_every_level_gives_what_the_twins_give(weights, phase_key, borders, posi
             assert list(zip(*located(trees, shuffles, positions), strict=True)) == wanted
 
 
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(2, 70), st.integers(1, 9), st.data())
+def test_shuffles_of_blocks_are_what_the_twin_gives(sizes, block, window, data):
+    trees = trees_of([1] * len(sizes))
+    positions = data.draw(st.lists(st.integers(0, 1_000), max_size=20))
+    datasets, draws, samples = located(trees, shuffles_of(sizes, block=block, window=window), positions)
+    for dataset, draw, sample in zip(datasets, draws, samples, strict=True):
+        wanted = reference.epoch_sample(draw, size=sizes[dataset], dataset_key=3 + dataset, block=block, window=window)
+        assert sample == wanted
+
+
 def test_the_last_position_of_all_is_valid():
     trees = trees_of([1, 2, 0, 3])
     datasets, draws, samples = located(trees, shuffles_of([LAST, LAST, 1, LAST]), [LAST] * 9)
@@ -101,8 +111,9 @@ def test_any_number_of_threads_gives_the_same(level, num_positions):
     assert [[column[position] for position in positions] for column in sorted_draws] == alone
 
 
-def test_every_epoch_of_a_dataset_gives_each_sample_once():
-    shuffles = shuffles_of([1, 2, 3, 50, 64, 1_000])
+@pytest.mark.parametrize("blocks", [{}, {"block": 1, "window": 9}, {"block": 7, "window": 3}, {"block": 2**62}])
+def test_every_epoch_of_a_dataset_gives_each_sample_once(blocks):
+    shuffles = shuffles_of([1, 2, 3, 50, 64, 1_000], **blocks)
     trees = trees_of([1] * 6)
     datasets, draws, samples = (np.array(column) for column in located(trees, shuffles, np.arange(30_000)))
     for dataset, size in enumerate(shuffles.sizes.tolist()):

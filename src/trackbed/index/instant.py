@@ -34,6 +34,10 @@ class InstantOrder:
             any number; a part of an epoch is rounded to the nearest sample.
         when_exhausted: with `"raise"` it is an error if a dataset would give more than that; with `"reweight"` the
             blend goes on without it, and `exhaustions` says so.
+        block: samples that are moved as one before they are mixed, in `[1, 2**63)`: see `BlockPermutation`. With 1
+            every epoch is shuffled as a whole; larger blocks are read contiguously.
+        window: blocks that come one after the other and whose samples are mixed, in `[1, 2**63)`; of no effect with
+            `block=1`.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -57,6 +61,8 @@ class InstantOrder:
         num_samples: int | None = None,
         max_epochs: Sequence[Weight | None] | None = None,
         when_exhausted: WhenExhausted = "raise",
+        block: int = 1,
+        window: int = 1,
     ) -> None:
         self.plan = plan_instant(
             sizes=sizes,
@@ -65,6 +71,8 @@ class InstantOrder:
             num_samples=num_samples,
             max_epochs=max_epochs,
             when_exhausted=when_exhausted,
+            block=block,
+            window=window,
         )
 
     @classmethod
@@ -77,6 +85,8 @@ class InstantOrder:
         num_samples: int | None = None,
         max_epochs: Sequence[Weight | None] | None = None,
         when_exhausted: WhenExhausted = "raise",
+        block: int = 1,
+        window: int = 1,
     ) -> Self:
         """An order whose weights change at given samples, while every dataset carries on where it was.
 
@@ -90,6 +100,8 @@ class InstantOrder:
             num_samples: as for the class.
             max_epochs: as for the class.
             when_exhausted: as for the class.
+            block: as for the class.
+            window: as for the class.
 
         Raises:
             ArgumentError: an argument is out of range.
@@ -108,6 +120,8 @@ class InstantOrder:
             num_samples=num_samples,
             max_epochs=max_epochs,
             when_exhausted=when_exhausted,
+            block=block,
+            window=window,
         )
         return order
 

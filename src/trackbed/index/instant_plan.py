@@ -43,6 +43,8 @@ def plan_instant(
     num_samples: int | None,
     max_epochs: Sequence[Weight | None] | None,
     when_exhausted: WhenExhausted,
+    block: int,
+    window: int,
 ) -> InstantPlan:
     """Check the arguments of `InstantOrder` and work out its stages.
 
@@ -75,6 +77,8 @@ def plan_instant(
         shuffles=EpochShuffles(
             sizes=np.maximum(given, 1),  # an empty dataset is never drawn
             keys=split_mix_words(split_mix(seed, _EPOCHS), len(given)),
+            block=block,
+            window=window,
         ),
     )
 

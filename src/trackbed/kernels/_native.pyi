@@ -70,6 +70,8 @@ def instant_locate(
     roots: npt.NDArray[np.uint32],
     permutations: npt.NDArray[np.uint64],
     keys: npt.NDArray[np.uint64],
+    block: int,
+    window: int,
     positions: npt.NDArray[np.int64],
     datasets: npt.NDArray[np.int32],
     draws: npt.NDArray[np.int64],

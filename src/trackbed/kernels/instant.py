@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
+from trackbed.kernels.permutation import check_blocks
 from trackbed.kernels.shuffle import Poll
 
 __all__ = ["NODE", "BlendTrees", "EpochShuffles", "instant_locate", "interleaving_counts"]
@@ -59,17 +60,22 @@ class EpochShuffles:
     """In which order every dataset gives its samples, epoch after epoch.
 
     Raises:
-        ArgumentError: the vectors are of different lengths, or a size is below 1.
+        ArgumentError: the vectors are of different lengths, or a size, `block` or `window` is out of range.
     """
 
     sizes: npt.NDArray[np.int64]
     """`[K]` samples in an epoch of each dataset, each at least 1."""
     keys: npt.NDArray[np.uint64]
     """`[K]` where each dataset's stream of epoch keys starts."""
+    block: int = 1
+    """Samples that stay together until the end, at least 1: see `trackbed.kernels.permute_blocks`."""
+    window: int = 1
+    """Blocks whose samples are mixed, at least 1; of no effect where `block` is 1."""
     permutations: npt.NDArray[np.uint64] = field(init=False, repr=False)
     """`[K * words]` what the kernel keeps of each size."""
 
     def __post_init__(self) -> None:
+        check_blocks(self.block, self.window)
         _check_vector("sizes", self.sizes, np.int64)
         _check_vector("keys", self.keys, np.uint64)
         if len(self.sizes) != len(self.keys):
@@ -133,6 +139,8 @@ def instant_locate(
         trees.roots,
         shuffles.permutations,
         shuffles.keys,
+        shuffles.block,
+        shuffles.window,
         positions,
         datasets,
         draws,

@@ -172,14 +172,17 @@ def interleaving_counts(
     return np.array(counts, dtype=np.int64)
 
 
-def epoch_sample(draw: int, *, size: int, dataset_key: int) -> int:
+def epoch_sample(draw: int, *, size: int, dataset_key: int, block: int = 1, window: int = 1) -> int:
     """The sample that a dataset of `size` samples gives at its `draw`-th draw, in Python's integers.
 
     >>> [epoch_sample(draw, size=3, dataset_key=7) for draw in range(9)]
     [1, 2, 0, 1, 2, 0, 1, 0, 2]
     """
     epoch, position = divmod(draw, size)
-    return permute(position, size=size, key=_mix(dataset_key + 0x9E3779B97F4A7C15 * (epoch + 1) & _BITS))
+    key = _mix(dataset_key + 0x9E3779B97F4A7C15 * (epoch + 1) & _BITS)
+    if block == 1:
+        return permute(position, size=size, key=key)
+    return int(permute_blocks(size, key=key, block=block, window=window)[position])
 
 
 def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArray[np.int64]:
