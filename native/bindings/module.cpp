@@ -5,6 +5,8 @@
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/instant.hpp"
+#include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
@@ -106,6 +108,43 @@ std::size_t sample_index(Array<const std::uint8_t> lengths, Array<const Visit> v
                                             extra_token, span_of(rows), num_threads, poll);
 }
 
+// Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
+template <class Structure, class Word>
+std::span<Structure> structures_of(const Array<Word>& words) {
+  static_assert(sizeof(Structure) % sizeof(Word) == 0 && alignof(Structure) <= alignof(Word));
+  return {reinterpret_cast<Structure*>(words.data()), words.size() * sizeof(Word) / sizeof(Structure)};
+}
+
+using Words = Array<const std::uint64_t>;
+
+nb::object permutations_of(Array<const std::int64_t> sizes) {
+  const std::size_t words = sizes.size() * sizeof(trackbed::Permutation) / sizeof(std::uint64_t);
+  auto* permutations = new trackbed::Permutation[sizes.size()];
+  const nb::capsule owner(permutations, [](void* p) noexcept { delete[] static_cast<trackbed::Permutation*>(p); });
+  for (std::size_t dataset = 0; dataset < sizes.size(); ++dataset) {
+    permutations[dataset] = trackbed::make_permutation(static_cast<std::uint64_t>(sizes.data()[dataset]), 0);
+  }
+  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>(reinterpret_cast<std::uint64_t*>(permutations),
+                                                                     {words}, owner));
+}
+
+void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,
+                    Array<const std::uint32_t> roots, Words permutations, Words keys, std::uint64_t block,
+                    std::uint64_t window, Array<const std::int64_t> positions, Array<std::int32_t> datasets,
+                    Array<std::int64_t> draws, Array<std::int64_t> samples, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::instant_locate({structures_of<const trackbed::InterleavingNode>(nodes), span_of(first_samples),
+                            span_of(first_nodes), span_of(roots)},
+                           {structures_of<const trackbed::Permutation>(permutations), span_of(keys), block, window},
+                           span_of(positions), span_of(datasets), span_of(draws), span_of(samples), num_threads, poll);
+}
+
+void interleaving_counts(Words nodes, std::uint32_t root, std::int64_t position, Array<std::int64_t> counts) {
+  trackbed::interleaving_counts(structures_of<const trackbed::InterleavingNode>(nodes), root, position,
+                                span_of(counts));
+}
+
 using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Calls `use` with a value of the integer type that `dtype` says. Returns whether it is one of those listed.
@@ -195,4 +234,8 @@ NB_MODULE(_native, m) {
   m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);
   m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
+  m.def("permutations_of", &permutations_of);
+  m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());
 }

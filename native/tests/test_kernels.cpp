@@ -25,6 +25,9 @@
 #include "trackbed/blend_loops.hpp"
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
+#include "trackbed/epoch_samples.hpp"
+#include "trackbed/instant.hpp"
+#include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
@@ -792,6 +795,203 @@ void test_permutation_of_many_positions() {
   }
 }
 
+// ---------------------------------------------------------------- the instant order
+
+__extension__ typedef unsigned __int128 Product;
+
+// Stages of a blend, with a tree of any shape over some of the datasets, and any shares and phases.
+struct MadeTrees {
+  std::size_t num_datasets;
+  std::vector<trackbed::InterleavingNode> nodes;
+  std::vector<std::int64_t> first_samples;
+  std::vector<std::int64_t> first_nodes;
+  std::vector<std::uint32_t> roots;
+
+  trackbed::BlendTrees spans() const { return {nodes, first_samples, first_nodes, roots}; }
+  std::span<const trackbed::InterleavingNode> block(std::size_t stage) const {
+    const auto start = static_cast<std::size_t>(first_nodes[stage]);
+    const auto stop = stage + 1 < roots.size() ? static_cast<std::size_t>(first_nodes[stage + 1]) : nodes.size();
+    return std::span(nodes).subspan(start, stop - start);
+  }
+};
+
+MadeTrees make_trees(Random& random, std::size_t num_datasets, std::size_t num_stages, std::size_t most_samples) {
+  MadeTrees trees{num_datasets, {}, {}, {}, {}};
+  std::int64_t first_sample = 0;
+  for (std::size_t stage = 0; stage < num_stages; ++stage) {
+    trees.first_samples.push_back(first_sample);
+    trees.first_nodes.push_back(static_cast<std::int64_t>(trees.nodes.size()));
+    first_sample += static_cast<std::int64_t>(random.below(most_samples));
+    std::vector<std::uint32_t> without_parent;
+    for (std::uint32_t dataset = 0; dataset < num_datasets; ++dataset) {
+      trees.nodes.push_back({0, random.below(1000), 0, dataset});
+      if (dataset == 0 || random.below(5) > 0) {
+        without_parent.push_back(dataset);
+      }
+    }
+    for (auto node = static_cast<std::uint32_t>(num_datasets); without_parent.size() > 1; ++node) {
+      std::swap(without_parent[random.below(without_parent.size())], without_parent.back());
+      const std::uint32_t left = without_parent.back();
+      without_parent.pop_back();
+      std::uint32_t& right = without_parent[random.below(without_parent.size())];
+      const std::uint64_t share =
+          random.below(10) == 0 ? (random.below(2) == 0 ? 1 : ~std::uint64_t{0}) : random.next();
+      trees.nodes.push_back({share > 0 ? share : 1, random.next(), left, right});
+      right = node;
+    }
+    trees.roots.push_back(without_parent[0]);
+  }
+  return trees;
+}
+
+struct Located {
+  std::vector<std::int32_t> datasets;
+  std::vector<std::int64_t> draws;
+  std::vector<std::int64_t> samples;
+};
+
+// Draws a stage from its beginning, and has every node count what it has sent on.
+Located naive_interleaving(std::span<const trackbed::InterleavingNode> nodes, std::uint32_t root, std::size_t draws) {
+  std::vector<std::uint64_t> sent(nodes.size(), 0);
+  Located located;
+  for (std::size_t draw = 0; draw < draws; ++draw) {
+    std::uint32_t at = root;
+    while (nodes[at].share != 0) {
+      const trackbed::InterleavingNode& node = nodes[at];
+      const std::uint64_t number = sent[at]++;
+      const Product before = Product{node.share} * number + node.phase;
+      const Product after = Product{node.share} * (number + 1) + node.phase;
+      at = static_cast<std::uint64_t>(after >> 64) > static_cast<std::uint64_t>(before >> 64) ? node.left : node.right;
+    }
+    located.datasets.push_back(static_cast<std::int32_t>(at));
+    located.draws.push_back(static_cast<std::int64_t>(nodes[at].phase + sent[at]++));
+  }
+  return located;
+}
+
+Located run_locate(const MadeTrees& trees, const std::vector<trackbed::Permutation>& permutations,
+                   const std::vector<std::uint64_t>& keys, const std::vector<std::int64_t>& positions,
+                   std::uint64_t block = 1, std::uint64_t window = 1, int num_threads = 1) {
+  const std::size_t size = positions.size();
+  Located located{std::vector<std::int32_t>(size), std::vector<std::int64_t>(size), std::vector<std::int64_t>(size)};
+  trackbed::Poll poll;
+  trackbed::instant_locate(trees.spans(), {permutations, keys, block, window}, positions, located.datasets,
+                           located.draws, located.samples, num_threads, poll);
+  return located;
+}
+
+std::vector<trackbed::Permutation> make_permutations(Random& random, std::size_t count) {
+  std::vector<trackbed::Permutation> permutations;
+  for (std::size_t dataset = 0; dataset < count; ++dataset) {
+    const std::uint64_t size = 1 + random.below(random.below(3) == 0 ? 5 : 2000);
+    permutations.push_back(trackbed::make_permutation(size, random.next()));
+  }
+  return permutations;
+}
+
+std::vector<std::uint64_t> make_keys(Random& random, std::size_t count) {
+  std::vector<std::uint64_t> keys(count);
+  for (std::uint64_t& key : keys) {
+    key = random.next();
+  }
+  return keys;
+}
+
+// The positions of all stages in any order, each against the stage's draws one after the other.
+void test_interleaving(std::size_t rounds) {
+  Random random(122);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t num_datasets = 1 + random.below(round % 10 == 0 ? 300 : 12);
+    const MadeTrees trees = make_trees(random, num_datasets, 1 + random.below(5), round % 4 == 0 ? 3 : 200);
+    const auto stop = trees.first_samples.back() + static_cast<std::int64_t>(1 + random.below(300));
+    Located wanted;
+    bool counted = true;
+    for (std::size_t stage = 0; stage < trees.roots.size(); ++stage) {
+      const auto block = trees.block(stage);
+      const std::int64_t after = stage + 1 < trees.roots.size() ? trees.first_samples[stage + 1] : stop;
+      const std::int64_t length = after - trees.first_samples[stage];
+      const Located drawn = naive_interleaving(block, trees.roots[stage], static_cast<std::size_t>(length));
+      wanted.datasets.insert(wanted.datasets.end(), drawn.datasets.begin(), drawn.datasets.end());
+      wanted.draws.insert(wanted.draws.end(), drawn.draws.begin(), drawn.draws.end());
+      std::vector<std::int64_t> counts(num_datasets);
+      for (std::size_t dataset = 0; dataset < num_datasets; ++dataset) {
+        counts[dataset] = static_cast<std::int64_t>(block[dataset].phase);
+      }
+      for (const std::int32_t dataset : drawn.datasets) {
+        ++counts[static_cast<std::size_t>(dataset)];
+      }
+      std::vector<std::int64_t> found(num_datasets);
+      trackbed::interleaving_counts(block, trees.roots[stage], length, found);
+      counted = counted && found == counts;
+    }
+    const auto permutations = make_permutations(random, num_datasets);
+    const auto keys = make_keys(random, num_datasets);
+    std::vector<std::int64_t> positions(static_cast<std::size_t>(stop));
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      positions[i] = static_cast<std::int64_t>(i);
+      std::swap(positions[i], positions[random.below(i + 1)]);
+    }
+    const Located found = run_locate(trees, permutations, keys, positions);
+    bool same = true;
+    bool samples = true;
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      const auto position = static_cast<std::size_t>(positions[i]);
+      same = same && found.datasets[i] == wanted.datasets[position] && found.draws[i] == wanted.draws[position];
+      const auto dataset = static_cast<std::size_t>(found.datasets[i]);
+      const auto [size, rows, columns, reciprocal, key, its_rounds] = permutations[dataset];
+      const auto draw = static_cast<std::uint64_t>(found.draws[i]);
+      const std::uint64_t its_key = trackbed::epoch_key(keys[dataset], draw / size);
+      samples = samples &&
+                found.samples[i] == static_cast<std::int64_t>(naive_permute(size, its_key, its_rounds, draw % size));
+    }
+    const std::string what = "instant order round " + std::to_string(round);
+    check(counted, what + " counts");
+    check(same, what + " datasets and draws");
+    check(samples, what + " samples");
+  }
+}
+
+void test_instant_order_in_blocks(std::size_t rounds) {
+  Random random(133);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t num_datasets = 1 + random.below(6);
+    const MadeTrees trees = make_trees(random, num_datasets, 2, 500);
+    const auto permutations = make_permutations(random, num_datasets);
+    const auto keys = make_keys(random, num_datasets);
+    const std::uint64_t block = 2 + random.below(40);
+    const std::uint64_t window = 1 + random.below(6);
+    const Located found = run_locate(trees, permutations, keys, make_positions(random, 3000, 100), block, window);
+    bool same = true;
+    for (std::size_t i = 0; i < found.datasets.size(); ++i) {
+      const auto dataset = static_cast<std::size_t>(found.datasets[i]);
+      const std::uint64_t size = permutations[dataset].size;
+      const auto draw = static_cast<std::uint64_t>(found.draws[i]);
+      const auto wanted = naive_blocks(size, trackbed::epoch_key(keys[dataset], draw / size), block, window);
+      same = same && found.samples[i] == wanted[draw % size];
+    }
+    check(same, "instant order in blocks, round " + std::to_string(round));
+  }
+}
+
+// More positions than one task takes, anywhere up to the last of all.
+void test_instant_order_on_threads() {
+  Random random(144);
+  const MadeTrees trees = make_trees(random, 100, 3, 1000);
+  const auto permutations = make_permutations(random, 100);
+  const auto keys = make_keys(random, 100);
+  std::vector<std::int64_t> positions(70001);
+  for (std::int64_t& position : positions) {
+    position = static_cast<std::int64_t>(random.next() >> (1 + random.below(63)));
+  }
+  positions[5] = std::numeric_limits<std::int64_t>::max() - 1000;  // each leaf has up to 1000 draws from before
+  const Located alone = run_locate(trees, permutations, keys, positions);
+  for (const int num_threads : {2, 5}) {
+    const Located found = run_locate(trees, permutations, keys, positions, 1, 1, num_threads);
+    check(found.datasets == alone.datasets && found.draws == alone.draws && found.samples == alone.samples,
+          "instant order on " + std::to_string(num_threads) + " threads");
+  }
+}
+
 // ---------------------------------------------------------------- threads
 
 void test_run_parallel() {
@@ -961,6 +1161,19 @@ void test_golden() {
     permuted.add(naive_blocks(10 * round, random.next(), 1 + round % 7, 1 + round % 5));
   }
   check_golden("permute", permuted, 0x5e3efc1ae5f07916);
+
+  Golden located;
+  for (std::size_t round = 1; round <= 50; ++round) {
+    const MadeTrees trees = make_trees(random, round, 1 + round % 4, 300);
+    const auto permutations = make_permutations(random, round);
+    const auto keys = make_keys(random, round);
+    const Located found =
+        run_locate(trees, permutations, keys, make_positions(random, 2000, 300), 1 + round % 2 * 8, 3);
+    located.add(found.datasets);
+    located.add(found.draws);
+    located.add(found.samples);
+  }
+  check_golden("instant_locate", located, 0x05fe054de127ad47);
 }
 
 }  // namespace
@@ -986,6 +1199,9 @@ int main(int argc, char** argv) {
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
   test_permutation_of_many_positions();
+  test_interleaving(50 * scale);
+  test_instant_order_in_blocks(20 * scale);
+  test_instant_order_on_threads();
   test_threads(2 * scale);
   test_golden();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());

@@ -1,6 +1,7 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
+from trackbed.kernels.instant import BlendTrees, EpochShuffles, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
@@ -10,6 +11,8 @@ from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
 __all__ = [
     "PERMUTATION_VERSION",
+    "BlendTrees",
+    "EpochShuffles",
     "Poll",
     "Twister",
     "available_levels",
@@ -19,6 +22,8 @@ __all__ = [
     "check_size_and_key",
     "exhaustive_blend",
     "greedy_blend",
+    "instant_locate",
+    "interleaving_counts",
     "legacy_shuffle",
     "narrow",
     "new_twister",

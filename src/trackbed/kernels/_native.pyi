@@ -77,3 +77,28 @@ def sample_index(
     poll: _Poll,
     /,
 ) -> int: ...
+def permutations_of(sizes: npt.NDArray[np.int64], /) -> npt.NDArray[np.uint64]: ...
+def instant_locate(
+    nodes: npt.NDArray[np.uint64],
+    first_samples: npt.NDArray[np.int64],
+    first_nodes: npt.NDArray[np.int64],
+    roots: npt.NDArray[np.uint32],
+    permutations: npt.NDArray[np.uint64],
+    keys: npt.NDArray[np.uint64],
+    block: int,
+    window: int,
+    positions: npt.NDArray[np.int64],
+    datasets: npt.NDArray[np.int32],
+    draws: npt.NDArray[np.int64],
+    samples: npt.NDArray[np.int64],
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> None: ...
+def interleaving_counts(
+    nodes: npt.NDArray[np.uint64],
+    root: int,
+    position: int,
+    counts: npt.NDArray[np.int64],
+    /,
+) -> None: ...
