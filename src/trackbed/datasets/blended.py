@@ -15,9 +15,13 @@ import numpy.typing as npt
 import torch.utils.data
 
 from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, fingerprint, in_memory, open_entry, open_or_build
+from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now
 from trackbed.errors import ArgumentError, OversampleError
+from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
+from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 from trackbed.index.splits import normalize
 
@@ -36,7 +40,8 @@ _Dataset = torch.utils.data.Dataset[Any]
 class BlendedDataset(_Dataset):
     """A blend; its sample k is the `dataset_sample_index[k]`-th of dataset `dataset_index[k]`.
 
-    A dataset of weight 0 keeps its number and is never drawn.
+    A dataset of weight 0 keeps its number and is never drawn. In the order "instant" there are no such arrays: `order`
+    says which sample comes k-th.
 
     Args:
         datasets: at least one, all of one class and split.
@@ -46,6 +51,7 @@ class BlendedDataset(_Dataset):
 
     Raises:
         ArgumentError: datasets or weights that do not belong together, or weights out of range.
+        PlanError: in the order "instant", a dataset that is to be drawn has no samples.
         OversampleError: the blend draws more samples from a dataset than it has.
         CacheError: the indices cannot be read, built or written.
     """
@@ -75,7 +81,27 @@ class BlendedDataset(_Dataset):
         if config.renormalize_blend_weights is not None:
             identifiers["renormalize_blend_weights"] = config.renormalize_blend_weights
         self.unique_description, self.unique_description_hash = describe_blend(identifiers)
-        self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+        if config.order == "instant":
+            self.order = self._instant_order()
+        else:
+            self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+
+    def _instant_order(self) -> InstantOrder:
+        stages = [BlendStage(0, tuple(self.weights))]
+        if self.config.blend_stages is not None and self.split is Split.train:
+            stages += [BlendStage(first, tuple(weights)) for first, weights in self.config.blend_stages]
+        sizes = [dataset.samples_per_epoch for dataset in self.datasets]  # type: ignore[attr-defined]
+        return InstantOrder.staged(
+            sizes=sizes, stages=stages, seed=self.config.random_seed, num_samples=self._num_samples
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why there is no index, where there is none."""
+        if name in ARRAYS:
+            msg = f"{name} needs order='megatron' or 'balanced', found 'instant': ask `order.locate` instead"
+            raise AttributeError(msg)
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,14 +112,29 @@ class BlendedDataset(_Dataset):
     def _decisions(self) -> dict[str, Any]:
         return {
             "class": type(self).__name__,
-            "order": "megatron",
+            "order": self.config.order,
             "num_datasets": len(self.datasets),
             "datasets": fingerprint({"all": [dataset.fingerprint for dataset in self.datasets]}),
             "weights": fingerprint({"all": self.weights}),
             "size": self.size,
+            **({} if self.config.order == "megatron" else self._own_decisions()),
         }
 
+    def _own_decisions(self) -> dict[str, Any]:
+        """What decides the orders that are not Megatron Core's, besides."""
+        stages = [
+            [int(first), [float(weight) for weight in weights]] for first, weights in self.config.blend_stages or ()
+        ]
+        versions = [BALANCED_VERSION, InstantOrder.VERSION, PERMUTATION_VERSION]
+        return {"random_seed": int(self.config.random_seed), "versions": versions, "stages": stages}
+
+    @cached_property
+    def _balanced(self) -> BalancedIndices:
+        return BalancedIndices(self.weights, self.size, self.config.random_seed, self.config.path_to_cache)
+
     def _entry(self) -> Entry | None:
+        if self.config.order == "balanced":
+            return self._balanced.entry()
         if self.config.path_to_cache is None:
             return None
         return Entry(
@@ -106,6 +147,8 @@ class BlendedDataset(_Dataset):
         )
 
     def _expected(self) -> Mapping[str, ArraySpec]:
+        if self.config.order == "balanced":
+            return self._balanced.expected()
         samples = (self._num_samples,)
         return {
             "dataset_index": ArraySpec(np.dtype(dataset_index_dtype(len(self.datasets))), samples),
@@ -114,7 +157,11 @@ class BlendedDataset(_Dataset):
 
     def _build(self, allocate: Allocate) -> Arrays:
         chosen, samples = blend(self.weights, self.size, allocate=allocate)
-        drawn = draws_of_each(chosen, samples, num_datasets=len(self.datasets))
+        self._check_draws(draws_of_each(chosen, samples, num_datasets=len(self.datasets)))
+        return dict(zip(ARRAYS, (chosen, samples), strict=True))
+
+    def _check_draws(self, drawn: Sequence[int]) -> None:
+        """Refuse a blend that asks a dataset for more samples than it has."""
         for number, (dataset, count) in enumerate(zip(self.datasets, drawn, strict=True)):
             if count > len(dataset):
                 msg = (
@@ -123,9 +170,11 @@ class BlendedDataset(_Dataset):
                     f"now {self.config.mid_level_dataset_surplus}"
                 )
                 raise OversampleError(msg)
-        return dict(zip(ARRAYS, (chosen, samples), strict=True))
 
     def _open_indices(self) -> Arrays:
+        if self.config.order == "balanced":
+            self._check_draws(self._balanced.counts)
+            return self._balanced.open()
         entry = self._entry()
         return (
             self._build(in_memory)
@@ -139,7 +188,7 @@ class BlendedDataset(_Dataset):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        if self.config.path_to_cache is not None:
+        if self.config.order != "instant" and self.config.path_to_cache is not None:
             state.update(dict.fromkeys(ARRAYS))
         return state
 
@@ -157,16 +206,25 @@ class BlendedDataset(_Dataset):
         Raises:
             IndexError: there is no such sample.
         """
+        if self.config.order == "instant":
+            return self._located(idx)
         if self.dataset_index is None or self.dataset_sample_index is None:
             entry = self._entry()
             self._keep(
-                self._build(in_memory)
-                if entry is None
-                else open_entry(entry, expected=self._expected, advice=_DEFERRED)
+                self._open_indices() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED)
             )
             return self[idx]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
+
+    def _located(self, idx: int) -> dict[str, Any]:
+        position = idx + len(self) if idx < 0 else idx
+        if not 0 <= position < len(self):
+            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {idx}"
+            raise IndexError(msg)
+        datasets, samples = self.order.locate([position])
+        dataset_id = int(datasets[0])
+        return {"dataset_id": dataset_id, **self.datasets[dataset_id][StoredSample(samples[0])]}
 
 
 def blend(

@@ -67,7 +67,12 @@ def _in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.
 
 
 def balanced_blend(
-    sizes: Sequence[int], *, seed: int, num_threads: int = 1, allocate: Allocate = _in_memory
+    sizes: Sequence[int],
+    *,
+    seed: int,
+    num_threads: int = 1,
+    allocate: Allocate = _in_memory,
+    poll: kernels.Poll = None,
 ) -> BlendIndices:
     """Exactly `sizes[d]` samples of each dataset d, shuffled together.
 
@@ -76,6 +81,7 @@ def balanced_blend(
         seed: in `[0, 2**64)`.
         num_threads: at least 1; the shuffle does not depend on it.
         allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
+        poll: looks in while it runs.
 
     Returns:
         `[N]` dataset of each sample and `[N]` its number in that dataset, with N = sum(sizes).
@@ -92,5 +98,5 @@ def balanced_blend(
     datasets = allocate("dataset_index", (num_samples,), ids)
     samples = allocate("dataset_sample_index", (num_samples,), numbers)
     counts = np.array(sizes, dtype=np.int64)
-    kernels.balanced_blend(counts, datasets, samples, key=seed, num_threads=num_threads)
+    kernels.balanced_blend(counts, datasets, samples, key=seed, num_threads=num_threads, poll=poll)
     return datasets, samples
