@@ -19,9 +19,7 @@ NUM_SAMPLES = 1_000_000
 def strays(datasets: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
     """`[N]` how far the dataset that is furthest from its share is from it, after each sample."""
     positions = np.arange(1, len(datasets) + 1)
-    return np.max(
-        [np.abs(np.cumsum(datasets == d) - weight * positions) for d, weight in enumerate(WEIGHTS)], axis=0
-    )
+    return np.max([np.abs(np.cumsum(datasets == d) - weight * positions) for d, weight in enumerate(WEIGHTS)], axis=0)
 
 
 def main() -> None:
