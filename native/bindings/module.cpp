@@ -2,8 +2,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 
+#include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/instant.hpp"
+#include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
@@ -70,22 +73,76 @@ void permute_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block, 
 
 template <class Id>
 void greedy_blend(Array<const double> weights, Array<Id> dataset_index, Array<std::int64_t> dataset_sample_index,
-                  int level) {
+                  int level, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
   trackbed::greedy_blend<Id>(span_of(weights), span_of(dataset_index), span_of(dataset_sample_index),
-                             static_cast<trackbed::Isa>(level));
+                             static_cast<trackbed::Isa>(level), poll);
 }
 
 template <class Id>
 void exhaustive_blend(Array<const std::int64_t> sizes, Array<Id> dataset_index,
-                      Array<std::int64_t> dataset_sample_index, int level) {
+                      Array<std::int64_t> dataset_sample_index, int level, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
   trackbed::exhaustive_blend<Id>(span_of(sizes), span_of(dataset_index), span_of(dataset_sample_index),
-                                 static_cast<trackbed::Isa>(level));
+                                 static_cast<trackbed::Isa>(level), poll);
+}
+
+template <class Id, class Sample>
+void balanced_blend(Array<const std::int64_t> sizes, std::uint64_t key, Array<Id> dataset_index,
+                    Array<Sample> dataset_sample_index, int level, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::balanced_blend<Id, Sample>(span_of(sizes), trackbed::make_permutation(dataset_index.size(), key),
+                                       span_of(dataset_index), span_of(dataset_sample_index),
+                                       static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
 template <class Visit, class Row>
-void sample_index(Array<const std::int32_t> lengths, Array<const Visit> visits, std::int64_t sequence_length,
-                  std::int64_t extra_token, Array<Row> rows) {
-  trackbed::sample_index<Visit, Row>(span_of(lengths), span_of(visits), sequence_length, extra_token, span_of(rows));
+std::size_t sample_index(Array<const std::uint8_t> lengths, Array<const Visit> visits, std::int64_t sequence_length,
+                         std::int64_t extra_token, Array<Row> rows, std::int64_t num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  return trackbed::sample_index<Visit, Row>(std::as_bytes(span_of(lengths)), span_of(visits), sequence_length,
+                                            extra_token, span_of(rows), num_threads, poll);
+}
+
+// Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
+template <class Structure, class Word>
+std::span<Structure> structures_of(const Array<Word>& words) {
+  static_assert(sizeof(Structure) % sizeof(Word) == 0 && alignof(Structure) <= alignof(Word));
+  return {reinterpret_cast<Structure*>(words.data()), words.size() * sizeof(Word) / sizeof(Structure)};
+}
+
+using Words = Array<const std::uint64_t>;
+
+nb::object permutations_of(Array<const std::int64_t> sizes) {
+  const std::size_t words = sizes.size() * sizeof(trackbed::Permutation) / sizeof(std::uint64_t);
+  auto* permutations = new trackbed::Permutation[sizes.size()];
+  const nb::capsule owner(permutations, [](void* p) noexcept { delete[] static_cast<trackbed::Permutation*>(p); });
+  for (std::size_t dataset = 0; dataset < sizes.size(); ++dataset) {
+    permutations[dataset] = trackbed::make_permutation(static_cast<std::uint64_t>(sizes.data()[dataset]), 0);
+  }
+  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>(reinterpret_cast<std::uint64_t*>(permutations),
+                                                                     {words}, owner));
+}
+
+void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,
+                    Array<const std::uint32_t> roots, Words permutations, Words keys, std::uint64_t block,
+                    std::uint64_t window, Array<const std::int64_t> positions, Array<std::int32_t> datasets,
+                    Array<std::int64_t> draws, Array<std::int64_t> samples, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::instant_locate({structures_of<const trackbed::InterleavingNode>(nodes), span_of(first_samples),
+                            span_of(first_nodes), span_of(roots)},
+                           {structures_of<const trackbed::Permutation>(permutations), span_of(keys), block, window},
+                           span_of(positions), span_of(datasets), span_of(draws), span_of(samples), num_threads, poll);
+}
+
+void interleaving_counts(Words nodes, std::uint32_t root, std::int64_t position, Array<std::int64_t> counts) {
+  trackbed::interleaving_counts(structures_of<const trackbed::InterleavingNode>(nodes), root, position,
+                                span_of(counts));
 }
 
 using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -150,21 +207,35 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("narrow", &narrow);
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });
-  m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("greedy_blend", &greedy_blend<std::int16_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("greedy_blend", &greedy_blend<std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("exhaustive_blend", &exhaustive_blend<std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  const auto balanced = [&](auto kernel) {
+    m.def("balanced_blend", kernel, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  };
+  balanced(&balanced_blend<std::uint16_t, std::uint32_t>);
+  balanced(&balanced_blend<std::uint16_t, std::int64_t>);
+  balanced(&balanced_blend<std::uint32_t, std::uint32_t>);
+  balanced(&balanced_blend<std::uint32_t, std::int64_t>);
+  m.def("sample_index", &sample_index<std::int32_t, std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("sample_index", &sample_index<std::int32_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("sample_index", &sample_index<std::int64_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg().none());
+        nb::arg(), poll);
   m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
-  m.def("greedy_blend", &greedy_blend<std::int16_t>, no_gil);
-  m.def("greedy_blend", &greedy_blend<std::int32_t>, no_gil);
-  m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, no_gil);
-  m.def("exhaustive_blend", &exhaustive_blend<std::int32_t>, no_gil);
-  m.def("sample_index", &sample_index<std::int32_t, std::int32_t>, no_gil);
-  m.def("sample_index", &sample_index<std::int32_t, std::int64_t>, no_gil);
-  m.def("sample_index", &sample_index<std::int64_t, std::int64_t>, no_gil);
+  m.def("permutations_of", &permutations_of);
+  m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,5 +1,6 @@
 """What the documentation says is so: links lead somewhere, snippets run, public names are listed."""
 
+import doctest
 import json
 import re
 import subprocess
@@ -42,6 +43,15 @@ def test_a_facade_has_the_names_that_the_reference_lists(facade):
     module = import_module(facade)
     assert re.findall(r"^- `(\w+)`$", section, flags=re.MULTILINE) == module.__all__
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if ">>> " in page.read_text()], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_examples_give_what_the_page_says(page):
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert tried > 0
+    assert failed == 0
 
 
 def test_the_readmes_commands_and_programs_run(tmp_path):

@@ -9,7 +9,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exhaustive_blend", "greedy_blend", "legacy_shuffle", "narrow", "permute", "permute_blocks", "sample_index"]
+__all__ = [
+    "balanced_blend",
+    "epoch_sample",
+    "exhaustive_blend",
+    "greedy_blend",
+    "interleave",
+    "interleaving_counts",
+    "legacy_shuffle",
+    "narrow",
+    "permute",
+    "permute_blocks",
+    "sample_index",
+]
 
 
 def greedy_blend(
@@ -71,6 +83,19 @@ def legacy_shuffle(generator: np.random.RandomState, array: npt.NDArray[Any]) ->
         array[[last, target]] = array[[target, last]]
 
 
+def balanced_blend(
+    sizes: npt.NDArray[np.int64], permuted: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`[N]` dataset and `[N]` sample of it, where `permuted` says which of all samples in turn comes k-th.
+
+    >>> balanced_blend(np.array([2, 0, 1]), np.array([2, 0, 1]))
+    (array([2, 0, 0]), array([0, 0, 1]))
+    """
+    datasets = np.repeat(np.arange(len(sizes)), sizes)
+    samples = np.concatenate([np.arange(size) for size in sizes])
+    return datasets[permuted], samples[permuted]
+
+
 def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], int]:
     """`[N]` numbers in an integer type, and how many come before the first that it cannot hold.
 
@@ -120,6 +145,61 @@ def permute(position: int, *, size: int, key: int) -> int:
         position = row * columns + column
         if position < size:
             return position
+
+
+def interleave(nodes: npt.NDArray[np.void], root: int, position: int) -> tuple[int, int]:
+    """The dataset that a stage's draw comes from, and how often that dataset is drawn before, in Python's integers.
+
+    `nodes` are those of one stage; `trackbed.kernels.BlendTrees` says how they lie.
+
+    >>> leaves = [(0, 0, 0, 0), (0, 100, 0, 1)]
+    >>> tree = np.array([*leaves, (2**62, 2**63, 0, 1)], dtype="u8, u8, u4, u4")
+    >>> [interleave(tree, 2, position) for position in range(5)]
+    [(1, 100), (0, 0), (1, 101), (1, 102), (1, 103)]
+    """
+    node, ordinal = root, position
+    while True:
+        share, phase, left, right = nodes[node].tolist()
+        if share == 0:
+            return node, ordinal + phase
+        before, after = (share * ordinal + phase) >> 64, (share * (ordinal + 1) + phase) >> 64
+        node, ordinal = (left, before) if after > before else (right, ordinal - before)
+
+
+def interleaving_counts(
+    nodes: npt.NDArray[np.void], root: int, num_datasets: int, position: int
+) -> npt.NDArray[np.int64]:
+    """`[K]` how often each dataset is drawn before the `position`-th draw of a stage, in Python's integers.
+
+    >>> leaves = [(0, 0, 0, 0), (0, 100, 0, 1)]
+    >>> tree = np.array([*leaves, (2**62, 2**63, 0, 1)], dtype="u8, u8, u4, u4")
+    >>> interleaving_counts(tree, 2, 2, 5).tolist()
+    [1, 104]
+    """
+    counts = [phase for _, phase, _, _ in nodes[:num_datasets].tolist()]
+    waiting = [(root, position)]
+    while waiting:
+        node, draws = waiting.pop()
+        share, phase, left, right = nodes[node].tolist()
+        if share == 0:
+            counts[node] += draws
+        else:
+            to_left = (share * draws + phase) >> 64
+            waiting += [(left, to_left), (right, draws - to_left)]
+    return np.array(counts, dtype=np.int64)
+
+
+def epoch_sample(draw: int, *, size: int, dataset_key: int, block: int = 1, window: int = 1) -> int:
+    """The sample that a dataset of `size` samples gives at its `draw`-th draw, in Python's integers.
+
+    >>> [epoch_sample(draw, size=3, dataset_key=7) for draw in range(9)]
+    [1, 2, 0, 1, 2, 0, 1, 0, 2]
+    """
+    epoch, position = divmod(draw, size)
+    key = _mix(dataset_key + 0x9E3779B97F4A7C15 * (epoch + 1) & _BITS)
+    if block == 1:
+        return permute(position, size=size, key=key)
+    return int(permute_blocks(size, key=key, block=block, window=window)[position])
 
 
 def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,105 @@
+#include "trackbed/interleaving.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace trackbed {
+
+namespace {
+
+__extension__ typedef unsigned __int128 Product;
+
+// Positions that are walked at once.
+constexpr std::size_t kLanes = 8;
+
+struct Walk {
+  const InterleavingNode* block;
+  std::uint64_t ordinal;
+  std::uint32_t node;
+};
+
+// One level down, without a branch. Returns 0 at a leaf.
+inline std::uint64_t descend(Walk& walk) {
+  const InterleavingNode& node = walk.block[walk.node];
+  const Product product = Product{node.share} * walk.ordinal + node.phase;
+  const auto floor = static_cast<std::uint64_t>(product >> 64);
+  const auto fraction = static_cast<std::uint64_t>(product);
+  // The sum's fraction is smaller than one of its parts exactly when the floor goes up. Compilers make branches of a
+  // choice here, which nobody can predict: hence the masks.
+  const std::uint64_t right = fraction + node.share < fraction ? 0 : ~std::uint64_t{0};
+  walk.ordinal = (floor & ~right) | ((walk.ordinal - floor) & right);
+  walk.node = node.left ^ ((node.left ^ node.right) & static_cast<std::uint32_t>(right));
+  return node.share;
+}
+
+// The last stage that begins at or before a position. Most positions lie in the stage of the one before.
+class StageFinder {
+ public:
+  explicit StageFinder(std::span<const std::int64_t> first_samples) : first_samples_(first_samples) {}
+
+  std::size_t operator()(std::int64_t position) {
+    const bool is_later = stage_ + 1 < first_samples_.size() && first_samples_[stage_ + 1] <= position;
+    if (is_later || first_samples_[stage_] > position) {
+      const auto after = std::upper_bound(first_samples_.begin(), first_samples_.end(), position);
+      stage_ = static_cast<std::size_t>(after - first_samples_.begin()) - 1;
+    }
+    return stage_;
+  }
+
+ private:
+  std::span<const std::int64_t> first_samples_;
+  std::size_t stage_ = 0;
+};
+
+// `count` positions at once, at most kLanes; the lanes that are left over repeat the first one.
+void walk_lanes(const BlendTrees& trees, StageFinder& stage_of, const std::int64_t* positions, std::size_t count,
+                std::int32_t* datasets, std::int64_t* draws) {
+  Walk walks[kLanes];
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    const std::int64_t position = positions[lane < count ? lane : 0];
+    const std::size_t stage = stage_of(position);
+    walks[lane].block = trees.nodes.data() + trees.first_nodes[stage];
+    walks[lane].ordinal = static_cast<std::uint64_t>(position - trees.first_samples[stage]);
+    walks[lane].node = trees.roots[stage];
+  }
+  std::uint64_t shares = 0;
+  do {
+    shares = 0;
+    for (Walk& walk : walks) {
+      shares |= descend(walk);
+    }
+  } while (shares != 0);
+  for (std::size_t lane = 0; lane < count; ++lane) {
+    const Walk& walk = walks[lane];
+    datasets[lane] = static_cast<std::int32_t>(walk.node);
+    draws[lane] = static_cast<std::int64_t>(walk.ordinal + walk.block[walk.node].phase);
+  }
+}
+
+}  // namespace
+
+void interleave(const BlendTrees& trees, std::span<const std::int64_t> positions, std::span<std::int32_t> datasets,
+                std::span<std::int64_t> draws) {
+  StageFinder stage_of(trees.first_samples);
+  for (std::size_t i = 0; i < positions.size(); i += kLanes) {
+    const std::size_t count = std::min(kLanes, positions.size() - i);
+    walk_lanes(trees, stage_of, positions.data() + i, count, datasets.data() + i, draws.data() + i);
+  }
+}
+
+void interleaving_counts(std::span<const InterleavingNode> nodes, std::uint32_t root, std::int64_t position,
+                         std::span<std::int64_t> counts) {
+  std::vector<std::uint64_t> ordinals(nodes.size(), 0);
+  ordinals[root] = static_cast<std::uint64_t>(position);
+  for (std::size_t i = nodes.size(); i-- > counts.size();) {
+    const InterleavingNode& node = nodes[i];
+    const auto left = static_cast<std::uint64_t>((Product{node.share} * ordinals[i] + node.phase) >> 64);
+    ordinals[node.left] = left;
+    ordinals[node.right] = ordinals[i] - left;
+  }
+  for (std::size_t dataset = 0; dataset < counts.size(); ++dataset) {
+    counts[dataset] = static_cast<std::int64_t>(ordinals[dataset] + nodes[dataset].phase);
+  }
+}
+
+}  // namespace trackbed

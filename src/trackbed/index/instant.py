@@ -1,0 +1,191 @@
+"""The instant order: which sample comes k-th, computed when it is asked for.
+
+Shapes: K datasets, N positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed import kernels
+from trackbed.errors import ArgumentError
+from trackbed.index.instant_plan import LAST_POSITION, checked_positions, plan_instant
+from trackbed.index.interleaving import Weight
+from trackbed.index.stages import BlendStage, Exhaustion, WhenExhausted
+
+__all__ = ["InstantOrder"]
+
+
+class InstantOrder:
+    """A blend of datasets without an index: any position is computed in well below a microsecond, in memory O(K).
+
+    Datasets are blended by their weights, each within 2 samples of its share at every position of a stage, and go
+    round in epochs, each epoch in another order. All of it follows from the arguments alone, so that every rank and
+    worker has the same order, and a run resumes from one integer, the position.
+
+    Args:
+        sizes: `[K]` samples in one epoch of each dataset, in `[0, 2**63)`; at least 1 where a weight is above 0.
+        weights: `[K]` finite numbers of at least 0 whose proportions count, at least one of them above 0.
+        seed: in `[0, 2**64)`.
+        num_samples: length of the order, in `[0, 2**63)`; None for as long as positions are 64-bit integers.
+        max_epochs: `[K]` how many epochs each dataset may give before position `num_samples`, at least 0, None for
+            any number; a part of an epoch is rounded to the nearest sample.
+        when_exhausted: with `"raise"` it is an error if a dataset would give more than that; with `"reweight"` the
+            blend goes on without it, and `exhaustions` says so.
+        block: samples that are moved as one before they are mixed, in `[1, 2**63)`: see `BlockPermutation`. With 1
+            every epoch is shuffled as a whole; larger blocks are read contiguously.
+        window: blocks that come one after the other and whose samples are mixed, in `[1, 2**63)`; of no effect with
+            `block=1`.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+        PlanError: a dataset runs out, or with `"reweight"` all of them do; the message says which and where.
+
+    >>> order = InstantOrder(sizes=[3, 2], weights=[0.75, 0.25], seed=1, num_samples=8)
+    >>> datasets, samples = order.locate(range(8))
+    >>> datasets.tolist(), order.counts_before(8).tolist()
+    ([0, 1, 0, 0, 0, 1, 0, 0], [6, 2])
+    """
+
+    VERSION: ClassVar[int] = 1
+    """Which rule the order follows; another rule is another version."""
+
+    def __init__(
+        self,
+        *,
+        sizes: Sequence[int] | npt.NDArray[np.integer[Any]],
+        weights: Sequence[Weight] | npt.NDArray[Any],
+        seed: int,
+        num_samples: int | None = None,
+        max_epochs: Sequence[Weight | None] | None = None,
+        when_exhausted: WhenExhausted = "raise",
+        block: int = 1,
+        window: int = 1,
+    ) -> None:
+        self.plan = plan_instant(
+            sizes=sizes,
+            stages=[BlendStage(0, tuple(weights))],
+            seed=seed,
+            num_samples=num_samples,
+            max_epochs=max_epochs,
+            when_exhausted=when_exhausted,
+            block=block,
+            window=window,
+        )
+
+    @classmethod
+    def staged(
+        cls,
+        *,
+        sizes: Sequence[int] | npt.NDArray[np.integer[Any]],
+        stages: Sequence[BlendStage],
+        seed: int,
+        num_samples: int | None = None,
+        max_epochs: Sequence[Weight | None] | None = None,
+        when_exhausted: WhenExhausted = "raise",
+        block: int = 1,
+        window: int = 1,
+    ) -> Self:
+        """An order whose weights change at given samples, while every dataset carries on where it was.
+
+        Later stages do not change what earlier ones give: a run may add a stage at its position, or further on.
+
+        Args:
+            sizes: as for the class.
+            stages: the first from sample 0 on, later ones never from an earlier sample on than the one before. A
+                stage that begins where the next one does has no samples.
+            seed: as for the class.
+            num_samples: as for the class.
+            max_epochs: as for the class.
+            when_exhausted: as for the class.
+            block: as for the class.
+            window: as for the class.
+
+        Raises:
+            ArgumentError: an argument is out of range.
+            PlanError: a dataset runs out, or with `"reweight"` all of them do.
+
+        >>> stages = [BlendStage(0, (1, 0)), BlendStage(4, (0, 1)), BlendStage(6, (1, 1))]
+        >>> order = InstantOrder.staged(sizes=[100, 100], stages=stages, seed=1)
+        >>> [order.counts_before(position).tolist() for position in (4, 6, 10)]
+        [[4, 0], [4, 2], [6, 4]]
+        """
+        order = cls.__new__(cls)
+        order.plan = plan_instant(
+            sizes=sizes,
+            stages=stages,
+            seed=seed,
+            num_samples=num_samples,
+            max_epochs=max_epochs,
+            when_exhausted=when_exhausted,
+            block=block,
+            window=window,
+        )
+        return order
+
+    def __len__(self) -> int:
+        """`num_samples`, or 2**63 - 1 without."""
+        return self.plan.num_samples
+
+    @property
+    def stages(self) -> tuple[BlendStage, ...]:
+        """The stages asked for, and one more from each position on at which datasets run out."""
+        return self.plan.stages.stages
+
+    @property
+    def exhaustions(self) -> tuple[Exhaustion, ...]:
+        """The datasets that run out, each once, in the order they do it."""
+        return self.plan.stages.exhaustions
+
+    def locate(
+        self,
+        positions: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        num_threads: int = 1,
+        poll: kernels.Poll = None,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """The dataset and its sample at each of the positions, which may come in any order.
+
+        Args:
+            positions: `[N]` in `[0, 2**63)`, beyond `num_samples` too; with `max_epochs` in `[0, num_samples)`.
+            num_threads: at least 1; what comes out does not depend on it.
+            poll: called with the number of positions that are done, at least every 50 ms; what it raises ends the
+                call.
+
+        Returns:
+            `[N]` dataset in `[0, K)`, and `[N]` sample of that dataset, below its size.
+
+        Raises:
+            ArgumentError: a position is out of range, or no integer.
+        """
+        found = checked_positions(positions, stop=self.plan.num_samples if self.plan.is_limited else LAST_POSITION + 1)
+        datasets = np.empty(len(found), dtype=np.int32)
+        draws, samples = np.empty(len(found), dtype=np.int64), np.empty(len(found), dtype=np.int64)
+        kernels.instant_locate(
+            self.plan.stages.trees,
+            self.plan.shuffles,
+            found,
+            datasets,
+            draws,
+            samples,
+            num_threads=num_threads,
+            poll=poll,
+        )
+        return datasets, samples
+
+    def counts_before(self, position: int) -> npt.NDArray[np.int64]:
+        """`[K]` samples that each dataset gives before a position, over all of its epochs; O(K).
+
+        Args:
+            position: in `[0, 2**63)`; with `max_epochs` in `[0, num_samples]`.
+
+        Raises:
+            ArgumentError: the position is out of range.
+        """
+        last = self.plan.num_samples if self.plan.is_limited else LAST_POSITION
+        if not 0 <= position <= last:
+            msg = f"position must be in [0, {last}], found {position}"
+            raise ArgumentError(msg)
+        return kernels.interleaving_counts(self.plan.stages.trees, position)

@@ -1,0 +1,147 @@
+"""What an instant order keeps, from what it is asked for.
+
+Shapes: K datasets, N positions.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.index.interleaving import Weight
+from trackbed.index.split_mix import split_mix, split_mix_words
+from trackbed.index.stages import BlendStage, StagePlan, WhenExhausted, plan_stages
+from trackbed.kernels import EpochShuffles
+
+__all__ = ["LAST_POSITION", "InstantPlan", "checked_positions", "plan_instant"]
+
+LAST_POSITION: Final = int(np.iinfo(np.int64).max)
+_PHASES, _EPOCHS = range(2)  # words of the seed's stream that the two streams below it start at
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class InstantPlan:
+    """Everything that `InstantOrder` computes positions from."""
+
+    num_samples: int
+    """Length of the order."""
+    is_limited: bool
+    """Whether epochs are limited, so that positions beyond the length have no answer."""
+    stages: StagePlan
+    shuffles: EpochShuffles
+
+
+def plan_instant(
+    *,
+    sizes: Sequence[int] | npt.NDArray[np.integer[Any]],
+    stages: Sequence[BlendStage],
+    seed: int,
+    num_samples: int | None,
+    max_epochs: Sequence[Weight | None] | None,
+    when_exhausted: WhenExhausted,
+    block: int,
+    window: int,
+) -> InstantPlan:
+    """Check the arguments of `InstantOrder` and work out its stages.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+        PlanError: a dataset runs out where that is an error, or all of them do.
+    """
+    if not 0 <= seed < 2**64:
+        msg = f"seed must be in [0, 2**64), found {seed}"
+        raise ArgumentError(msg)
+    length = LAST_POSITION if num_samples is None else num_samples
+    if not 0 <= length <= LAST_POSITION:
+        msg = f"num_samples must be in [0, 2**63), found {num_samples}"
+        raise ArgumentError(msg)
+    if when_exhausted not in get_args(WhenExhausted):
+        msg = f"when_exhausted must be one of {', '.join(get_args(WhenExhausted))}, found {when_exhausted!r}"
+        raise ArgumentError(msg)
+    given = _checked_sizes(sizes)
+    _check_stages(stages, given)
+    return InstantPlan(
+        num_samples=length,
+        is_limited=max_epochs is not None,
+        stages=plan_stages(
+            stages,
+            phase_key=split_mix(seed, _PHASES),
+            limits=_limits(given, [None] * len(given) if max_epochs is None else max_epochs),
+            num_samples=length,
+            when_exhausted=when_exhausted,
+        ),
+        shuffles=EpochShuffles(
+            sizes=np.maximum(given, 1),  # an empty dataset is never drawn
+            keys=split_mix_words(split_mix(seed, _EPOCHS), len(given)),
+            block=block,
+            window=window,
+        ),
+    )
+
+
+def checked_positions(positions: Sequence[int] | npt.NDArray[np.integer[Any]], *, stop: int) -> npt.NDArray[np.int64]:
+    """`[N]` positions as the kernels take them.
+
+    Raises:
+        ArgumentError: they are no vector of integers in `[0, stop)`.
+    """
+    given = np.asarray(positions)
+    if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+        msg = f"positions must be a vector of integers, found dtype {given.dtype} and shape {list(given.shape)}"
+        raise ArgumentError(msg)
+    if len(given) and not (int(given.min()) >= 0 and int(given.max()) < stop):
+        msg = f"positions must be in [0, {stop}), found [{given.min()}, {given.max()}]"
+        raise ArgumentError(msg)
+    return np.require(given, dtype=np.int64, requirements=["C", "A"])
+
+
+def _checked_sizes(sizes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    given = np.asarray(sizes)
+    if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iu":
+        msg = f"sizes must be a vector of at least one integer, found dtype {given.dtype}, shape {list(given.shape)}"
+        raise ArgumentError(msg)
+    if not (int(given.min()) >= 0 and int(given.max()) <= LAST_POSITION):
+        msg = f"sizes must be in [0, 2**63), found [{given.min()}, {given.max()}]"
+        raise ArgumentError(msg)
+    return given.astype(np.int64)
+
+
+def _check_stages(stages: Sequence[BlendStage], sizes: npt.NDArray[np.int64]) -> None:
+    if len(stages) == 0 or stages[0].first_sample != 0:
+        msg = f"stages must begin with one from sample 0 on, found {[stage.first_sample for stage in stages][:10]}"
+        raise ArgumentError(msg)
+    before = 0
+    for number, stage in enumerate(stages):
+        if stage.first_sample < before:
+            msg = f"stages must never go back, but stage {number} begins at {stage.first_sample} after {before}"
+            raise ArgumentError(msg)
+        before = stage.first_sample
+        if len(stage.weights) != len(sizes):
+            msg = f"stage {number}: weights must be as many as sizes, {len(sizes)}, found {len(stage.weights)}"
+            raise ArgumentError(msg)
+        for dataset in np.flatnonzero(sizes == 0).tolist():
+            if stage.weights[dataset] > 0:
+                msg = f"stage {number}: dataset {dataset} must have samples or the weight 0, found neither"
+                raise ArgumentError(msg)
+
+
+def _limits(sizes: npt.NDArray[np.int64], max_epochs: Sequence[Weight | None]) -> npt.NDArray[np.int64]:
+    """`[K]` how often each dataset may be drawn, rounded: 0.7 epochs of 10 samples are a bit less than 7."""
+    if len(max_epochs) != len(sizes):
+        msg = f"max_epochs must be as many as sizes, {len(sizes)}, found {len(max_epochs)}"
+        raise ArgumentError(msg)
+    limits = np.empty(len(sizes), dtype=np.int64)
+    for dataset, (size, epochs) in enumerate(zip(sizes.tolist(), max_epochs, strict=True)):
+        if epochs is None:
+            limits[dataset] = LAST_POSITION
+            continue
+        if not 0 <= epochs < math.inf:
+            msg = f"max_epochs must be finite numbers of at least 0 or None, dataset {dataset} has {epochs}"
+            raise ArgumentError(msg)
+        numerator, denominator = epochs.as_integer_ratio()
+        limits[dataset] = min((2 * size * numerator + denominator) // (2 * denominator), LAST_POSITION)
+    return limits

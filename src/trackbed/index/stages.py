@@ -1,0 +1,171 @@
+"""The stages of a blend: from which sample on which weights hold, and which datasets run out meanwhile.
+
+Shapes: K datasets, T stages.
+"""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.index.interleaving import Weight, integer_weights, interleaving
+from trackbed.index.split_mix import split_mix
+from trackbed.kernels import BlendTrees, interleaving_counts
+
+__all__ = ["BlendStage", "Exhaustion", "StagePlan", "WhenExhausted", "plan_stages"]
+
+WhenExhausted = Literal["raise", "reweight"]
+"""What happens when a dataset has been drawn as often as it may: an error at construction, or the blend goes on
+without it."""
+
+_LAST_POSITION: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class BlendStage:
+    """The weights of a blend from one sample on.
+
+    Raises:
+        ArgumentError: a field is out of range.
+    """
+
+    first_sample: int
+    """The first position that the weights hold for, in `[0, 2**63)`; they hold up to the next stage's first."""
+    weights: Sequence[Weight]
+    """`[K]` finite numbers of at least 0 whose proportions count, at least one of them above 0. A dataset of weight 0
+    is not drawn. Kept as a tuple."""
+
+    def __post_init__(self) -> None:
+        weights = tuple(weight.item() if isinstance(weight, np.generic) else weight for weight in self.weights)
+        object.__setattr__(self, "first_sample", int(self.first_sample))
+        object.__setattr__(self, "weights", weights)
+        if not 0 <= self.first_sample <= _LAST_POSITION:
+            msg = f"first_sample must be in [0, 2**63), found {self.first_sample}"
+            raise ArgumentError(msg)
+        for dataset, weight in enumerate(weights):
+            if not 0 <= weight < math.inf:
+                msg = f"weights must be finite numbers of at least 0, dataset {dataset} has {weight}"
+                raise ArgumentError(msg)
+        if not any(weights):
+            msg = f"weights must have one above 0 at least, found {len(weights)} without"
+            raise ArgumentError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Exhaustion:
+    """A dataset that was drawn as often as it may, and that the blend goes on without."""
+
+    dataset: int
+    sample: int
+    """The first position that is drawn without it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagePlan:
+    """What decides which dataset comes at each position, and how often it was drawn before."""
+
+    stages: tuple[BlendStage, ...]
+    """Those asked for, and one more from each position on at which datasets run out."""
+    exhaustions: tuple[Exhaustion, ...]
+    trees: BlendTrees
+
+
+def plan_stages(
+    stages: Sequence[BlendStage],
+    *,
+    phase_key: int,
+    limits: npt.NDArray[np.int64],
+    num_samples: int,
+    when_exhausted: WhenExhausted,
+) -> StagePlan:
+    """The trees of all stages, each carrying on the counts of those before.
+
+    Where datasets run out, a stage begins in which their weights are 0.
+
+    Args:
+        stages: `[T]` as many weights in each, the first from sample 0 on, later ones never from an earlier sample on.
+        phase_key: where the streams of the stages' phase keys start, in `[0, 2**64)`.
+        limits: `[K]` how often each dataset may be drawn, at least 0.
+        num_samples: samples that the limits hold for, in `[0, 2**63)`.
+        when_exhausted: whether a dataset that runs out is an error.
+
+    Raises:
+        PlanError: a dataset runs out where that is an error, or all of them do.
+    """
+    drawn = np.zeros(len(limits), dtype=np.int64)
+    laid: list[tuple[BlendStage, BlendTrees]] = []
+    exhaustions: list[Exhaustion] = []
+    pending = deque(stages)
+    while pending:
+        stage = pending.popleft()
+        stop = pending[0].first_sample if pending else _LAST_POSITION
+        num_limited = max(0, min(stop, num_samples) - stage.first_sample)
+        if when_exhausted == "reweight" and num_limited > 0:
+            stage, gone = _leave_out(stage, drawn >= limits, known={each.dataset for each in exhaustions})
+            exhaustions += gone
+        tree = _stage_tree(stage, drawn, phase_key)
+        laid.append((stage, tree))
+        excess = _first_excess(tree, limits, num_limited)
+        if excess is not None:
+            stop = stage.first_sample + excess
+            if when_exhausted == "raise":
+                dataset = int((interleaving_counts(tree, excess + 1) > limits).argmax())
+                msg = f"dataset {dataset} must be drawn {limits[dataset]} times at most, but runs out at sample {stop}"
+                raise PlanError(msg)
+            pending.appendleft(BlendStage(stop, stage.weights))
+        drawn = interleaving_counts(tree, stop - stage.first_sample)
+    return StagePlan(stages=tuple(stage for stage, _ in laid), exhaustions=tuple(exhaustions), trees=_joined(laid))
+
+
+def _stage_tree(stage: BlendStage, drawn: npt.NDArray[np.int64], phase_key: int) -> BlendTrees:
+    """The tree of one stage, as if it were the only one.
+
+    Phases follow from the first sample and not from the stage's number: a stage of 0 samples leaves no trace.
+    """
+    nodes, root = interleaving(
+        integer_weights(stage.weights), drawn=drawn, phase_key=split_mix(phase_key, stage.first_sample)
+    )
+    zero = np.zeros(1, dtype=np.int64)
+    return BlendTrees(len(drawn), nodes, zero, zero, np.array([root], dtype=np.uint32))
+
+
+def _joined(laid: Sequence[tuple[BlendStage, BlendTrees]]) -> BlendTrees:
+    blocks = [tree.nodes for _, tree in laid]
+    ends = np.cumsum([len(block) for block in blocks], dtype=np.int64)
+    return BlendTrees(
+        num_datasets=laid[0][1].num_datasets,
+        nodes=np.concatenate(blocks),
+        first_samples=np.array([stage.first_sample for stage, _ in laid], dtype=np.int64),
+        first_nodes=np.concatenate([[0], ends[:-1]]).astype(np.int64),
+        roots=np.concatenate([tree.roots for _, tree in laid]),
+    )
+
+
+def _first_excess(tree: BlendTrees, limits: npt.NDArray[np.int64], num_samples: int) -> int | None:
+    """The first of a stage's samples that a dataset gives beyond its limit, or None: counts never fall."""
+
+    def is_beyond(sample: int) -> bool:
+        return bool((interleaving_counts(tree, sample + 1) > limits).any())
+
+    if num_samples == 0 or not is_beyond(num_samples - 1):
+        return None
+    return bisect_left(range(num_samples), x=True, key=is_beyond)
+
+
+def _leave_out(
+    stage: BlendStage, exhausted: npt.NDArray[np.bool_], known: set[int]
+) -> tuple[BlendStage, list[Exhaustion]]:
+    """The stage with the weight 0 for exhausted datasets, and those of them that nobody knows of yet."""
+    gone = [dataset for dataset in np.flatnonzero(exhausted).tolist() if stage.weights[dataset] > 0]
+    weights = tuple(0 if dataset in gone else weight for dataset, weight in enumerate(stage.weights))
+    if not any(weights):
+        msg = f"a dataset must be left for every sample, but all of them have run out at sample {stage.first_sample}"
+        raise PlanError(msg)
+    exhaustions = [Exhaustion(dataset, stage.first_sample) for dataset in gone if dataset not in known]
+    return BlendStage(stage.first_sample, weights), exhaustions

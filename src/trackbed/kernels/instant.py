@@ -1,0 +1,213 @@
+"""Typed doors to the kernels of the instant order.
+
+Shapes: K datasets, T stages, M nodes of all stages' trees, N positions.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+from trackbed.kernels.outputs import check_output
+from trackbed.kernels.permutation import check_blocks
+from trackbed.kernels.poll import Poll
+
+__all__ = ["NODE", "BlendTrees", "EpochShuffles", "instant_locate", "interleaving_counts"]
+
+NODE: Final = np.dtype([("share", "<u8"), ("phase", "<u8"), ("left", "<u4"), ("right", "<u4")])
+"""One node of a tree of two-way interleavings; `native/include/trackbed/interleaving.hpp` says what it means."""
+
+_LAST_POSITION: Final = np.iinfo(np.int64).max
+_MOST_DATASETS: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendTrees:
+    """The tree of every stage of a blend, checked once.
+
+    Raises:
+        ArgumentError: the arrays are not what they must be: a walk through them might not end, or leave them.
+    """
+
+    num_datasets: int
+    """K, in `[1, 2**30]`."""
+    nodes: npt.NDArray[np.void]
+    """`[M]` of `NODE`: a block per stage, of K leaves and then the inner nodes, each after its children."""
+    first_samples: npt.NDArray[np.int64]
+    """`[T]` the first position of each stage: 0, then never decreasing."""
+    first_nodes: npt.NDArray[np.int64]
+    """`[T]` where each stage's block begins."""
+    roots: npt.NDArray[np.uint32]
+    """`[T]` the node of its block that every draw of a stage enters."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for stage in range(len(self.roots)):
+            _check_block(self.num_datasets, self.block(stage), int(self.roots[stage]), stage)
+
+    def block(self, stage: int) -> npt.NDArray[np.void]:
+        """The nodes of one stage."""
+        start = int(self.first_nodes[stage])
+        stop = int(self.first_nodes[stage + 1]) if stage + 1 < len(self.first_nodes) else len(self.nodes)
+        return self.nodes[start:stop]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochShuffles:
+    """In which order every dataset gives its samples, epoch after epoch.
+
+    Raises:
+        ArgumentError: the vectors are of different lengths, or a size, `block` or `window` is out of range.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    """`[K]` samples in an epoch of each dataset, each at least 1."""
+    keys: npt.NDArray[np.uint64]
+    """`[K]` where each dataset's stream of epoch keys starts."""
+    block: int = 1
+    """Samples that stay together until the end, at least 1: see `trackbed.kernels.permute_blocks`."""
+    window: int = 1
+    """Blocks whose samples are mixed, at least 1; of no effect where `block` is 1."""
+    permutations: npt.NDArray[np.uint64] = field(init=False, repr=False)
+    """`[K * words]` what the kernel keeps of each size."""
+
+    def __post_init__(self) -> None:
+        check_blocks(self.block, self.window)
+        _check_vector("sizes", self.sizes, np.int64)
+        _check_vector("keys", self.keys, np.uint64)
+        if len(self.sizes) != len(self.keys):
+            msg = f"sizes and keys must have one length, found {len(self.sizes)} and {len(self.keys)}"
+            raise ArgumentError(msg)
+        if (self.sizes < 1).any():
+            dataset = int(self.sizes.argmin())
+            msg = f"sizes must be at least 1, dataset {dataset} has {self.sizes[dataset]}"
+            raise ArgumentError(msg)
+        object.__setattr__(self, "permutations", _native.permutations_of(self.sizes))
+
+
+def instant_locate(
+    trees: BlendTrees,
+    shuffles: EpochShuffles,
+    positions: npt.NDArray[np.int64],
+    datasets: npt.NDArray[np.int32],
+    draws: npt.NDArray[np.int64],
+    samples: npt.NDArray[np.int64],
+    *,
+    num_threads: int = 1,
+    poll: Poll = None,
+) -> None:
+    """Fill the three outputs with what comes at each position of the instant order.
+
+    Args:
+        trees: the tree of each stage.
+        shuffles: the shuffles of as many datasets as the trees have.
+        positions: `[N]` each at least 0, in any order.
+        datasets: `[N]` receives the dataset.
+        draws: `[N]` receives how often that dataset is drawn before.
+        samples: `[N]` receives which of its samples it gives.
+        num_threads: at least 1; what comes out does not depend on it.
+        poll: looks in while it runs.
+
+    Raises:
+        ArgumentError: an argument is out of range, or an output cannot be written in place.
+    """
+    if num_threads < 1:
+        msg = f"num_threads must be at least 1, found {num_threads}"
+        raise ArgumentError(msg)
+    if len(shuffles.sizes) != trees.num_datasets:
+        msg = f"shuffles must be of {trees.num_datasets} datasets, as the trees, found {len(shuffles.sizes)}"
+        raise ArgumentError(msg)
+    _check_vector("positions", positions, np.int64)
+    if len(positions) and int(positions.min()) < 0:
+        step = int(positions.argmin())
+        msg = f"positions must be at least 0, but positions[{step}] = {positions[step]}"
+        raise ArgumentError(msg)
+    check_output("datasets", datasets, dtypes=(np.int32,))
+    check_output("draws", draws, dtypes=(np.int64,))
+    check_output("samples", samples, dtypes=(np.int64,))
+    if not positions.shape == datasets.shape == draws.shape == samples.shape:
+        shapes = ", ".join(str(list(array.shape)) for array in (positions, datasets, draws, samples))
+        msg = f"positions, datasets, draws and samples must be vectors of one length, found shapes {shapes}"
+        raise ArgumentError(msg)
+    _native.instant_locate(
+        trees.nodes.view(np.uint64),
+        trees.first_samples,
+        trees.first_nodes,
+        trees.roots,
+        shuffles.permutations,
+        shuffles.keys,
+        shuffles.block,
+        shuffles.window,
+        positions,
+        datasets,
+        draws,
+        samples,
+        num_threads,
+        poll,
+    )
+
+
+def interleaving_counts(trees: BlendTrees, position: int) -> npt.NDArray[np.int64]:
+    """`[K]` how often each dataset is drawn before a position.
+
+    Args:
+        trees: the tree of each stage.
+        position: in `[0, 2**63)`.
+
+    Raises:
+        ArgumentError: `position` is out of range.
+    """
+    if not 0 <= position <= _LAST_POSITION:
+        msg = f"position must be in [0, 2**63), found {position}"
+        raise ArgumentError(msg)
+    stage = int(np.searchsorted(trees.first_samples, position, side="right")) - 1
+    counts = np.empty(trees.num_datasets, dtype=np.int64)
+    position_in_stage = position - int(trees.first_samples[stage])
+    block = trees.block(stage).view(np.uint64)
+    _native.interleaving_counts(block, int(trees.roots[stage]), position_in_stage, counts)
+    return counts
+
+
+def _check_types(trees: BlendTrees) -> None:
+    _check_vector("nodes", trees.nodes, NODE)
+    _check_vector("first_samples", trees.first_samples, np.int64)
+    _check_vector("first_nodes", trees.first_nodes, np.int64)
+    _check_vector("roots", trees.roots, np.uint32)
+    lengths = [len(trees.first_samples), len(trees.first_nodes), len(trees.roots)]
+    if min(lengths) < 1 or min(lengths) != max(lengths):
+        msg = f"first_samples, first_nodes and roots must have one length of at least 1, found {lengths}"
+        raise ArgumentError(msg)
+    if not 1 <= trees.num_datasets <= _MOST_DATASETS:
+        msg = f"num_datasets must be in [1, {_MOST_DATASETS}], found {trees.num_datasets}"
+        raise ArgumentError(msg)
+    for name, firsts in (("first_samples", trees.first_samples), ("first_nodes", trees.first_nodes)):
+        if firsts[0] != 0 or (np.diff(firsts) < 0).any():
+            msg = f"{name} must begin with 0 and never decrease, found {firsts.tolist()[:10]}"
+            raise ArgumentError(msg)
+    if trees.first_nodes[-1] > len(trees.nodes):
+        msg = f"first_nodes must be in [0, {len(trees.nodes)}], found {trees.first_nodes[-1]}"
+        raise ArgumentError(msg)
+
+
+def _check_block(num_datasets: int, block: npt.NDArray[np.void], root: int, stage: int) -> None:
+    if len(block) < num_datasets or root >= len(block):
+        msg = f"stage {stage}: a block must have {num_datasets} leaves and its root {root}, found {len(block)} nodes"
+        raise ArgumentError(msg)
+    leaves, inner = block[:num_datasets], block[num_datasets:]
+    if leaves["share"].any() or (leaves["right"] != np.arange(num_datasets)).any():
+        msg = f"stage {stage}: a leaf must have the share 0 and itself as the right child"
+        raise ArgumentError(msg)
+    numbers = np.arange(num_datasets, len(block))
+    if (inner["share"] == 0).any() or (np.maximum(inner["left"], inner["right"]) >= numbers).any():
+        msg = f"stage {stage}: an inner node must have a share above 0 and stand after its children"
+        raise ArgumentError(msg)
+
+
+def _check_vector(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+    if array.ndim != 1 or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.aligned):
+        wanted = "nodes" if dtype is NODE else np.dtype(dtype).name
+        msg = f"{name} must be a contiguous vector of {wanted}, found {array.dtype} and shape {list(array.shape)}"
+        raise ArgumentError(msg)
