@@ -6,7 +6,7 @@ from typing import Final
 
 from quality import locality
 from quality.check import judge
-from quality.report import table
+from quality.report import summary, table
 from quality.shuffles import Shuffle, few_rounds, grain, trackbed
 from quality.suite import FULL, SHORT, statistics
 
@@ -32,7 +32,7 @@ def main() -> int:
     failed = sum(not verdict.holds for verdict in verdicts)
     print(
         f"{options.shuffle}: {len(verdicts)} statistics, of which random permutations fail one in {FALSE_ALARMS:g} "
-        f"runs.\n\n{table(verdicts)}\n\n{failed} failed"
+        f"runs.\n\n{table(verdicts)}\n\n{summary(verdicts)}\n\n{failed} failed"
     )
     return int(failed > 0)
 

@@ -22,7 +22,7 @@ def bijection(shuffle: Shuffle, sizes: Iterable[int], *, seed: int) -> Statistic
         largest = max(largest, size)
         num_sizes += 1
     return Statistic(
-        size=worst or largest, name=f"missing images, {num_sizes} sizes", value=missing, mean=0, law=Law.FIXED
+        size=worst or largest, name=f"missing images, {num_sizes:,} sizes", value=missing, mean=0, law=Law.FIXED
     )
 
 

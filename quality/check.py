@@ -1,5 +1,6 @@
 """One statistic of one shuffle, and whether a random permutation would show it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,13 @@ class Statistic:
     mean: float
     variance: float = 0.0
     law: Law
+
+    @property
+    def deviation(self) -> float:
+        """How far the value is from the mean, in standard deviations."""
+        off = self.value - self.mean
+        spread = math.sqrt(self.mean if self.law is Law.POISSON else self.variance)
+        return off / spread if spread else math.copysign(math.inf, off) if off else 0.0
 
 
 @dataclass(frozen=True, slots=True)

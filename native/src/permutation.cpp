@@ -28,7 +28,7 @@ std::uint64_t ceil_sqrt(std::uint64_t number) {
   return root + 1;
 }
 
-// Two positions of one column keep their distance in every second round in which their rows meet, each time with
+// Two positions in one row keep their distance as long as their rows meet again in every second round, each time with
 // probability 1 / rows. So many rounds that nobody sees it: see docs/explanation/permutation.md.
 std::uint64_t rounds_for(std::uint64_t size) {
   return size < 1 << 4 ? 32 : size < 1 << 6 ? 16 : size < 1 << 10 ? 10 : size < 1 << 20 ? 8 : 6;

@@ -19,7 +19,7 @@ namespace trackbed {
 
 constexpr int kPermutationVersion = 1;
 
-// Plain data. Requires of whoever fills it by hand: nothing, as only make_permutation and with_key do.
+// Plain data, filled by make_permutation and with_key alone.
 struct Permutation {
   std::uint64_t size;        // in [1, 2**63)
   std::uint64_t rows;        // ceil(sqrt(size)), or one more to be even; below 2**32
