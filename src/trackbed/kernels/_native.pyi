@@ -80,6 +80,7 @@ def instant_locate(
     poll: Callable[[int], object] | None,
     /,
 ) -> None: ...
+def draw_phases(nodes: npt.NDArray[np.uint64], num_leaves: int, key: int, /) -> None: ...
 def interleaving_counts(
     nodes: npt.NDArray[np.uint64],
     root: int,
