@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo test test-full check format bench native-test docs clean
+.PHONY: help setup setup-dev demo test test-full check format bench quality native-test docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ format: setup-dev ## Let the tools lay the code out
 
 bench: setup-dev ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
+
+quality: setup-dev ## Statistics of the permutation, with limits: a minute
+	$(BIN)/python -m quality
 
 native-test: $(VENV)/tools.done ## The kernels under address, undefined and thread sanitizers
 	@for sanitizers in address,undefined thread; do \

@@ -31,7 +31,7 @@ std::uint64_t ceil_sqrt(std::uint64_t number) {
 // Two positions of one column keep their distance in every second round in which their rows meet, each time with
 // probability 1 / rows. So many rounds that nobody sees it: see docs/explanation/permutation.md.
 std::uint64_t rounds_for(std::uint64_t size) {
-  return size < 1 << 6 ? 16 : size < 1 << 10 ? 10 : size < 1 << 20 ? 8 : 6;
+  return size < 1 << 4 ? 32 : size < 1 << 6 ? 16 : size < 1 << 10 ? 10 : size < 1 << 20 ? 8 : 6;
 }
 
 constexpr std::uint64_t kLargestTable = 1024;
@@ -52,7 +52,10 @@ void permute_by_table(const Permutation& permutation, std::span<const std::int64
 }  // namespace
 
 Permutation make_permutation(std::uint64_t size, std::uint64_t key) {
-  const std::uint64_t rows = ceil_sqrt(size);
+  // Moving a column of an odd number of rows round is an even permutation. With both sides odd, only half of all
+  // permutations could come.
+  const std::uint64_t root = ceil_sqrt(size);
+  const std::uint64_t rows = size == 1 ? 1 : root + root % 2;
   const std::uint64_t columns = (size - 1) / rows + 1;
   return with_key({size, rows, columns, ~std::uint64_t{0} / columns, 0, rounds_for(size)}, key);
 }

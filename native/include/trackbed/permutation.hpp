@@ -22,7 +22,7 @@ constexpr int kPermutationVersion = 1;
 // Plain data. Requires of whoever fills it by hand: nothing, as only make_permutation and with_key do.
 struct Permutation {
   std::uint64_t size;        // in [1, 2**63)
-  std::uint64_t rows;        // ceil(sqrt(size)), below 2**32
+  std::uint64_t rows;        // ceil(sqrt(size)), or one more to be even; below 2**32
   std::uint64_t columns;     // ceil(size / rows), below 2**32
   std::uint64_t reciprocal;  // (2**64 - 1) / columns
   std::uint64_t key;         // what the given key and the size are mixed to

@@ -32,9 +32,9 @@ class Permutation:
 
     >>> shuffle = Permutation(10, seed=1234)
     >>> shuffle(np.arange(10)).tolist()
-    [7, 9, 5, 1, 6, 8, 4, 2, 0, 3]
+    [0, 1, 2, 9, 8, 6, 3, 5, 4, 7]
     >>> shuffle(3)
-    1
+    9
     """
 
     def __init__(self, size: int, *, seed: int) -> None:
@@ -92,7 +92,7 @@ class BlockPermutation:
 
     >>> shuffle = BlockPermutation(10, seed=1234, block=4, window=2)
     >>> shuffle(np.arange(10)).tolist()
-    [6, 0, 4, 1, 2, 3, 5, 7, 8, 9]
+    [9, 4, 8, 7, 6, 5, 0, 2, 3, 1]
     """
 
     def __init__(self, size: int, *, seed: int, block: int, window: int) -> None:

@@ -111,11 +111,14 @@ def permute(position: int, *, size: int, key: int) -> int:
     """What the keyed permutation of `[0, size)` makes of a position, in Python's integers.
 
     >>> [permute(position, size=5, key=1234) for position in range(5)]
-    [4, 3, 1, 2, 0]
+    [4, 1, 2, 0, 3]
     """
     rows = math.isqrt(size - 1) + 1
+    rows += rows % 2 if size > 1 else 0
     columns = -(-size // rows)
-    rounds = next(count for count, limit in ((16, 2**6), (10, 2**10), (8, 2**20), (6, 2**63)) if size < limit)
+    rounds = next(
+        count for count, limit in ((32, 2**4), (16, 2**6), (10, 2**10), (8, 2**20), (6, 2**63)) if size < limit
+    )
     mixed = _permutation_key(size, key)
     while True:
         row, column = divmod(position, columns)
@@ -217,7 +220,7 @@ def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArr
     """`[size]` what comes at each position when blocks are permuted, and then the samples of each window of blocks.
 
     >>> permute_blocks(10, key=1234, block=4, window=2).tolist()
-    [6, 0, 4, 1, 2, 3, 5, 7, 8, 9]
+    [9, 4, 8, 7, 6, 5, 0, 2, 3, 1]
     """
     samples = np.arange(size, dtype=np.int64)
     num_blocks = -(-size // block)

@@ -1,0 +1,25 @@
+"""The table that the suite prints."""
+
+from collections.abc import Sequence
+
+from quality.check import Verdict
+
+__all__ = ["table"]
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """One Markdown row for each statistic."""
+    lines = ["| size | statistic | value | expected | limits | |", "|---:|---|---:|---:|---|---|"]
+    for verdict in verdicts:
+        statistic = verdict.statistic
+        limits = f"{_number(verdict.lowest)} to {_number(verdict.highest)}"
+        passed = "ok" if verdict.holds else "FAILED"
+        lines.append(
+            f"| {statistic.size:,} | {statistic.name} | {_number(statistic.value)} | {_number(statistic.mean)} "
+            f"| {limits} | {passed} |"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 1_000 else f"{value:.4g}"
