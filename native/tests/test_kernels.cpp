@@ -1008,7 +1008,7 @@ void test_golden() {
     located.add(found.draws);
     located.add(found.samples);
   }
-  check_golden("instant_locate", located, 0xf4afb818af9e77da);
+  check_golden("instant_locate", located, 0x05fe054de127ad47);
 }
 
 }  // namespace
