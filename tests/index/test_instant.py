@@ -484,6 +484,21 @@ def test_types_of_weights_do_not_matter():
         assert_equal(order.locate(np.arange(100, dtype=np.uint16)), wanted)
 
 
+def test_types_of_integers_do_not_matter():
+    plain = InstantOrder(sizes=[3, 4], weights=[1, 2], seed=2**63 - 1, num_samples=9, max_epochs=[2, 3])
+    numpys = InstantOrder(
+        sizes=np.array([3, 4], np.uint8),
+        weights=np.array([1, 2], np.int8),
+        seed=np.int64(2**63 - 1),
+        num_samples=np.uint16(9),
+        max_epochs=np.array([2, 3]),
+    )
+    assert_equal(plain.locate(range(9)), numpys.locate(range(9)))
+    assert np.array_equal(plain.counts_before(9), numpys.counts_before(np.int32(9)))
+    with pytest.raises(TypeError):
+        InstantOrder(sizes=[3, 4], weights=[1, 2], seed=1.5)
+
+
 # ---------------------------------------------------------------- wrong arguments
 
 

@@ -148,6 +148,13 @@ def test_every_epoch_of_a_dataset_gives_each_sample_once(blocks):
         assert np.array_equal(np.sort(epochs), np.tile(np.arange(size), (len(epochs), 1)))
 
 
+def test_checked_trees_cannot_be_changed():
+    trees = trees_of([1, 2, 3])
+    for array in (trees.nodes, trees.first_samples, trees.first_nodes, trees.roots, trees.block(0)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = array[-1]
+
+
 def leaf(dataset, *, share=0, drawn=0, right=None):
     return (share, drawn, 0, dataset if right is None else right)
 

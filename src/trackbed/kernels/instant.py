@@ -26,7 +26,7 @@ _MOST_DATASETS: Final = 2**30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendTrees:
-    """The tree of every stage of a blend, checked once.
+    """The tree of every stage of a blend, checked once; its arrays become read-only.
 
     Raises:
         ArgumentError: the arrays are not what they must be: a walk through them might not end, or leave them.
@@ -47,6 +47,8 @@ class BlendTrees:
         _check_types(self)
         for stage in range(len(self.roots)):
             _check_block(self.num_datasets, self.block(stage), int(self.roots[stage]), stage)
+        for array in (self.nodes, self.first_samples, self.first_nodes, self.roots):
+            array.flags.writeable = False
 
     def block(self, stage: int) -> npt.NDArray[np.void]:
         """The nodes of one stage."""
