@@ -141,7 +141,7 @@ def build_blend(folder: Path) -> list[Comparison]:
     def fresh() -> Path:
         return folder / f"cold{next(serial)}"
 
-    cold = compare("build a blend of 200 datasets, cold", lambda: ours(fresh()), lambda: theirs(fresh()), rounds=5)
+    cold = compare("build a blend of 200 datasets, cold", lambda: ours(fresh()), lambda: theirs(fresh()), rounds=9)
     warm = compare(
         "open a blend of 200 datasets from the cache",
         lambda: ours(folder / "cold0"),

@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 
+#include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/instant.hpp"
@@ -72,22 +73,39 @@ void permute_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block, 
 
 template <class Id>
 void greedy_blend(Array<const double> weights, Array<Id> dataset_index, Array<std::int64_t> dataset_sample_index,
-                  int level) {
+                  int level, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
   trackbed::greedy_blend<Id>(span_of(weights), span_of(dataset_index), span_of(dataset_sample_index),
-                             static_cast<trackbed::Isa>(level));
+                             static_cast<trackbed::Isa>(level), poll);
 }
 
 template <class Id>
 void exhaustive_blend(Array<const std::int64_t> sizes, Array<Id> dataset_index,
-                      Array<std::int64_t> dataset_sample_index, int level) {
+                      Array<std::int64_t> dataset_sample_index, int level, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
   trackbed::exhaustive_blend<Id>(span_of(sizes), span_of(dataset_index), span_of(dataset_sample_index),
-                                 static_cast<trackbed::Isa>(level));
+                                 static_cast<trackbed::Isa>(level), poll);
+}
+
+template <class Id, class Sample>
+void balanced_blend(Array<const std::int64_t> sizes, std::uint64_t key, Array<Id> dataset_index,
+                    Array<Sample> dataset_sample_index, int level, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::balanced_blend<Id, Sample>(span_of(sizes), trackbed::make_permutation(dataset_index.size(), key),
+                                       span_of(dataset_index), span_of(dataset_sample_index),
+                                       static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
 template <class Visit, class Row>
-void sample_index(Array<const std::int32_t> lengths, Array<const Visit> visits, std::int64_t sequence_length,
-                  std::int64_t extra_token, Array<Row> rows) {
-  trackbed::sample_index<Visit, Row>(span_of(lengths), span_of(visits), sequence_length, extra_token, span_of(rows));
+std::size_t sample_index(Array<const std::uint8_t> lengths, Array<const Visit> visits, std::int64_t sequence_length,
+                         std::int64_t extra_token, Array<Row> rows, std::int64_t num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  return trackbed::sample_index<Visit, Row>(std::as_bytes(span_of(lengths)), span_of(visits), sequence_length,
+                                            extra_token, span_of(rows), num_threads, poll);
 }
 
 // Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
@@ -193,26 +211,36 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("narrow", &narrow);
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });
-  m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("greedy_blend", &greedy_blend<std::int16_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("greedy_blend", &greedy_blend<std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("exhaustive_blend", &exhaustive_blend<std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  const auto balanced = [&](auto kernel) {
+    m.def("balanced_blend", kernel, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  };
+  balanced(&balanced_blend<std::uint16_t, std::uint32_t>);
+  balanced(&balanced_blend<std::uint16_t, std::int64_t>);
+  balanced(&balanced_blend<std::uint32_t, std::uint32_t>);
+  balanced(&balanced_blend<std::uint32_t, std::int64_t>);
+  m.def("sample_index", &sample_index<std::int32_t, std::int32_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("sample_index", &sample_index<std::int32_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("sample_index", &sample_index<std::int64_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg().none());
+        nb::arg(), poll);
   m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
-  m.def("greedy_blend", &greedy_blend<std::int16_t>, no_gil);
-  m.def("greedy_blend", &greedy_blend<std::int32_t>, no_gil);
-  m.def("exhaustive_blend", &exhaustive_blend<std::int16_t>, no_gil);
-  m.def("exhaustive_blend", &exhaustive_blend<std::int32_t>, no_gil);
   m.def("permutations_of", &permutations_of);
   m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  m.def("draw_phases", &draw_phases, no_gil);
-  m.def("interleaving_counts", &interleaving_counts, no_gil);
-  m.def("sample_index", &sample_index<std::int32_t, std::int32_t>, no_gil);
-  m.def("sample_index", &sample_index<std::int32_t, std::int64_t>, no_gil);
-  m.def("sample_index", &sample_index<std::int64_t, std::int64_t>, no_gil);
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("draw_phases", &draw_phases, nb::call_guard<nb::gil_scoped_release>());
+  m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,19 +1,22 @@
 #include "trackbed/isa.hpp"
 
+#include "trackbed/blend_loops.hpp"
 #include "trackbed/draw_targets.hpp"
-#include "trackbed/largest_error.hpp"
 #include "trackbed/permute_block.hpp"
 
 namespace trackbed {
 
 // What each level's object files hold.
-#define TRACKBED_DECLARE(level)                                                            \
-  namespace level {                                                                        \
-  std::size_t largest_error(const double*, const double*, std::size_t, double);            \
-  std::size_t draw_narrow(MersenneTwister&, std::uint64_t, std::uint32_t*);                \
-  void draw_wide(MersenneTwister&, std::uint64_t, std::uint64_t*, std::size_t);            \
-  void permute_block(const Permutation&, const std::int64_t*, std::int64_t*, std::size_t); \
-  constexpr TargetDraws target_draws{draw_narrow, draw_wide};                              \
+#define TRACKBED_DECLARE(level)                                                                                  \
+  namespace level {                                                                                              \
+  std::size_t largest_error(const double*, const double*, std::size_t, double);                                  \
+  std::size_t sieve(const double*, const double*, std::size_t, double, double, double*, double*, std::int32_t*); \
+  std::size_t draw(const double*, double*, std::size_t, double, std::size_t, double, std::uint32_t*, double*);   \
+  constexpr BlendLoops blend_loops{largest_error, sieve, draw};                                                  \
+  std::size_t draw_narrow(MersenneTwister&, std::uint64_t, std::uint32_t*);                                      \
+  void draw_wide(MersenneTwister&, std::uint64_t, std::uint64_t*, std::size_t);                                  \
+  constexpr TargetDraws target_draws{draw_narrow, draw_wide};                                                    \
+  void permute_block(const Permutation&, const std::int64_t*, std::int64_t*, std::size_t);                       \
   }
 
 TRACKBED_DECLARE(baseline)
@@ -38,7 +41,7 @@ Isa best_isa() {
   return Isa::baseline;
 }
 
-LargestError largest_error_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, largest_error); }
+BlendLoops blend_loops_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, blend_loops); }
 
 TargetDraws target_draws_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, target_draws); }
 

@@ -1,62 +1,197 @@
 #include "trackbed/sample_index.hpp"
 
-#include <cstddef>
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "trackbed/team.hpp"
 
 namespace trackbed {
 
 namespace {
 
+constexpr std::size_t kChunk = std::size_t{1} << 15;  // visits whose lengths stay in a core's cache
+constexpr std::size_t kAhead = 48;                    // visits between asking memory for a length and using it
+
+std::int32_t length_of(std::span<const std::byte> lengths, std::size_t document) {
+  std::int32_t length;
+  std::memcpy(&length, lengths.data() + document * sizeof length, sizeof length);
+  return length;
+}
+
+// What one thread gathered: the lengths of its chunk of visits, and their sum.
+struct Gathered {
+  std::int64_t sum = 0;
+  bool valid = true;
+};
+
+// The lengths of the documents that `visits` name, in `found`. Several short loops, each of which the compiler or the
+// processor does many turns of at once: what counts is how many lengths are on their way from memory.
+template <class Visit>
+Gathered gather(std::span<const std::byte> lengths, std::span<const Visit> visits, std::int32_t* found) {
+  using Document = std::make_unsigned_t<Visit>;
+  const std::uint64_t num_documents = lengths.size() / sizeof(std::int32_t);
+  constexpr std::uint64_t kHighest = std::numeric_limits<Document>::max();
+  const auto last = static_cast<Document>(std::min(num_documents - 1, kHighest));
+  Document highest = 0;
+  for (const Visit visit : visits) {
+    highest = std::max(highest, static_cast<Document>(visit));
+  }
+  if (highest > last) {
+    return {0, false};
+  }
+  const std::size_t ahead = visits.size() < kAhead ? 0 : visits.size() - kAhead;
+  for (std::size_t k = 0; k < ahead; ++k) {
+    __builtin_prefetch(lengths.data() + static_cast<std::size_t>(visits[k + kAhead]) * sizeof(std::int32_t));
+    found[k] = length_of(lengths, static_cast<std::size_t>(visits[k]));
+  }
+  for (std::size_t k = ahead; k < visits.size(); ++k) {
+    found[k] = length_of(lengths, static_cast<std::size_t>(visits[k]));
+  }
+  std::int64_t sum = 0;
+  std::int32_t negative = 0;
+  for (std::size_t k = 0; k < visits.size(); ++k) {
+    sum += found[k];
+    negative |= found[k];
+  }
+  return {sum, negative >= 0};
+}
+
+// The rows that begin in a chunk of visits, which is `before` tokens into the stream. `row` is the first of them, and
+// `stop` the one after the last.
+template <class Row>
+void cut(const std::int32_t* lengths, std::size_t first_visit, std::int64_t before, std::int64_t sequence_length,
+         std::int64_t extra_token, std::size_t row, std::size_t stop, std::span<Row> rows) {
+  std::int64_t start = static_cast<std::int64_t>(row) * sequence_length;
+  for (std::size_t k = 0; row < stop; ++k) {
+    // Most documents begin no row or one: that row is written in any case, and kept where it is right.
+    const std::int64_t end = before + lengths[k] - extra_token;
+    do {
+      rows[2 * row] = static_cast<Row>(first_visit + k);
+      rows[2 * row + 1] = static_cast<Row>(start - before);
+      const std::int64_t kept = start <= end ? 1 : 0;
+      row += static_cast<std::size_t>(kept);
+      start += sequence_length * kept;
+    } while (start <= end && row < stop);
+    before += lengths[k];
+  }
+}
+
 // The last visit that has tokens; 0 where none has.
 template <class Visit>
-std::size_t last_with_tokens(std::span<const std::int32_t> lengths, std::span<const Visit> visits) {
+std::size_t last_with_tokens(std::span<const std::byte> lengths, std::span<const Visit> visits) {
   for (std::size_t visit = visits.size(); visit > 0; --visit) {
-    if (lengths[static_cast<std::size_t>(visits[visit - 1])] > 0) {
+    if (length_of(lengths, static_cast<std::size_t>(visits[visit - 1])) > 0) {
       return visit - 1;
     }
   }
   return 0;
 }
 
+template <class Visit>
+std::size_t first_invalid(std::span<const std::byte> lengths, std::span<const Visit> visits) {
+  const std::size_t num_documents = lengths.size() / sizeof(std::int32_t);
+  for (std::size_t visit = 0; visit < visits.size(); ++visit) {
+    const auto document = static_cast<std::size_t>(visits[visit]);
+    if (document >= num_documents || length_of(lengths, document) < 0) {
+      return visit;
+    }
+  }
+  return visits.size();
+}
+
 }  // namespace
 
 template <class Visit, class Row>
-void sample_index(std::span<const std::int32_t> lengths, std::span<const Visit> visits, std::int64_t sequence_length,
-                  std::int64_t extra_token, std::span<Row> rows) {
+std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Visit> visits,
+                         std::int64_t sequence_length, std::int64_t extra_token, std::span<Row> rows,
+                         std::int64_t num_threads, Poll& poll) {
   rows[0] = 0;
   rows[1] = 0;
   const std::size_t num_rows = rows.size() / 2;
-  std::size_t visit = 0;
-  std::int64_t before = 0;  // tokens in the visits before `visit`
-  for (std::size_t row = 1; row < num_rows; ++row) {
-    const std::int64_t start = static_cast<std::int64_t>(row) * sequence_length;
-    std::int64_t length = 0;
-    for (; visit < visits.size(); ++visit, before += length) {
-      length = lengths[static_cast<std::size_t>(visits[visit])];
-      if (start + extra_token <= before + length) {
-        break;
+  if (lengths.empty() && !visits.empty()) {
+    return 0;
+  }
+  // How many rows begin in the first `tokens` tokens of the stream.
+  const auto rows_within = [&](std::int64_t tokens) {
+    const std::int64_t behind = tokens - extra_token;
+    const std::int64_t found = behind < 0 ? 0 : behind / sequence_length;
+    return static_cast<std::size_t>(std::min(found, static_cast<std::int64_t>(num_rows) - 1)) + 1;
+  };
+
+  std::int64_t total = 0;  // tokens in all chunks that were looked at
+  bool all_valid = true;
+  std::atomic<bool> stopped{false};
+  const auto chunks = static_cast<std::int64_t>((visits.size() + kChunk - 1) / kChunk);
+  // Two rounds' sums, in turn: a thread may be one round ahead of another.
+  std::vector<Gathered> gathered(2 * static_cast<std::size_t>(std::max<std::int64_t>(num_threads, 1)));
+  run_team(std::min(num_threads, std::max<std::int64_t>(chunks, 1)), [&](std::int64_t thread, std::int64_t team,
+                                                                         std::barrier<>& barrier) {
+    const auto found = std::make_unique_for_overwrite<std::int32_t[]>(kChunk);
+    std::int64_t before_round = 0;
+    bool valid = true;
+    for (std::int64_t round = 0; round * team < chunks && valid && rows_within(before_round) < num_rows; ++round) {
+      Gathered* const sums = gathered.data() + (round % 2) * team;
+      const auto first = std::min(static_cast<std::size_t>(round * team + thread) * kChunk, visits.size());
+      const auto mine = visits.subspan(first, std::min(kChunk, visits.size() - first));
+      sums[thread] = gather(lengths, mine, found.get());
+      barrier.arrive_and_wait();
+      if (stopped) {
+        return;
+      }
+      std::int64_t before = before_round;
+      for (std::int64_t other = 0; other < team; ++other) {
+        before += other < thread ? sums[other].sum : 0;
+        before_round += sums[other].sum;
+        valid = valid && sums[other].valid;
+      }
+      if (valid) {
+        cut(found.get(), first, before, sequence_length, extra_token, rows_within(before),
+            rows_within(before + sums[thread].sum), rows);
+      }
+      if (thread == 0) {
+        try {
+          poll(static_cast<std::int64_t>(rows_within(before_round)));
+        } catch (...) {
+          stopped = true;
+          barrier.arrive_and_drop();
+          throw;
+        }
       }
     }
-    if (visit < visits.size()) {
-      rows[2 * row] = static_cast<Row>(visit);
-      rows[2 * row + 1] = static_cast<Row>(start - before);
-      continue;
+    if (thread == 0) {
+      total = before_round;
+      all_valid = valid;
     }
-    // Without the extra token an empty last visit has an end to point to, and Megatron Core points there.
+  });
+  if (!all_valid) {
+    return first_invalid(lengths, visits);
+  }
+
+  // Without the extra token an empty last visit has an end to point to, and Megatron Core points there.
+  if (std::size_t row = rows_within(total); row < num_rows) {
     const std::size_t last =
         extra_token == 0 && !visits.empty() ? visits.size() - 1 : last_with_tokens(lengths, visits);
-    const std::int64_t end = visits.empty() ? 0 : lengths[static_cast<std::size_t>(visits[last])] - extra_token;
+    const std::int64_t end =
+        visits.empty() ? 0 : length_of(lengths, static_cast<std::size_t>(visits[last])) - extra_token;
     for (; row < num_rows; ++row) {
       rows[2 * row] = static_cast<Row>(last);
-      rows[2 * row + 1] = static_cast<Row>(end > 0 ? end : 0);
+      rows[2 * row + 1] = static_cast<Row>(std::max<std::int64_t>(end, 0));
     }
   }
+  return visits.size();
 }
 
-template void sample_index(std::span<const std::int32_t>, std::span<const std::int32_t>, std::int64_t, std::int64_t,
-                           std::span<std::int32_t>);
-template void sample_index(std::span<const std::int32_t>, std::span<const std::int32_t>, std::int64_t, std::int64_t,
-                           std::span<std::int64_t>);
-template void sample_index(std::span<const std::int32_t>, std::span<const std::int64_t>, std::int64_t, std::int64_t,
-                           std::span<std::int64_t>);
+#define TRACKBED_SAMPLE_INDEX(Visit, Row)                                                                           \
+  template std::size_t sample_index(std::span<const std::byte>, std::span<const Visit>, std::int64_t, std::int64_t, \
+                                    std::span<Row>, std::int64_t, Poll&);
+
+TRACKBED_SAMPLE_INDEX(std::int32_t, std::int32_t)
+TRACKBED_SAMPLE_INDEX(std::int32_t, std::int64_t)
+TRACKBED_SAMPLE_INDEX(std::int64_t, std::int64_t)
 
 }  // namespace trackbed

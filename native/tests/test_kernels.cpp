@@ -5,11 +5,15 @@
 // whose stream it does not: every platform sees the same inputs and must print the same golden checksums.
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -18,13 +22,16 @@
 #include <vector>
 
 #include "trackbed/blend.hpp"
+#include "trackbed/blend_loops.hpp"
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
-#include "trackbed/largest_error.hpp"
+#include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/split_mix.hpp"
@@ -35,8 +42,8 @@ using trackbed::Isa;
 
 constexpr const char* kLevelNames[] = {"baseline", "avx2", "avx512"};
 
-long passed = 0;
-long failed = 0;
+std::atomic<long> passed{0};
+std::atomic<long> failed{0};
 
 void check(bool holds, const std::string& what) {
   ++(holds ? passed : failed);
@@ -165,7 +172,8 @@ template <class Id>
 Blend run_greedy(const std::vector<double>& weights, std::size_t num_samples, Isa level) {
   std::vector<Id> dataset(num_samples, Id{-1});
   Blend blend{{}, std::vector<std::int64_t>(num_samples, -1)};
-  trackbed::greedy_blend<Id>(weights, dataset, blend.sample, level);
+  trackbed::Poll poll;
+  trackbed::greedy_blend<Id>(weights, dataset, blend.sample, level, poll);
   blend.dataset.assign(dataset.begin(), dataset.end());
   return blend;
 }
@@ -174,7 +182,8 @@ template <class Id>
 Blend run_exhaustive(const std::vector<std::int64_t>& sizes, std::size_t total, Isa level) {
   std::vector<Id> dataset(total, Id{-1});
   Blend blend{{}, std::vector<std::int64_t>(total, -1)};
-  trackbed::exhaustive_blend<Id>(sizes, dataset, blend.sample, level);
+  trackbed::Poll poll;
+  trackbed::exhaustive_blend<Id>(sizes, dataset, blend.sample, level, poll);
   blend.dataset.assign(dataset.begin(), dataset.end());
   return blend;
 }
@@ -208,8 +217,8 @@ void test_largest_error(std::size_t rounds) {
     shifted_weights.shrink_to_fit();
     shifted_counts.shrink_to_fit();
     for (const Isa level : levels()) {
-      const std::size_t found =
-          trackbed::largest_error_at(level)(shifted_weights.data() + shift, shifted_counts.data() + shift, size, step);
+      const std::size_t found = trackbed::blend_loops_at(level).largest_error(
+          shifted_weights.data() + shift, shifted_counts.data() + shift, size, step);
       check(found == wanted, "largest_error " + name_of(level) + " round " + std::to_string(round) + " size " +
                                  std::to_string(size) + ": dataset " + std::to_string(wanted) + ", found " +
                                  std::to_string(found));
@@ -227,7 +236,7 @@ void test_largest_error_in_every_lane() {
         weights[first] = weights[second] = 0.5;
         const std::vector<double> counts(size, 1.0);
         for (const Isa level : levels()) {
-          check(trackbed::largest_error_at(level)(weights.data(), counts.data(), size, 3.0) == first,
+          check(trackbed::blend_loops_at(level).largest_error(weights.data(), counts.data(), size, 3.0) == first,
                 "largest_error " + name_of(level) + " size " + std::to_string(size) + ": first of " +
                     std::to_string(first) + " and " + std::to_string(second));
         }
@@ -240,7 +249,7 @@ void test_largest_error_in_every_lane() {
 void test_a_level_that_the_build_lacks_is_the_baseline() {
 #if !defined(__x86_64__)
   for (const Isa level : {Isa::avx2, Isa::avx512}) {
-    check(trackbed::largest_error_at(level) == trackbed::largest_error_at(Isa::baseline),
+    check(trackbed::blend_loops_at(level).draw == trackbed::blend_loops_at(Isa::baseline).draw,
           "level " + name_of(level) + " falls back to the baseline");
   }
 #endif
@@ -252,7 +261,8 @@ void test_greedy_blend(std::size_t rounds) {
     const std::size_t size = size_of_round(random, round);
     const auto kind = static_cast<Weights>(round % static_cast<std::size_t>(Weights::kinds));
     const std::vector<double> weights = make_weights(random, size, kind);
-    const std::size_t num_samples = random.below(120);
+    // Some are long enough for the guesses to settle.
+    const std::size_t num_samples = random.below(round % 10 == 0 ? 2000 : 120);
     const Blend wanted = naive_blend(weights, num_samples, {});
     for (const Isa level : levels()) {
       const std::string what = "greedy_blend " + name_of(level) + " round " + std::to_string(round);
@@ -312,10 +322,15 @@ std::vector<std::int64_t> naive_sample_index(const std::vector<std::int32_t>& le
 template <class Visit, class Row>
 std::vector<std::int64_t> run_sample_index(const std::vector<std::int32_t>& lengths,
                                            const std::vector<std::int64_t>& visits, std::size_t num_rows,
-                                           std::int64_t sequence_length, std::int64_t extra_token) {
+                                           std::int64_t sequence_length, std::int64_t extra_token,
+                                           std::int64_t num_threads = 1) {
   const std::vector<Visit> typed(visits.begin(), visits.end());
   std::vector<Row> rows(2 * num_rows, Row{-1});
-  trackbed::sample_index<Visit, Row>(lengths, typed, sequence_length, extra_token, rows);
+  trackbed::Poll poll;
+  const std::size_t valid =
+      trackbed::sample_index<Visit, Row>(std::as_bytes(std::span(lengths)), std::span(std::as_const(typed)),
+                                         sequence_length, extra_token, std::span(rows), num_threads, poll);
+  check(valid == visits.size(), "sample_index finds every visit valid");
   return {rows.begin(), rows.end()};
 }
 
@@ -437,6 +452,188 @@ void test_narrow(std::size_t rounds) {
   test_narrow_from<std::uint32_t>(rounds);
   test_narrow_from<std::int64_t>(rounds);
   test_narrow_from<std::uint64_t>(rounds);
+}
+
+// Many chunks of visits, in threads that take turns; and a visit that is wrong, wherever it stands.
+void test_sample_index_in_threads(std::size_t num_visits) {
+  Random random(45);
+  std::vector<std::int32_t> lengths(1000);
+  for (std::int32_t& length : lengths) {
+    length = random.below(4) == 0 ? 0 : static_cast<std::int32_t>(random.below(30));
+  }
+  std::vector<std::int64_t> visits(num_visits);
+  std::int64_t total = 0;
+  for (std::int64_t& visit : visits) {
+    visit = static_cast<std::int64_t>(random.below(lengths.size()));
+    total += lengths[static_cast<std::size_t>(visit)];
+  }
+  for (const std::int64_t extra_token : {0, 1}) {
+    const auto num_rows = static_cast<std::size_t>(total / 24) + 9;
+    const auto wanted = naive_sample_index(lengths, visits, num_rows, 24, extra_token);
+    for (const std::int64_t threads : {1, 2, 3, 7}) {
+      check(run_sample_index<std::int32_t, std::int32_t>(lengths, visits, num_rows, 24, extra_token, threads) == wanted,
+            "sample_index in " + std::to_string(threads) + " threads");
+    }
+  }
+  for (const std::size_t wrong : {std::size_t{0}, num_visits / 2, num_visits - 1}) {
+    std::vector<std::int32_t> typed(visits.begin(), visits.end());
+    typed[wrong] = wrong % 2 == 0 ? 1000 : -1;
+    std::vector<std::int32_t> rows(2 * static_cast<std::size_t>(total / 24));
+    trackbed::Poll poll;
+    check(trackbed::sample_index<std::int32_t, std::int32_t>(std::as_bytes(std::span(lengths)),
+                                                             std::span(std::as_const(typed)), 24, 1, std::span(rows), 3,
+                                                             poll) == wrong,
+          "sample_index names visit " + std::to_string(wrong));
+  }
+}
+
+// ---------------------------------------------------------------- blend loops
+
+void test_sieve(std::size_t rounds) {
+  Random random(88);
+  constexpr std::size_t kPadding = trackbed::BlendLoops::kPadding;
+  const double never = std::numeric_limits<double>::infinity();
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t size = size_of_round(random, round);
+    std::vector<double> weights = make_weights(random, size, Weights::random);
+    std::vector<double> counts(size);
+    const double step = static_cast<double>(1 + random.below(1000));
+    for (std::size_t d = 0; d < size; ++d) {
+      counts[d] = random.below(9) == 0 ? never : std::floor(weights[d] * step) + static_cast<double>(random.below(2));
+    }
+    weights.resize(size + kPadding, 0.0);
+    counts.resize(size + kPadding, never);
+    const double threshold = random.unit() - 0.5;
+    std::vector<std::int32_t> wanted;
+    for (std::size_t d = 0; d < size; ++d) {
+      if (rounded_product(weights[d], step) - counts[d] >= threshold) {
+        wanted.push_back(static_cast<std::int32_t>(d));
+      }
+    }
+    for (const Isa level : levels()) {
+      std::vector<double> found_weights(size + kPadding);
+      std::vector<double> found_counts(size + kPadding);
+      std::vector<std::int32_t> at(size + kPadding);
+      const std::size_t found = trackbed::blend_loops_at(level).sieve(
+          weights.data(), counts.data(), size, step, threshold, found_weights.data(), found_counts.data(), at.data());
+      bool right = found == wanted.size() && std::equal(wanted.begin(), wanted.end(), at.begin());
+      for (std::size_t k = 0; right && k < found + kPadding; ++k) {
+        const auto d = k < found ? static_cast<std::size_t>(wanted[k]) : size;
+        right = found_weights[k] == weights[d] && found_counts[k] == counts[d];
+      }
+      check(right, "sieve " + name_of(level) + " round " + std::to_string(round));
+    }
+  }
+}
+
+void test_draw(std::size_t rounds) {
+  Random random(99);
+  constexpr std::size_t kPadding = trackbed::BlendLoops::kPadding;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t size = 1 + round % 60;
+    const auto kind = round % 2 == 0 ? Weights::random : Weights::dyadic;
+    std::vector<double> weights = make_weights(random, size, kind);
+    std::vector<double> counts(size);
+    for (double& count : counts) {
+      count = static_cast<double>(random.below(3));
+    }
+    const double step = static_cast<double>(1 + random.below(10));
+    const double threshold = random.below(2) == 0 ? -1e300 : random.unit() - 1.0;
+    std::vector<double> wanted_counts = counts;
+    std::vector<std::uint32_t> wanted;
+    double wanted_lowest = 1e9;
+    for (std::size_t k = 0; k < 20; ++k) {
+      const std::size_t best = naive_largest_error(weights, wanted_counts, step + static_cast<double>(k));
+      const double error = rounded_product(weights[best], step + static_cast<double>(k)) - wanted_counts[best];
+      if (error < threshold) {
+        break;
+      }
+      wanted.push_back(static_cast<std::uint32_t>(best));
+      wanted_counts[best] += 1.0;
+      wanted_lowest = std::min(wanted_lowest, error);
+    }
+    weights.resize(size + kPadding, 0.0);
+    counts.resize(size + kPadding, std::numeric_limits<double>::infinity());
+    for (const Isa level : levels()) {
+      std::vector<double> found_counts = counts;
+      std::uint32_t drawn[20];
+      double lowest = 1e9;
+      const std::size_t found = trackbed::blend_loops_at(level).draw(weights.data(), found_counts.data(), size, step,
+                                                                     20, threshold, drawn, &lowest);
+      check(found == wanted.size() && std::equal(wanted.begin(), wanted.end(), drawn) && lowest == wanted_lowest &&
+                std::equal(wanted_counts.begin(), wanted_counts.end(), found_counts.begin()),
+            "draw " + name_of(level) + " round " + std::to_string(round));
+    }
+  }
+}
+
+// ---------------------------------------------------------------- shuffle
+
+// NumPy seeds its generator as the standard library does.
+template <class Element>
+std::vector<Element> naive_shuffle(std::mt19937& bits, std::size_t size) {
+  std::vector<Element> array(size);
+  std::iota(array.begin(), array.end(), Element{0});
+  for (std::size_t last = size - 1; last > 0 && size > 0; --last) {
+    const std::uint64_t mask = ~std::uint64_t{0} >> std::countl_zero(last);
+    std::uint64_t target = bits() & mask;
+    while (target > last) {
+      target = bits() & mask;
+    }
+    std::swap(array[last], array[target]);
+  }
+  return array;
+}
+
+void test_legacy_shuffle(std::size_t rounds) {
+  Random random(101);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const auto seed = static_cast<std::uint32_t>(random.next());
+    const std::size_t sizes[] = {random.below(40), random.below(5000),
+                                 (std::size_t{1} << random.below(12)) + round % 3};
+    for (const Isa level : levels()) {
+      std::mt19937 bits(seed);
+      trackbed::MersenneTwister twister;
+      trackbed::seed(twister, seed);
+      trackbed::Poll poll;
+      for (const std::size_t size : sizes) {  // each goes on where the one before ended
+        const std::vector<std::uint32_t> wanted = naive_shuffle<std::uint32_t>(bits, size);
+        std::vector<std::uint32_t> found(size);
+        std::iota(found.begin(), found.end(), 0U);
+        trackbed::legacy_shuffle<std::uint32_t>(twister, found, level, poll);
+        check(found == wanted, "legacy_shuffle " + name_of(level) + " of " + std::to_string(size));
+      }
+      std::mt19937 again(seed);
+      std::vector<std::uint64_t> found(sizes[1]);
+      std::iota(found.begin(), found.end(), std::uint64_t{0});
+      trackbed::seed(twister, seed);
+      trackbed::legacy_shuffle<std::uint64_t>(twister, found, level, poll);
+      check(found == naive_shuffle<std::uint64_t>(again, sizes[1]), "legacy_shuffle " + name_of(level) + " 64 bits");
+    }
+  }
+}
+
+// Bounds of more than 32 bits, which no test has the memory to shuffle.
+void test_wide_draws() {
+  for (const Isa level : levels()) {
+    std::mt19937 bits(5);
+    trackbed::MersenneTwister twister;
+    trackbed::seed(twister, 5);
+    std::uint64_t found[1000];
+    const std::uint64_t last = (std::uint64_t{1} << 33) + 500;
+    trackbed::target_draws_at(level).wide(twister, last, found, 1000);
+    bool right = true;
+    for (std::size_t k = 0; k < 1000; ++k) {
+      const std::uint64_t mask = ~std::uint64_t{0} >> std::countl_zero(last - k);
+      std::uint64_t target;
+      do {
+        const std::uint64_t high = bits();
+        target = (high << 32 | bits()) & mask;
+      } while (target > last - k);
+      right = right && found[k] == target;
+    }
+    check(right, "wide draws " + name_of(level));
+  }
 }
 
 // ---------------------------------------------------------------- permutation
@@ -859,6 +1056,36 @@ void test_instant_order_on_threads() {
 
 // ---------------------------------------------------------------- threads
 
+void test_run_parallel() {
+  for (const int threads : {1, 2, 5}) {
+    std::vector<int> done(1000, 0);
+    trackbed::Poll poll;
+    trackbed::run_parallel(1000, threads, poll, 1, [&](std::int64_t task) { ++done[static_cast<std::size_t>(task)]; });
+    check(done == std::vector<int>(1000, 1), "run_parallel calls every task once");
+    bool thrown = false;
+    try {
+      trackbed::run_parallel(1000, threads, poll, 1, [&](std::int64_t task) {
+        if (task == 500) {
+          throw 500;
+        }
+      });
+    } catch (int number) {
+      thrown = number == 500;
+    }
+    check(thrown, "run_parallel throws what a task threw");
+    const auto started = std::chrono::steady_clock::now();
+    trackbed::Poll stopping([](std::int64_t) { throw 20; });
+    thrown = false;
+    try {
+      trackbed::run_parallel(1000000, threads, stopping, 1,
+                             [](std::int64_t) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+    } catch (int number) {
+      thrown = number == 20;
+    }
+    check(thrown && std::chrono::steady_clock::now() - started < std::chrono::seconds(20), "a poll ends run_parallel");
+  }
+}
+
 // Kernels share nothing but their inputs: what several threads get at once is what one gets alone.
 void test_threads(std::size_t rounds) {
   Random random(66);
@@ -956,7 +1183,7 @@ void test_golden() {
         // The error is what the product's rounding leaves, so that a fused product would say something else.
         counts.push_back(rounded_product(weight, step));
       }
-      const std::size_t found = trackbed::largest_error_at(best)(weights.data(), counts.data(), size, step);
+      const std::size_t found = trackbed::blend_loops_at(best).largest_error(weights.data(), counts.data(), size, step);
       largest.add(std::vector<std::size_t>{found});
     }
   }
@@ -1024,6 +1251,12 @@ int main(int argc, char** argv) {
   test_exhaustive_blend(200 * scale);
   test_sample_index(400 * scale);
   test_sample_index_counts_in_64_bits();
+  test_sample_index_in_threads(is_short ? 70'000 : 300'000);
+  test_sieve(100 * scale);
+  test_draw(120 * scale);
+  test_legacy_shuffle(5 * scale);
+  test_wide_draws();
+  test_run_parallel();
   test_narrow(41 * scale);
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
@@ -1034,6 +1267,6 @@ int main(int argc, char** argv) {
   test_instant_order_on_threads();
   test_threads(2 * scale);
   test_golden();
-  std::printf("%ld passed, %ld failed\n", passed, failed);
+  std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());
   return failed == 0 ? 0 : 1;
 }

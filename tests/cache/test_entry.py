@@ -22,7 +22,7 @@ class Builder:
         self.numbers = numbers
         self.builds = 0
 
-    def __call__(self):
+    def __call__(self, allocate):
         self.builds += 1
         return {"numbers": self.numbers, "none": np.empty((0, 2), dtype=np.int64)}
 
@@ -193,11 +193,57 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
 
 def test_a_failed_build_leaves_nothing(tmp_path):
     class Failing(Builder):
-        def __call__(self):
+        def __call__(self, allocate):
             return {"numbers": NUMBERS}  # and no "none"
 
     with pytest.raises(KeyError):
         open_(tmp_path, Failing())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+LARGE = {"numbers": ArraySpec(np.dtype(np.int32), (2_000_001,)), "none": ArraySpec(np.dtype(np.int64), (0, 2))}
+
+
+def fill_large(allocate):
+    numbers = allocate("numbers", (2_000_001,), np.int32)
+    numbers[:] = np.arange(len(numbers))
+    return {"numbers": numbers, "none": allocate("none", (0, 2), np.int64)}
+
+
+def test_a_large_array_is_filled_in_its_file(tmp_path):
+    seen = []
+
+    def build(allocate):
+        arrays = fill_large(allocate)
+        seen.extend(path.stat().st_size for path in (tmp_path / ".trackbed" / "partial").iterdir())
+        return arrays
+
+    opened = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    assert seen == [128 + 4 * 2_000_001]
+    assert np.array_equal(opened["numbers"], np.arange(2_000_001))
+    np.save(tmp_path / "wanted.npy", np.arange(2_000_001, dtype=np.int32))
+    assert numbers_file(tmp_path).read_bytes() == (tmp_path / "wanted.npy").read_bytes()
+    numbers_file(tmp_path).write_bytes(b"damaged")
+    again = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=fill_large)
+    assert np.array_equal(again["numbers"], np.arange(2_000_001))
+
+
+def test_an_array_of_the_builders_own_replaces_the_one_that_it_asked_for(tmp_path):
+    def build(allocate):
+        return {**fill_large(allocate), "numbers": np.zeros(2_000_001, np.int32)}
+
+    opened = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    assert not opened["numbers"].any()
+
+
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt, RuntimeError])
+def test_a_build_that_fails_half_way_leaves_nothing(tmp_path, failure):
+    def build(allocate):
+        fill_large(allocate)
+        raise failure
+
+    with pytest.raises(failure):
+        open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -224,7 +270,7 @@ entry = Entry(directory=Path(sys.argv[1]), stem="abc-GPTDataset-train", descript
               arrays=("numbers", "none"), decisions={"seed": 1})
 expected = {"numbers": ArraySpec(np.dtype(np.int32), (10,)), "none": ArraySpec(np.dtype(np.int64), (0, 2))}
 open_or_build(entry, expected=lambda: expected,
-              build=lambda: {"numbers": np.arange(10, dtype=np.int32), "none": np.empty((0, 2), dtype=np.int64)})
+              build=lambda _: {"numbers": np.arange(10, dtype=np.int32), "none": np.empty((0, 2), dtype=np.int64)})
 """
 
 
@@ -254,6 +300,9 @@ def test_a_full_disk_is_named_and_nothing_partial_stays(tmp_path):
     try:
         with pytest.raises(CacheError, match="No space left on device"):
             open_(disk, Builder(np.arange(100_000, dtype=np.int32)))
+        assert not [path for path in disk.rglob("*") if path.is_file()]
+        with pytest.raises(CacheError, match="No space left on device"):  # not a bus error
+            open_or_build(entry(disk), expected=lambda: LARGE, build=fill_large)
         assert not [path for path in disk.rglob("*") if path.is_file()]
     finally:
         subprocess.run(["umount", disk], check=True)

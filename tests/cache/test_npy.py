@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from trackbed.cache.npy import encode_npy_header, map_npy, write_npy
 from trackbed.errors import FormatError
 
+
+def header_of(array):
+    return encode_npy_header(array.dtype, array.shape)
+
+
 FUZZ_SECONDS = float(os.environ.get("TRACKBED_FUZZ_SECONDS", "3"))
 
 
@@ -55,7 +60,7 @@ def test_a_file_that_is_not_as_long_as_its_header_says_is_refused_with_both_size
 
 def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
     path = tmp_path / "x.npy"
-    path.write_bytes(encode_npy_header(np.arange(5)).replace(b"(5,), }   ", b"(10000000000,), }")[:128])
+    path.write_bytes(header_of(np.arange(5)).replace(b"(5,), }   ", b"(10000000000,), }")[:128])
     with pytest.raises(FormatError):
         map_npy(path)
 
@@ -63,12 +68,12 @@ def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
 @pytest.mark.parametrize("shape", [b"(30 3,)", b"(3,,)", b"(,)", b"(3 ,)", b"(-3,)", b"(3)"])
 def test_a_shape_that_is_no_tuple_of_numbers_is_refused(tmp_path, shape):
     path = tmp_path / "x.npy"
-    path.write_bytes(encode_npy_header(np.arange(5)).replace(b"(5,)", shape))
+    path.write_bytes(header_of(np.arange(5)).replace(b"(5,)", shape))
     with pytest.raises(FormatError, match="must describe plain numbers"):
         map_npy(path)
 
 
-WHOLE = encode_npy_header(np.arange(9).reshape(3, 3)) + np.arange(9).tobytes()
+WHOLE = header_of(np.arange(9).reshape(3, 3)) + np.arange(9).tobytes()
 MUTATED = st.builds(
     lambda at, with_: WHOLE[:at] + with_ + WHOLE[at + len(with_) :],
     st.integers(0, len(WHOLE)),

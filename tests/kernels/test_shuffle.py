@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import available_levels, legacy_shuffle, new_twister, reference
+from trackbed.kernels import legacy_shuffle, new_twister, reference
 
 DTYPES = (np.int32, np.uint32, np.int64, np.uint64)
 AROUND_POWERS = [2**power + offset for power in range(21) for offset in (-1, 0, 1) if 2**power + offset <= 1_000_000]
-
-
-@pytest.fixture(params=available_levels())
-def level(request, monkeypatch):
-    monkeypatch.setenv("TRACKBED_ISA", request.param)
-    return request.param
 
 
 def both(size, seed, dtype):

@@ -4,18 +4,21 @@ The one place that asks which processes there are.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.build.sizes import blend_of, check_sizes, plan_shares
+from trackbed.build.sizes import Shares, blend_of, check_sizes, plan_shares
 from trackbed.cache import Access, access
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
+from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
@@ -131,7 +134,8 @@ class BlendedMegatronDatasetBuilder:
                 [None if share is None else share.per_dataset[member] for share in shares]
                 for member in range(len(prefixes))
             ]
-        members = self._build_members(prefixes, matrix, wanted)
+        with self._blends_ahead([share for share in shares or [] if share is not None]):
+            members = self._build_members(prefixes, matrix, wanted)
         blends: list[Any] = []
         for split, bounds in zip(Split, matrix, strict=True):
             datasets = [member[split.value] for member in members]
@@ -150,6 +154,35 @@ class BlendedMegatronDatasetBuilder:
             size = None if size is None else min(size, sum(lengths))
             blends.append(BlendedDataset(datasets, lengths, size, self.config))
         return blends
+
+    @contextlib.contextmanager
+    def _blends_ahead(self, shares: Sequence[Shares]) -> Iterator[None]:
+        """In the order "balanced", build the indices of the blends meanwhile: they need no dataset, only their size.
+
+        They go to the cache, where the blends find them. What goes wrong with them ends the block with an error, and
+        an error in the block ends them.
+        """
+        if self.config.order != "balanced" or self.config.path_to_cache is None:
+            yield
+            return
+        stopped = Event()
+
+        def look(_done: int) -> None:
+            if stopped.is_set():
+                raise CancelledError
+
+        with ThreadPoolExecutor(1, thread_name_prefix="trackbed-blend") as pool:
+            seed, directory = self.config.random_seed, self.config.path_to_cache
+            indices = [BalancedIndices(normalize(share.weights), share.size, seed, directory) for share in shares]
+            futures = [pool.submit(copy_context().run, partial(each.open, poll=look)) for each in indices]
+            try:
+                yield
+                for future in futures:
+                    future.result()
+            finally:
+                stopped.set()
+                for future in futures:
+                    future.cancel()
 
     def _build_members(self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]) -> list[list[Any]]:
         """For each prefix, a dataset per split whose bounds are given."""

@@ -4,14 +4,19 @@ from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions, fingerprint
 from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, access, open_entry, open_or_build
+from trackbed.cache.write import Allocate, Arrays, Build, in_memory
 
 __all__ = [
     "Access",
+    "Allocate",
     "ArraySpec",
+    "Arrays",
+    "Build",
     "Decisions",
     "Entry",
     "access",
     "fingerprint",
+    "in_memory",
     "map_npy",
     "open_entry",
     "open_or_build",

@@ -47,9 +47,9 @@ class Entry:
         return fingerprint(self.decisions)
 
     @property
-    def own(self) -> Path:
+    def own(self) -> str:
         """The folder that is Trackbed's."""
-        return self.directory / ".trackbed"
+        return f"{self.directory}/.trackbed"
 
     @property
     def shared(self) -> "Place":

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, write_new
 
-__all__ = ["NpyHeader", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
+__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
 
 _LONGEST_HEADER: Final = 4096
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
@@ -95,13 +95,41 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
     return np.frombuffer(mapped, dtype=header.dtype, offset=header.data_at).reshape(header.shape)
 
 
-def encode_npy_header(array: npt.NDArray[Any]) -> bytes:
-    """The bytes that `numpy.save` puts before the data of `array`."""
+def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The bytes that `numpy.save` puts before the data of an array in C order."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.getvalue()
+
+
+def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], memoryview]:
+    """A new file whose array, mapped for writing, is to be filled. All its room on the disk is taken at once.
+
+    Returns:
+        The array, and all bytes of the file.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+        OSError: it cannot be written, or the disk is full.
+    """
+    header = encode_npy_header(dtype, shape)
+    size = len(header) + math.prod(shape) * dtype.itemsize
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        os.posix_fallocate(descriptor, 0, size)  # else a full disk would be a bus error while the array is filled
+        mapped = mmap.mmap(descriptor, size)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(descriptor)
+    mapped[: len(header)] = header
+    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), memoryview(mapped)
 
 
 def write_npy(path: str | Path, array: npt.NDArray[Any]) -> Checksum:
     """Write `array`, in C order, to the new file `path`, byte for byte as `numpy.save` does."""
-    return write_new(path, encode_npy_header(array), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return write_new(
+        path, encode_npy_header(array.dtype, array.shape), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    )

@@ -2,17 +2,15 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from enum import Enum, auto
-from typing import Any, Final
-
-import numpy.typing as npt
+from typing import Final
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.npy import map_npy
 from trackbed.cache.survey import Expected, State, survey
-from trackbed.cache.write import write_entry
+from trackbed.cache.write import Arrays, Build, write_entry
 from trackbed.errors import CacheError, FormatError
 
 __all__ = ["Access", "access", "open_entry", "open_or_build"]
@@ -20,8 +18,6 @@ __all__ = ["Access", "access", "open_entry", "open_or_build"]
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 << 10
-
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class Access(Enum):
@@ -48,7 +44,7 @@ def access(allowed: Access, *, advice: str) -> Iterator[None]:
         _ACCESS.reset(token)
 
 
-def open_or_build(entry: Entry, *, expected: Expected, build: Callable[[], Arrays]) -> Arrays:
+def open_or_build(entry: Entry, *, expected: Expected, build: Build) -> Arrays:
     """The arrays of an entry, read-only; built and published first where it is not there whole.
 
     They are mapped, but for small ones that were just built.
@@ -56,7 +52,7 @@ def open_or_build(entry: Entry, *, expected: Expected, build: Callable[[], Array
     Args:
         entry: what is wanted.
         expected: what its arrays must look like.
-        build: makes them.
+        build: makes them, in arrays that it asks for.
 
     Raises:
         CacheError: it is not there and must not be built here, or it cannot be written.
@@ -67,8 +63,7 @@ def open_or_build(entry: Entry, *, expected: Expected, build: Callable[[], Array
     allowed, advice = _ACCESS.get()
     if allowed is Access.open_only:
         raise _missing(entry, why, advice)
-    arrays = build()
-    write_entry(entry, place, arrays)
+    arrays = write_entry(entry, place, build)
     if sum(array.nbytes for array in arrays.values()) > _SMALL_BYTES:
         return _map(entry, place)
     for array in arrays.values():  # to map thousands of small files takes longer than to keep what is in them

@@ -1,74 +1,129 @@
 """Putting an entry in its place: every file whole under its final name, the manifest last."""
 
 import contextlib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
-from trackbed.cache.npy import write_npy
+from trackbed.cache.npy import create_npy, write_npy
 from trackbed.errors import CacheError
-from trackbed.files import FileSum, clear_dead_partials, partial_name, publish, write_new
+from trackbed.files import FileSum, checksum_bytes, clear_dead_partials, partial_name, publish, write_new
 
-__all__ = ["write_entry"]
+__all__ = ["Allocate", "Arrays", "Build", "in_memory", "write_entry"]
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
+"""Gives an array of that name, shape and type to be filled: in its file, where it is large."""
+Build = Callable[[Allocate], Arrays]
+
+_IN_PLACE_BYTES: Final = 4 << 20
 
 
-def write_entry(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write description, arrays and manifest of an entry to `place`.
+def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
+    """Build the arrays of an entry and write description, arrays and manifest to `place`.
 
-    Partial files lie in `.trackbed/partial/`, where this removes those that a killed writer left.
+    Large arrays are filled in their files, so that they are in memory once, as pages that the system may write out
+    meanwhile. Partial files lie in `.trackbed/partial/`, where this removes those that a killed writer left.
+
+    Returns:
+        The arrays, as they were built.
 
     Raises:
         CacheError: the folder cannot be written, or the disk is full; nothing partial is left behind.
     """
-    started: dict[str, str] = {}
+    writing = _Writing(entry, place)
     try:
-        for folder in (place.directory, f"{entry.own}/partial"):
-            if not os.path.isdir(folder):  # noqa: PTH112  see Place
-                os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
-        _clear_once(f"{entry.own}/partial")
-        _write(entry, place, arrays, started)
+        with writing.explained():
+            for folder in (place.directory, f"{entry.own}/partial"):
+                if not os.path.isdir(folder):  # noqa: PTH112  see Place
+                    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+            _clear_once(f"{entry.own}/partial")
+        arrays = build(writing.allocate)
+        with writing.explained():
+            writing.publish(arrays)
+    finally:
+        writing.clear()
+    return arrays
+
+
+def in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Allocates for what is kept in no cache."""
+    return np.empty(shape, dtype=dtype)
+
+
+class _Writing:
+    """The files of an entry that are being written."""
+
+    def __init__(self, entry: Entry, place: Place) -> None:
+        self._entry = entry
+        self._place = place
+        self._partials: dict[str, str] = {}
+        """Path of each partial file, by what it is to become."""
+        self._in_place: dict[str, tuple[npt.NDArray[Any], memoryview]] = {}
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Errors of the system, in words that say what to do."""
+        try:
+            yield
+        except OSError as error:
+            msg = (
+                f"{error.filename or self._place.directory}: the index {self._entry.stem} cannot be written: "
+                f"{error.strerror}; path_to_cache must name a folder with room that you may write to"
+            )
+            raise CacheError(msg) from error
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array to be filled."""
+        wanted = np.dtype(dtype)
+        if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
+            return np.empty(shape, dtype=wanted)
+        with self.explained():
+            array, data = create_npy(self._begin(self._place.array(name)), wanted, shape)
+        self._in_place[name] = array, data
+        return array
+
+    def publish(self, arrays: Arrays) -> None:
+        """Write what is not in its file yet, and let all files appear."""
+        records = {}
+        for name, final in self._place.files(self._entry.arrays).items():
+            if name == "description":
+                checksum = write_new(self._begin(final), self._entry.description.encode())
+            elif name in self._in_place and arrays[name] is self._in_place[name][0]:
+                checksum = checksum_bytes(self._in_place[name][1])
+            else:
+                self.clear(final)
+                checksum = write_npy(self._begin(final), arrays[name])
+            records[final.rpartition("/")[2]] = FileSum.of(checksum)
+        manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records)
+        write_new(self._begin(self._place.manifest), encode_manifest(manifest))
         # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(place.manifest)  # noqa: PTH108  see Place
-        for final in list(started):
-            publish(started[final], final)
-            del started[final]
-    except OSError as error:
-        msg = (
-            f"{error.filename or place.directory}: the index {entry.stem} cannot be written: {error.strerror}; "
-            "path_to_cache must name a folder with room that you may write to"
-        )
-        raise CacheError(msg) from error
-    finally:
-        for partial in started.values():
-            Path(partial).unlink(missing_ok=True)
+            os.unlink(self._place.manifest)  # noqa: PTH108  see Place
+        for final in [*self._place.files(self._entry.arrays).values(), self._place.manifest]:
+            publish(self._partials[final], final)
+            del self._partials[final]
+
+    def clear(self, *finals: str) -> None:
+        """Remove the partial files of these, or of all that were not published."""
+        for final in finals or list(self._partials):
+            if final in self._partials:
+                Path(self._partials.pop(final)).unlink(missing_ok=True)
+
+    def _begin(self, final: str) -> str:
+        self._partials[final] = f"{self._entry.own}/partial/{partial_name(final.rpartition('/')[2])}"
+        return self._partials[final]
 
 
 @lru_cache(maxsize=64)
 def _clear_once(partials: str) -> None:
     """Remove what killed writers left; once for each folder in a process, which may write thousands of entries."""
     clear_dead_partials(Path(partials))
-
-
-def _write(entry: Entry, place: Place, arrays: Mapping[str, npt.NDArray[Any]], started: dict[str, str]) -> None:
-    """Write partial files, and note in `started` what each of them is to become."""
-
-    def begin(final: str) -> str:
-        started[final] = f"{entry.own}/partial/{partial_name(final.rpartition('/')[2])}"
-        return started[final]
-
-    records = {}
-    for name, final in place.files(entry.arrays).items():
-        if name == "description":
-            checksum = write_new(begin(final), entry.description.encode())
-        else:
-            checksum = write_npy(begin(final), arrays[name])
-        records[final.rpartition("/")[2]] = FileSum.of(checksum)
-    manifest = Manifest(entry.fingerprint, entry.decisions, records)
-    write_new(begin(place.manifest), encode_manifest(manifest))

@@ -14,10 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from trackbed.cache import ArraySpec, Entry, fingerprint, open_entry, open_or_build
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, fingerprint, in_memory, open_entry, open_or_build
+from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now
 from trackbed.errors import ArgumentError, OversampleError
+from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
+from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 from trackbed.index.splits import normalize
 
@@ -29,14 +33,15 @@ ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
 )
+_STRETCH: Final = 1 << 20
 _Dataset = torch.utils.data.Dataset[Any]
-_Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class BlendedDataset(_Dataset):
     """A blend; its sample k is the `dataset_sample_index[k]`-th of dataset `dataset_index[k]`.
 
-    A dataset of weight 0 keeps its number and is never drawn.
+    A dataset of weight 0 keeps its number and is never drawn. In the order "instant" there are no such arrays: `order`
+    says which sample comes k-th.
 
     Args:
         datasets: at least one, all of one class and split.
@@ -46,6 +51,7 @@ class BlendedDataset(_Dataset):
 
     Raises:
         ArgumentError: datasets or weights that do not belong together, or weights out of range.
+        PlanError: in the order "instant", a dataset that is to be drawn has no samples.
         OversampleError: the blend draws more samples from a dataset than it has.
         CacheError: the indices cannot be read, built or written.
     """
@@ -75,7 +81,27 @@ class BlendedDataset(_Dataset):
         if config.renormalize_blend_weights is not None:
             identifiers["renormalize_blend_weights"] = config.renormalize_blend_weights
         self.unique_description, self.unique_description_hash = describe_blend(identifiers)
-        self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+        if config.order == "instant":
+            self.order = self._instant_order()
+        else:
+            self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+
+    def _instant_order(self) -> InstantOrder:
+        stages = [BlendStage(0, tuple(self.weights))]
+        if self.config.blend_stages is not None and self.split is Split.train:
+            stages += [BlendStage(first, tuple(weights)) for first, weights in self.config.blend_stages]
+        sizes = [dataset.samples_per_epoch for dataset in self.datasets]  # type: ignore[attr-defined]
+        return InstantOrder.staged(
+            sizes=sizes, stages=stages, seed=self.config.random_seed, num_samples=self._num_samples
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why there is no index, where there is none."""
+        if name in ARRAYS:
+            msg = f"{name} needs order='megatron' or 'balanced', found 'instant': ask `order.locate` instead"
+            raise AttributeError(msg)
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,14 +112,29 @@ class BlendedDataset(_Dataset):
     def _decisions(self) -> dict[str, Any]:
         return {
             "class": type(self).__name__,
-            "order": "megatron",
+            "order": self.config.order,
             "num_datasets": len(self.datasets),
             "datasets": fingerprint({"all": [dataset.fingerprint for dataset in self.datasets]}),
             "weights": fingerprint({"all": self.weights}),
             "size": self.size,
+            **({} if self.config.order == "megatron" else self._own_decisions()),
         }
 
+    def _own_decisions(self) -> dict[str, Any]:
+        """What decides the orders that are not Megatron Core's, besides."""
+        stages = [
+            [int(first), [float(weight) for weight in weights]] for first, weights in self.config.blend_stages or ()
+        ]
+        versions = [BALANCED_VERSION, InstantOrder.VERSION, PERMUTATION_VERSION]
+        return {"random_seed": int(self.config.random_seed), "versions": versions, "stages": stages}
+
+    @cached_property
+    def _balanced(self) -> BalancedIndices:
+        return BalancedIndices(self.weights, self.size, self.config.random_seed, self.config.path_to_cache)
+
     def _entry(self) -> Entry | None:
+        if self.config.order == "balanced":
+            return self._balanced.entry()
         if self.config.path_to_cache is None:
             return None
         return Entry(
@@ -106,16 +147,22 @@ class BlendedDataset(_Dataset):
         )
 
     def _expected(self) -> Mapping[str, ArraySpec]:
+        if self.config.order == "balanced":
+            return self._balanced.expected()
         samples = (self._num_samples,)
         return {
             "dataset_index": ArraySpec(np.dtype(dataset_index_dtype(len(self.datasets))), samples),
             "dataset_sample_index": ArraySpec(np.dtype(np.int64), samples),
         }
 
-    def _build(self) -> _Arrays:
-        arrays = dict(zip(ARRAYS, blend(self.weights, self.size), strict=True))
-        drawn = np.bincount(arrays["dataset_index"], minlength=len(self.datasets))
-        for number, (dataset, count) in enumerate(zip(self.datasets, drawn.tolist(), strict=True)):
+    def _build(self, allocate: Allocate) -> Arrays:
+        chosen, samples = blend(self.weights, self.size, allocate=allocate)
+        self._check_draws(draws_of_each(chosen, samples, num_datasets=len(self.datasets)))
+        return dict(zip(ARRAYS, (chosen, samples), strict=True))
+
+    def _check_draws(self, drawn: Sequence[int]) -> None:
+        """Refuse a blend that asks a dataset for more samples than it has."""
+        for number, (dataset, count) in enumerate(zip(self.datasets, drawn, strict=True)):
             if count > len(dataset):
                 msg = (
                     f"{dataset.dataset_path}, split {self.split.name}: the blend may draw at most the "
@@ -123,19 +170,25 @@ class BlendedDataset(_Dataset):
                     f"now {self.config.mid_level_dataset_surplus}"
                 )
                 raise OversampleError(msg)
-        return arrays
 
-    def _open_indices(self) -> _Arrays:
+    def _open_indices(self) -> Arrays:
+        if self.config.order == "balanced":
+            self._check_draws(self._balanced.counts)
+            return self._balanced.open()
         entry = self._entry()
-        return self._build() if entry is None else open_or_build(entry, expected=self._expected, build=self._build)
+        return (
+            self._build(in_memory)
+            if entry is None
+            else open_or_build(entry, expected=self._expected, build=self._build)
+        )
 
-    def _keep(self, arrays: _Arrays | None) -> None:
+    def _keep(self, arrays: Arrays | None) -> None:
         self.dataset_index, self.dataset_sample_index = (None if arrays is None else arrays[name] for name in ARRAYS)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        if self.config.path_to_cache is not None:
+        if self.config.order != "instant" and self.config.path_to_cache is not None:
             state.update(dict.fromkeys(ARRAYS))
         return state
 
@@ -153,20 +206,36 @@ class BlendedDataset(_Dataset):
         Raises:
             IndexError: there is no such sample.
         """
+        if self.config.order == "instant":
+            return self._located(idx)
         if self.dataset_index is None or self.dataset_sample_index is None:
             entry = self._entry()
-            self._keep(self._build() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED))
+            self._keep(
+                self._open_indices() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED)
+            )
             return self[idx]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
+    def _located(self, idx: int) -> dict[str, Any]:
+        position = idx + len(self) if idx < 0 else idx
+        if not 0 <= position < len(self):
+            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {idx}"
+            raise IndexError(msg)
+        datasets, samples = self.order.locate([position])
+        dataset_id = int(datasets[0])
+        return {"dataset_id": dataset_id, **self.datasets[dataset_id][StoredSample(samples[0])]}
 
-def blend(weights: Sequence[float], size: int | None) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:
+
+def blend(
+    weights: Sequence[float], size: int | None, *, allocate: Allocate = in_memory
+) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:
     """Dataset and sample of each position, where datasets of weight 0 are never drawn.
 
     Args:
         weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
         size: N, or None for the sum of the weights.
+        allocate: gives `dataset_index` and `dataset_sample_index` to be filled.
 
     >>> datasets, samples = blend([0.0, 0.5, 0.5], 3)
     >>> datasets.tolist(), samples.tolist()
@@ -174,11 +243,37 @@ def blend(weights: Sequence[float], size: int | None) -> tuple[npt.NDArray[np.in
     """
     drawn = [number for number, weight in enumerate(weights) if weight]
     shares = [weights[number] for number in drawn]
-    chosen, samples = exhaustive_blend([int(share) for share in shares]) if size is None else greedy_blend(shares, size)
-    if len(drawn) == len(weights):
-        return chosen, samples
-    numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
-    return numbers[chosen], samples
+    if size is None:
+        chosen, samples = exhaustive_blend([int(share) for share in shares], allocate=allocate)
+    else:
+        chosen, samples = greedy_blend(shares, size, allocate=allocate)
+    if len(drawn) < len(weights):
+        numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
+        if numbers.dtype != chosen.dtype:
+            return numbers[chosen], samples
+        for start in range(0, len(chosen), _STRETCH):
+            stretch = chosen[start : start + _STRETCH]
+            stretch[:] = numbers[stretch]
+    return chosen, samples
+
+
+def draws_of_each(
+    datasets: npt.NDArray[np.integer[Any]], samples: npt.NDArray[np.int64], *, num_datasets: int
+) -> list[int]:
+    """How often each dataset is drawn: one more than its last draw's number, so that only the end is looked at.
+
+    >>> draws_of_each(np.array([0, 1, 0], dtype=np.int16), np.array([0, 0, 1]), num_datasets=3)
+    [2, 1, 0]
+    """
+    draws = np.zeros(num_datasets, dtype=np.int64)
+    for stop in range(len(datasets), 0, -_STRETCH):
+        start = max(stop - _STRETCH, 0)
+        last = np.zeros(num_datasets, dtype=np.int64)
+        last[datasets[start:stop]] = samples[start:stop] + 1  # of equal places the last one is kept
+        draws = np.maximum(draws, last)
+        if start == 0 or int(draws.sum()) == len(datasets):
+            break
+    return [int(count) for count in draws]
 
 
 def _check_members(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:

@@ -13,14 +13,17 @@ from trackbed.index.splits import (
     parse_and_normalize_split,
 )
 
-__all__ = ["Blend", "BlendedMegatronDatasetConfig"]
+__all__ = ["ORDERS", "Blend", "BlendedMegatronDatasetConfig", "Stage"]
 
 logger = logging.getLogger(__name__)
 
 Blend = tuple[list[str], list[float] | None]
 """Prefixes, and their weights or None."""
 
-_LATER_ORDERS: Final = ("balanced", "instant")
+Stage = tuple[int, Sequence[float]]
+"""First sample of a stage, and the weights from there on."""
+
+ORDERS: Final = ("megatron", "balanced", "instant")
 
 
 @dataclass
@@ -83,7 +86,13 @@ class BlendedMegatronDatasetConfig:
     """Open indices when a sample is first asked for: all of them must be in `path_to_cache`."""
 
     order: str = field(default="megatron", kw_only=True)
-    """Which sample comes k-th: "megatron" is Megatron Core's order, bit for bit."""
+    """Which sample comes k-th: "megatron" is Megatron Core's order, bit for bit. "balanced" blends in exact
+    proportions, shuffled as a whole. "instant" builds no index at all, and shuffles samples where "megatron" shuffles
+    documents."""
+
+    blend_stages: Sequence[Stage] | None = field(default=None, kw_only=True)
+    """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`: from that sample on
+    its weights hold instead of the blend's. None for one blend all the way."""
 
     renormalize_blend_weights: bool | None = field(default=None, kw_only=True)
     """None: the sizes and weights of megatron-core 0.16.1. True or False: those of 0.10, and its names."""
@@ -121,13 +130,21 @@ class BlendedMegatronDatasetConfig:
         if not self.mid_level_dataset_surplus >= 0:
             msg = f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}"
             raise ArgumentError(msg)
-        if self.order != "megatron":
-            known = "is not built yet" if self.order in _LATER_ORDERS else "is not known"
-            msg = f"order must be 'megatron', found {self.order!r}, which {known}"
+        if self.order not in ORDERS:
+            msg = f"order must be one of {', '.join(map(repr, ORDERS))}, found {self.order!r}"
+            raise ArgumentError(msg)
+        if self.order != "megatron" and self.renormalize_blend_weights is not None:
+            msg = f"renormalize_blend_weights is a rule of order='megatron', found order={self.order!r}"
+            raise ArgumentError(msg)
+        if self.blend_stages is not None and self.order != "instant":
+            msg = f"blend_stages needs order='instant', found {self.order!r}"
             raise ArgumentError(msg)
 
     def _check_cache_options(self) -> None:
         for option in ("fast_cache_load", "defer_npy_index_mmap"):
+            if getattr(self, option) and self.order == "instant":
+                msg = f"{option} must be False with order='instant', which has no indices to load, found True"
+                raise ArgumentError(msg)
             if getattr(self, option) and self.path_to_cache is None:
                 msg = f"{option} needs path_to_cache, found None"
                 raise ArgumentError(msg)

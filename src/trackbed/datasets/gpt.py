@@ -6,16 +6,17 @@ Shapes: D documents of the split, V visits to them, R samples, S tokens of a sam
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import Entry, fingerprint, open_entry, open_or_build
+from trackbed.cache import Entry, fingerprint, in_memory, open_entry, open_or_build
 from trackbed.datasets import sample
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
+from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.low_level import identify, most_tokens
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
@@ -46,10 +47,11 @@ class _Span(NamedTuple):
 
 
 class GPTDataset(MegatronDataset):
-    """Samples of `sequence_length` tokens, the same as megatron-core 0.16.1's, bit for bit.
+    """Samples of `sequence_length` tokens, in the orders "megatron" and "balanced" megatron-core 0.16.1's, bit for bit.
 
     `document_index` `[V]`, `sample_index` `[R + 1, 2]` and `shuffle_index` `[R]` are mapped from the cache, and
-    built first where they are not there. They are None until the first sample with `defer_npy_index_mmap`.
+    built first where they are not there. They are None until the first sample with `defer_npy_index_mmap`. In the
+    order "instant" they do not exist.
 
     Args:
         indexed_dataset: the documents.
@@ -65,6 +67,7 @@ class GPTDataset(MegatronDataset):
     """
 
     config: GPTDatasetConfig
+    _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced", "instant")
 
     def __init__(
         self,
@@ -83,7 +86,10 @@ class GPTDataset(MegatronDataset):
             index_split,
             config,
         )
-        self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+        if config.order == "instant":
+            self._check_instant()
+        else:
+            self._keep(None if config.defer_npy_index_mmap else self._open_indices())
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
@@ -114,6 +120,43 @@ class GPTDataset(MegatronDataset):
             dtype_code=config.token_dtype_code,
         )
 
+    def _check_instant(self) -> None:
+        if self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence:
+            msg = "drop_last_partial_validation_sequence must be True with order='instant', found False"
+            raise ArgumentError(msg)
+        if self.num_samples and not self._instant.samples_per_epoch:
+            msg = (
+                f"{self.dataset_path}, split {self.index_split.name}: must have tokens for one sample to give "
+                f"{self.num_samples}, found {self._instant.num_tokens}"
+            )
+            raise PlanError(msg)
+
+    @cached_property
+    def _instant(self) -> InstantSamples:
+        return InstantSamples(
+            dataset=self.dataset,
+            documents=self.indices,
+            num_samples=self.num_samples,
+            sequence_length=self.config.sequence_length,
+            extra_token=int(self.config.add_extra_token_to_sequence),
+            seed=self.config.random_seed,
+        )
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the split's tokens give once, in the order "instant"."""
+        return self._instant.samples_per_epoch
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why there is no index, where there is none."""
+        if name in ARRAYS:
+            msg = (
+                f"{name} needs order='megatron' or 'balanced', found 'instant', which locates samples without an index"
+            )
+            raise AttributeError(msg)
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(msg)
+
     @cached_property
     def _indices(self) -> GPTIndices:
         keep_partial = self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence
@@ -130,7 +173,8 @@ class GPTDataset(MegatronDataset):
 
     @cached_property
     def _decisions(self) -> dict[str, Any]:
-        return {"class": type(self).__name__, **self._indices.decisions(), "data": identify(self.dataset)}
+        decisions = self._instant.decisions() if self.config.order == "instant" else self._indices.decisions()
+        return {"class": type(self).__name__, **decisions, "data": identify(self.dataset)}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -158,7 +202,7 @@ class GPTDataset(MegatronDataset):
         entry = self._entry()
         try:
             if entry is None:
-                return self._indices.build()
+                return self._indices.build(in_memory)
             return open_or_build(entry, expected=self._indices.expected, build=self._indices.build)
         except (PlanError, FormatError) as error:
             msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
@@ -172,14 +216,16 @@ class GPTDataset(MegatronDataset):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_causal_mask", "_positions"):
+        for name in ("_indices", "_instant", "_causal_mask", "_positions"):
             state.pop(name, None)
-        if self._entry() is not None:
+        if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(ARRAYS))
         return state
 
     def __len__(self) -> int:
         """R, samples in the dataset: at least as many as were asked for."""
+        if self.config.order == "instant":
+            return len(self._instant)
         return self._indices.plan.num_samples if self.sample_index is None else len(self.sample_index) - 1
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
@@ -192,7 +238,8 @@ class GPTDataset(MegatronDataset):
             IndexError: there is no such sample.
             FormatError: the files are shorter than their index says.
         """
-        text, _ = self._query_document_sample_shuffle_indices(idx or 0)
+        position = 0 if idx is None else idx
+        text, _ = self._query_document_sample_shuffle_indices(position)
         text = np.require(text, dtype=np.int64, requirements=["C", "W"])  # whatever a subclass made of it
         # As in Megatron Core, samples share mask and positions where no option shapes them.
         shared = not (self.config.reset_position_ids or self.config.reset_attention_mask or self.config.eod_mask_loss)
@@ -217,7 +264,7 @@ class GPTDataset(MegatronDataset):
         for name in ("tokens", "labels", "loss_mask"):
             found[name] = torch.from_numpy(found[name])
         if config.create_cu_seqlens:
-            pieces = self._piece_lengths(self._locate(idx or 0))
+            pieces = self._piece_lengths(position)
             found["cu_seqlens"], found["max_seqlen"] = sample.document_borders(pieces, config.sequence_length)
         return found
 
@@ -235,7 +282,7 @@ class GPTDataset(MegatronDataset):
         if self.shuffle_index is None or self.sample_index is None or self.document_index is None:
             entry = self._entry()
             self._keep(
-                self._indices.build()
+                self._indices.build(in_memory)
                 if entry is None
                 else open_entry(entry, expected=self._indices.expected, advice=_DEFERRED)
             )
@@ -249,6 +296,8 @@ class GPTDataset(MegatronDataset):
 
         Subclasses override this, under Megatron Core's name, to change the text of a sample.
         """
+        if self.config.order == "instant":
+            return self._instant.read(idx)
         span = self._locate(idx)
         length = self.config.sequence_length + self.config.add_extra_token_to_sequence
         documents = self.document_index[span.first : span.last + 1].tolist()  # type: ignore[index]
@@ -265,8 +314,11 @@ class GPTDataset(MegatronDataset):
             pieces.append(np.full(missing, self._pad_token_id, dtype=np.int64))
         return np.concatenate(pieces, dtype=np.int64), np.array(documents, dtype=np.int64)
 
-    def _piece_lengths(self, span: _Span) -> list[int]:
+    def _piece_lengths(self, idx: int) -> list[int]:
         """Tokens that a sample takes from each of the visits it spans, the extra one included."""
+        if self.config.order == "instant":
+            return self._instant.piece_lengths(idx)
+        span = self._locate(idx)
         documents = self.document_index[span.first : span.last + 1]  # type: ignore[index]
         pieces: list[int] = self.dataset.sequence_lengths[documents].tolist()
         pieces[-1] = span.last_offset + self.config.add_extra_token_to_sequence

@@ -6,19 +6,20 @@ Shapes: D documents in the file, R samples.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache import ArraySpec
+from trackbed.cache import Allocate, Arrays, ArraySpec
 from trackbed.errors import FormatError
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.samples import sample_index, sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
+from trackbed.kernels import available_threads
 
 __all__ = ["ARRAYS", "GPTIndices"]
 
@@ -93,10 +94,11 @@ class GPTIndices:
             "shuffle_index": ArraySpec(np.dtype(shuffle_index_dtype(rows)), (rows,)),
         }
 
-    def build(self) -> Mapping[str, npt.NDArray[Any]]:
+    def build(self, allocate: Allocate) -> Arrays:
         """The three arrays."""
         shuffle = LegacyShuffle(self.seed)
-        visits = document_index(self._numbers, self.plan, shuffle)
+        in_place = {name: partial(allocate, name) for name in ARRAYS}
+        visits = document_index(self._numbers, self.plan, shuffle, allocate=in_place["document_index"])
         return {
             "document_index": visits,
             "sample_index": sample_index(
@@ -105,8 +107,10 @@ class GPTIndices:
                 self.plan.num_samples,
                 sequence_length=self.sequence_length,
                 extra_token=self.extra_token,
+                num_threads=available_threads(),
+                allocate=in_place["sample_index"],
             ),
-            "shuffle_index": shuffle_index(self.plan, shuffle),
+            "shuffle_index": shuffle_index(self.plan, shuffle, allocate=in_place["shuffle_index"]),
         }
 
     def decisions(self) -> dict[str, Any]:

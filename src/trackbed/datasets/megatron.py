@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import torch.utils.data
 
 from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
 __all__ = ["LowLevelDataset", "MegatronDataset", "describe", "describe_blend", "description_now", "padding_id"]
@@ -40,6 +41,9 @@ class MegatronDataset(ABC, _Dataset):
         config: what decides the samples.
     """
 
+    _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced")
+    """The orders that a class of datasets supports."""
+
     def __init__(
         self,
         dataset: LowLevelDataset,
@@ -49,6 +53,9 @@ class MegatronDataset(ABC, _Dataset):
         index_split: Split,
         config: BlendedMegatronDatasetConfig,
     ) -> None:
+        if config.order not in self._ORDERS:
+            msg = f"{type(self).__name__} must be built with order {' or '.join(self._ORDERS)}, found {config.order!r}"
+            raise ArgumentError(msg)
         self.dataset = dataset
         self.dataset_path = dataset_path
         self.indices = indices

@@ -1,6 +1,6 @@
 """GPT datasets of made-up tokens, for trying out a training job without data."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,8 @@ class MockGPTDataset(GPTDataset):
     Raises:
         ArgumentError: the configuration names real data.
     """
+
+    _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced")
 
     def __init__(
         self,

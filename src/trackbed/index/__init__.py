@@ -1,10 +1,11 @@
 """Which sample comes k-th: pure functions over arrays; no files, no ranks, no clock."""
 
+from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, largest_remainders
 from trackbed.index.blend import exhaustive_blend, greedy_blend
 from trackbed.index.documents import document_index
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.instant import InstantOrder
-from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.legacy_random import LegacyShuffle, legacy_shuffle
 from trackbed.index.order import Order
 from trackbed.index.permutation import PERMUTATION_VERSION, BlockPermutation, Permutation
 from trackbed.index.samples import sample_index
@@ -20,6 +21,7 @@ from trackbed.index.splits import (
 from trackbed.index.stages import BlendStage, Exhaustion
 
 __all__ = [
+    "BALANCED_VERSION",
     "PERMUTATION_VERSION",
     "BlendStage",
     "BlockPermutation",
@@ -30,11 +32,14 @@ __all__ = [
     "Order",
     "Permutation",
     "Split",
+    "balanced_blend",
     "convert_split_vector_to_split_matrix",
     "document_index",
     "exhaustive_blend",
     "get_blend_from_list",
     "greedy_blend",
+    "largest_remainders",
+    "legacy_shuffle",
     "normalize",
     "parse_and_normalize_split",
     "plan_epochs",

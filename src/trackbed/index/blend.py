@@ -3,7 +3,7 @@
 Shapes: K datasets, N samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from trackbed.errors import ArgumentError
 
 __all__ = ["dataset_index_dtype", "exhaustive_blend", "greedy_blend"]
 
+Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]
 
 
@@ -22,12 +23,24 @@ def dataset_index_dtype(num_datasets: int) -> type[np.int16] | type[np.int32]:
     return np.int16 if num_datasets < np.iinfo(np.int16).max else np.int32
 
 
-def greedy_blend(weights: Sequence[float] | npt.NDArray[np.float64], num_samples: int) -> BlendIndices:
+def _in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.empty(shape, dtype=dtype)
+
+
+def greedy_blend(
+    weights: Sequence[float] | npt.NDArray[np.float64],
+    num_samples: int,
+    *,
+    num_threads: int = 1,
+    allocate: Allocate = _in_memory,
+) -> BlendIndices:
     """Each sample from the dataset that is furthest behind its share, the lowest number on ties.
 
     Args:
         weights: `[K]` shares, taken as they are, finite.
         num_samples: N, at least 0.
+        num_threads: at least 1. Each draw depends on the one before, so more than one are of no use yet.
+        allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
 
     Returns:
         `[N]` dataset of each sample, and `[N]` how many samples of that dataset came before it.
@@ -39,21 +52,22 @@ def greedy_blend(weights: Sequence[float] | npt.NDArray[np.float64], num_samples
     >>> datasets.tolist(), samples.tolist()
     ([0, 1, 2, 0], [0, 0, 0, 1])
     """
-    if num_samples < 0:
-        msg = f"num_samples must be at least 0, found {num_samples}"
+    if num_samples < 0 or num_threads < 1:
+        msg = f"num_samples must be at least 0 and num_threads 1, found {num_samples} and {num_threads}"
         raise ArgumentError(msg)
     shares = np.asarray(weights, dtype=np.float64)
-    datasets = np.empty(num_samples, dtype=dataset_index_dtype(len(shares)))
-    samples = np.empty(num_samples, dtype=np.int64)
+    datasets = allocate("dataset_index", (num_samples,), dataset_index_dtype(len(shares)))
+    samples = allocate("dataset_sample_index", (num_samples,), np.int64)
     kernels.greedy_blend(shares, datasets, samples)
     return datasets, samples
 
 
-def exhaustive_blend(sizes: Sequence[int] | npt.NDArray[np.int64]) -> BlendIndices:
+def exhaustive_blend(sizes: Sequence[int] | npt.NDArray[np.int64], *, allocate: Allocate = _in_memory) -> BlendIndices:
     """Every sample of every dataset once, spread evenly.
 
     Args:
         sizes: `[K]` samples of each dataset, each at least 1.
+        allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
 
     Returns:
         `[N]` dataset of each sample and `[N]` sample of that dataset, with N = sum(sizes).
@@ -66,7 +80,8 @@ def exhaustive_blend(sizes: Sequence[int] | npt.NDArray[np.int64]) -> BlendIndic
     ([0, 1, 0], [0, 0, 1])
     """
     counts = np.asarray(sizes, dtype=np.int64)
-    datasets = np.empty(int(counts.sum()), dtype=dataset_index_dtype(len(counts)))
-    samples = np.empty(len(datasets), dtype=np.int64)
+    num_samples = int(counts.sum())
+    datasets = allocate("dataset_index", (num_samples,), dataset_index_dtype(len(counts)))
+    samples = allocate("dataset_sample_index", (num_samples,), np.int64)
     kernels.exhaustive_blend(counts, datasets, samples)
     return datasets, samples

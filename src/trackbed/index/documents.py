@@ -3,6 +3,7 @@
 Shapes: D documents of the split, E epochs, V = E * D visits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int
 
 
 def document_index(
-    documents: npt.NDArray[np.integer[Any]], plan: EpochPlan, shuffle: LegacyShuffle
+    documents: npt.NDArray[np.integer[Any]],
+    plan: EpochPlan,
+    shuffle: LegacyShuffle,
+    *,
+    allocate: Callable[..., npt.NDArray[Any]] = np.empty,
 ) -> npt.NDArray[np.integer[Any]]:
     """Every document of the split once per epoch, shuffled together; a separate last epoch apart.
 
@@ -29,6 +34,7 @@ def document_index(
         documents: `[D]` numbers of the split's documents.
         plan: how many epochs, and whether the last one stands apart.
         shuffle: the dataset's stream of shuffles; this is the first to draw from it.
+        allocate: gives the array to be filled, from its shape and dtype.
 
     Returns:
         `[V]` document of each visit.
@@ -39,7 +45,7 @@ def document_index(
     >>> plan.num_epochs, len(visits), sorted(set(visits.tolist()))
     (3, 15, [5, 6, 7, 8, 9])
     """
-    visits = np.empty(plan.num_epochs * len(documents), dtype=document_index_dtype(documents))
+    visits = allocate((plan.num_epochs * len(documents),), document_index_dtype(documents))
     visits.reshape(plan.num_epochs, len(documents))[:] = documents
     last_epoch = 0 if plan.samples_before_last is None else (plan.num_epochs - 1) * len(documents)
     shuffle(visits[:last_epoch])  # draws nothing where the last epoch is not apart

@@ -3,6 +3,7 @@
 Shapes: D documents in the file, V visits, R samples.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ def sample_index(
     *,
     sequence_length: int,
     extra_token: int,
+    num_threads: int = 1,
+    allocate: Callable[..., npt.NDArray[Any]] = np.empty,
 ) -> npt.NDArray[np.integer[Any]]:
     """Visit and token offset inside it at which each sample starts, and where the last one ends.
 
@@ -39,6 +42,8 @@ def sample_index(
         num_samples: R.
         sequence_length: tokens from one sample's start to the next, at least 1.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
+        num_threads: at least 1.
+        allocate: gives the array to be filled, from its shape and dtype.
 
     Returns:
         `[R + 1, 2]` rows; sample j lies between rows j and j + 1.
@@ -52,6 +57,8 @@ def sample_index(
     """
     longest = int(lengths.max()) if len(lengths) else 0
     dtype = np.int64 if visits.dtype == np.int64 else sample_index_dtype(len(visits), longest)
-    rows = np.empty((num_samples + 1, 2), dtype=dtype)
-    kernels.sample_index(lengths, visits, rows, sequence_length=sequence_length, extra_token=extra_token)
+    rows = allocate((num_samples + 1, 2), dtype)
+    kernels.sample_index(
+        lengths, visits, rows, sequence_length=sequence_length, extra_token=extra_token, num_threads=num_threads
+    )
     return rows

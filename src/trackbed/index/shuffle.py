@@ -3,7 +3,8 @@
 Shapes: R samples.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +15,23 @@ from trackbed.index.legacy_random import LegacyShuffle
 __all__ = ["shuffle_index", "shuffle_index_dtype"]
 
 
+_STRETCH: Final = 1 << 20
+
+
 def shuffle_index_dtype(num_samples: int) -> type[np.uint32] | type[np.int64]:
     """uint32 below 2**32 - 2 samples, as Megatron Core chooses."""
     return np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
 
 
-def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.integer[Any]]:
+def shuffle_index(
+    plan: EpochPlan, shuffle: LegacyShuffle, *, allocate: Callable[..., npt.NDArray[Any]] = np.empty
+) -> npt.NDArray[np.integer[Any]]:
     """All samples, shuffled together; those of a separate last epoch apart.
 
     Args:
         plan: how many samples, and which of them belong to a separate last epoch.
         shuffle: the dataset's stream of shuffles, after the document index has drawn from it.
+        allocate: gives the array to be filled, from its shape and dtype.
 
     Returns:
         `[R]` sample at each position.
@@ -33,8 +40,10 @@ def shuffle_index(plan: EpochPlan, shuffle: LegacyShuffle) -> npt.NDArray[np.int
     >>> shuffle_index(plan, LegacyShuffle(1234)).tolist()
     [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]
     """
-    order = np.empty(plan.num_samples, dtype=shuffle_index_dtype(plan.num_samples))
-    order[:] = np.arange(plan.num_samples)
+    order = allocate((plan.num_samples,), shuffle_index_dtype(plan.num_samples))
+    for start in range(0, plan.num_samples, _STRETCH):
+        stretch = order[start : start + _STRETCH]
+        stretch[:] = np.arange(start, start + len(stretch))
     last_epoch = plan.samples_before_last or 0
     shuffle(order[:last_epoch])
     shuffle(order[last_epoch:])

@@ -1,12 +1,13 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
-from trackbed.kernels.blend import exhaustive_blend, greedy_blend
+from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
-from trackbed.kernels.isa import available_levels
+from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
+from trackbed.kernels.poll import Poll
 from trackbed.kernels.samples import sample_index
-from trackbed.kernels.shuffle import Poll, Twister, legacy_shuffle, new_twister
+from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
 __all__ = [
     "PERMUTATION_VERSION",
@@ -15,6 +16,8 @@ __all__ = [
     "Poll",
     "Twister",
     "available_levels",
+    "available_threads",
+    "balanced_blend",
     "check_blocks",
     "check_size_and_key",
     "draw_phases",

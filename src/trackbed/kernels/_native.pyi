@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_Poll = Callable[[int], object] | None
 PERMUTATION_VERSION: int
 
 _Ids = npt.NDArray[np.integer[Any]]
@@ -14,7 +15,7 @@ def legacy_shuffle(
     twister: npt.NDArray[np.uint32],
     array: npt.NDArray[np.unsignedinteger[Any]],
     level: int,
-    poll: Callable[[int], object] | None,
+    poll: _Poll,
     /,
 ) -> None: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
@@ -45,6 +46,7 @@ def greedy_blend(
     dataset_index: _Ids,
     dataset_sample_index: npt.NDArray[np.int64],
     level: int,
+    poll: _Poll,
     /,
 ) -> None: ...
 def exhaustive_blend(
@@ -52,16 +54,29 @@ def exhaustive_blend(
     dataset_index: _Ids,
     dataset_sample_index: npt.NDArray[np.int64],
     level: int,
+    poll: _Poll,
+    /,
+) -> None: ...
+def balanced_blend(
+    sizes: npt.NDArray[np.int64],
+    key: int,
+    dataset_index: _Ids,
+    dataset_sample_index: _Ids,
+    level: int,
+    num_threads: int,
+    poll: _Poll,
     /,
 ) -> None: ...
 def sample_index(
-    lengths: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.uint8],
     visits: npt.NDArray[np.integer[Any]],
     sequence_length: int,
     extra_token: int,
     rows: npt.NDArray[np.integer[Any]],
+    num_threads: int,
+    poll: _Poll,
     /,
-) -> None: ...
+) -> int: ...
 def permutations_of(sizes: npt.NDArray[np.int64], /) -> npt.NDArray[np.uint64]: ...
 def instant_locate(
     nodes: npt.NDArray[np.uint64],
@@ -77,7 +92,7 @@ def instant_locate(
     draws: npt.NDArray[np.int64],
     samples: npt.NDArray[np.int64],
     num_threads: int,
-    poll: Callable[[int], object] | None,
+    poll: _Poll,
     /,
 ) -> None: ...
 def draw_phases(nodes: npt.NDArray[np.uint64], num_leaves: int, key: int, /) -> None: ...

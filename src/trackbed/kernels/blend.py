@@ -12,8 +12,10 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
+from trackbed.kernels.permutation import check_size_and_key
+from trackbed.kernels.poll import Poll
 
-__all__ = ["exhaustive_blend", "greedy_blend"]
+__all__ = ["balanced_blend", "exhaustive_blend", "greedy_blend"]
 
 DatasetIds = npt.NDArray[np.integer[Any]]
 
@@ -22,6 +24,8 @@ def greedy_blend(
     weights: npt.NDArray[np.float64],
     dataset_index: DatasetIds,
     dataset_sample_index: npt.NDArray[np.int64],
+    *,
+    poll: Poll = None,
 ) -> None:
     """Fill both outputs: sample i comes from the dataset furthest behind its share, the lowest on ties.
 
@@ -29,6 +33,7 @@ def greedy_blend(
         weights: `[K]` share of each dataset, finite, taken as they are.
         dataset_index: `[N]` receives the dataset of each sample; numbers wrap if K exceeds its type.
         dataset_sample_index: `[N]` receives how many samples of that dataset came before.
+        poll: looks in while it runs.
 
     Raises:
         ArgumentError: no weights, a weight that is not finite, or outputs of other lengths or types.
@@ -38,13 +43,15 @@ def greedy_blend(
         msg = f"weights must be a vector of at least one finite number, found {weights}"
         raise ArgumentError(msg)
     _check_outputs(dataset_index, dataset_sample_index)
-    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level())
+    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level(), poll)
 
 
 def exhaustive_blend(
     sizes: npt.NDArray[np.int64],
     dataset_index: DatasetIds,
     dataset_sample_index: npt.NDArray[np.int64],
+    *,
+    poll: Poll = None,
 ) -> None:
     """Fill both outputs with exactly `sizes[d]` samples of each dataset d, spread evenly.
 
@@ -52,31 +59,81 @@ def exhaustive_blend(
         sizes: `[K]` samples of each dataset, each at least 1.
         dataset_index: `[N]` with N = sum(sizes), receives the dataset of each sample.
         dataset_sample_index: `[N]` receives how many samples of that dataset came before.
+        poll: looks in while it runs.
 
     Raises:
         ArgumentError: a size that is no integer or below 1, or outputs of another type, or whose length is
             not the sum of the sizes.
     """
-    given = np.asarray(sizes)
-    sizes = np.require(given, dtype=np.int64, requirements=["C", "A"])
-    if sizes.ndim != 1 or (sizes < 1).any() or (len(sizes) and given.dtype.kind not in "iu"):
-        msg = f"sizes must be a vector of integers of at least 1, found {given}"
-        raise ArgumentError(msg)
     _check_outputs(dataset_index, dataset_sample_index)
-    total = sum(sizes.tolist())
-    if total != len(dataset_index):
-        msg = f"the outputs must hold sum(sizes) = {total} samples, found {len(dataset_index)}"
+    sizes = _as_sizes(sizes, len(dataset_index), lowest=1)
+    if len(sizes):
+        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level(), poll)
+
+
+def balanced_blend(
+    sizes: npt.NDArray[np.int64],
+    dataset_index: DatasetIds,
+    dataset_sample_index: npt.NDArray[np.integer[Any]],
+    *,
+    key: int,
+    num_threads: int = 1,
+    poll: Poll = None,
+) -> None:
+    """Fill both outputs with exactly `sizes[d]` samples of each dataset d, all shuffled together.
+
+    Args:
+        sizes: `[K]` samples of each dataset, each at least 0.
+        dataset_index: `[N]` uint16 or uint32 with N = sum(sizes), receives the dataset of each sample.
+        dataset_sample_index: `[N]` uint32 or int64, receives its number in that dataset.
+        key: which shuffle, in `[0, 2**64)`.
+        num_threads: at least 1; the shuffle does not depend on it.
+        poll: looks in while it runs.
+
+    Raises:
+        ArgumentError: a size that is no integer or below 0, a key out of range, outputs of another type or too narrow,
+            or whose length is not the sum of the sizes.
+    """
+    _check_outputs(dataset_index, dataset_sample_index, ids=(np.uint16, np.uint32), samples=(np.uint32, np.int64))
+    sizes = _as_sizes(sizes, len(dataset_index), lowest=0)
+    check_size_and_key(max(len(dataset_index), 1), key)
+    highest = max(len(sizes) - 1, 0), int(sizes.max(initial=1)) - 1
+    for name, array, number in zip(
+        ("dataset_index", "dataset_sample_index"), (dataset_index, dataset_sample_index), highest, strict=True
+    ):
+        if number > np.iinfo(array.dtype).max:
+            msg = f"{name} must hold {number}, found {array.dtype}"
+            raise ArgumentError(msg)
+    if len(dataset_index):
+        _native.balanced_blend(sizes, key, dataset_index, dataset_sample_index, chosen_level(), num_threads, poll)
+
+
+def _as_sizes(sizes: npt.NDArray[np.int64], room: int, *, lowest: int) -> npt.NDArray[np.int64]:
+    """The sizes as the kernels want them, if they add up to the outputs' room."""
+    given = np.asarray(sizes)
+    wanted = np.require(given, dtype=np.int64, requirements=["C", "A"])
+    if wanted.ndim != 1 or (wanted < lowest).any() or (len(wanted) and given.dtype.kind not in "iu"):
+        msg = f"sizes must be a vector of integers of at least {lowest}, found {given}"
         raise ArgumentError(msg)
-    if total:
-        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level())
+    total = sum(wanted.tolist())
+    if total != room:
+        msg = f"the outputs must hold sum(sizes) = {total} samples, found {room}"
+        raise ArgumentError(msg)
+    return wanted
 
 
-def _check_outputs(dataset_index: DatasetIds, dataset_sample_index: npt.NDArray[np.int64]) -> None:
+def _check_outputs(
+    dataset_index: DatasetIds,
+    dataset_sample_index: npt.NDArray[np.integer[Any]],
+    *,
+    ids: tuple[type[np.integer[Any]], ...] = (np.int16, np.int32),
+    samples: tuple[type[np.integer[Any]], ...] = (np.int64,),
+) -> None:
     if dataset_index.shape != dataset_sample_index.shape or dataset_index.ndim != 1:
         msg = (
             "dataset_index and dataset_sample_index must be vectors of one length, "
             f"found shapes {dataset_index.shape} and {dataset_sample_index.shape}"
         )
         raise ArgumentError(msg)
-    check_output("dataset_index", dataset_index, dtypes=(np.int16, np.int32))
-    check_output("dataset_sample_index", dataset_sample_index, dtypes=(np.int64,))
+    check_output("dataset_index", dataset_index, dtypes=ids)
+    check_output("dataset_sample_index", dataset_sample_index, dtypes=samples)

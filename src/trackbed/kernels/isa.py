@@ -6,7 +6,7 @@ from typing import Final
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 
-__all__ = ["LEVELS", "available_levels", "chosen_level"]
+__all__ = ["LEVELS", "available_levels", "available_threads", "chosen_level"]
 
 LEVELS: Final = ("baseline", "avx2", "avx512")
 
@@ -14,6 +14,11 @@ LEVELS: Final = ("baseline", "avx2", "avx512")
 def available_levels() -> tuple[str, ...]:
     """The levels that this processor has, narrowest first."""
     return LEVELS[: _native.best_isa() + 1]
+
+
+def available_threads() -> int:
+    """How many threads this process can run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chosen_level() -> int:

@@ -12,7 +12,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.shuffle import Poll
+from trackbed.kernels.poll import Poll
 
 __all__ = ["PERMUTATION_VERSION", "check_blocks", "check_size_and_key", "permute", "permute_blocks"]
 

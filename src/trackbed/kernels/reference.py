@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "balanced_blend",
     "draw_phases",
     "epoch_sample",
     "exhaustive_blend",
@@ -81,6 +82,19 @@ def legacy_shuffle(generator: np.random.RandomState, array: npt.NDArray[Any]) ->
             # Of 64 bits the first 32 are the higher half.
             target = int(bits[0] if len(bits) == 1 else int(bits[0]) << 32 | int(bits[1])) & mask
         array[[last, target]] = array[[target, last]]
+
+
+def balanced_blend(
+    sizes: npt.NDArray[np.int64], permuted: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`[N]` dataset and `[N]` sample of it, where `permuted` says which of all samples in turn comes k-th.
+
+    >>> balanced_blend(np.array([2, 0, 1]), np.array([2, 0, 1]))
+    (array([2, 0, 0]), array([0, 0, 1]))
+    """
+    datasets = np.repeat(np.arange(len(sizes)), sizes)
+    samples = np.concatenate([np.arange(size) for size in sizes])
+    return datasets[permuted], samples[permuted]
 
 
 def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], int]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
+from trackbed.kernels.poll import Poll
 
 __all__ = ["sample_index"]
 
@@ -25,19 +26,24 @@ def sample_index(
     *,
     sequence_length: int,
     extra_token: int,
+    num_threads: int = 1,
+    poll: Poll = None,
 ) -> None:
     """Fill `rows` with where each sample starts in the stream that the visits spell out.
 
     Args:
-        lengths: `[D]` tokens in each document, each at least 0.
+        lengths: `[D]` tokens in each document, at least 0 in each that is visited.
         visits: `[V]` document visited at each step, each in `[0, D)`.
         rows: `[S + 1, 2]` receives visit and token offset inside it of stream token `k * sequence_length`;
             int64 rows where visits are int64.
         sequence_length: tokens from one sample's start to the next, at least 1.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
+        num_threads: at least 1; the rows do not depend on it.
+        poll: looks in while it runs, with the number of rows that are done.
 
     Raises:
-        ArgumentError: a length is negative, a visit names no document, or another argument is out of range.
+        ArgumentError: a visited document's length is negative, a visit names no document, or another argument is out
+            of range.
     """
     if sequence_length < 1 or extra_token not in (0, 1):
         msg = f"sequence_length must be at least 1 and extra_token 0 or 1, found {sequence_length} and {extra_token}"
@@ -50,18 +56,29 @@ def sample_index(
         raise ArgumentError(msg)
     check_output("rows", rows, dtypes=(np.int32, np.int64))
     lengths, visits = _vector("lengths", lengths), _vector("visits", visits)
-    if len(lengths) and not (lengths.min() >= 0 and lengths.max() <= _LONGEST):
-        document = int(lengths.argmin() if lengths.min() < 0 else lengths.argmax())
-        msg = f"lengths must be in [0, {_LONGEST}], document {document} has {lengths[document]}"
-        raise ArgumentError(msg)
-    if len(visits) and not (visits.min() >= 0 and visits.max() < len(lengths)):
-        msg = f"visits must name documents in [0, {len(lengths)}), found [{visits.min()}, {visits.max()}]"
-        raise ArgumentError(msg)
-    # An index file holds its lengths at an odd address; the kernel wants them where the processor does.
-    lengths = np.require(lengths, dtype=np.int32, requirements=["C", "A"])
+    if lengths.dtype != np.int32 and len(lengths):
+        _check_range("lengths", lengths, _LONGEST)
+    if visits.dtype.itemsize > rows.dtype.itemsize or visits.dtype.kind == "u":
+        _check_range("visits", visits, len(lengths) - 1)
+    # An index file holds its lengths at an odd address: they go in as bytes, so that nobody need copy them.
+    lengths = np.ascontiguousarray(lengths, dtype=np.int32)
     visit_type = np.int32 if visits.dtype == np.int32 else np.int64 if rows.dtype == np.int64 else np.int32
     visits = np.require(visits, dtype=visit_type, requirements=["C", "A"])
-    _native.sample_index(lengths, visits, sequence_length, extra_token, rows.reshape(-1))
+    first = _native.sample_index(
+        lengths.view(np.uint8), visits, sequence_length, extra_token, rows.reshape(-1), max(num_threads, 1), poll
+    )
+    if first < len(visits):
+        _check_range("visits", visits, len(lengths) - 1)
+        _check_range("lengths", lengths, _LONGEST)
+
+
+def _check_range(name: str, array: npt.NDArray[Any], highest: int) -> None:
+    """Refuse numbers outside `[0, highest]`, naming the first of them."""
+    wrong = np.flatnonzero((array < 0) | (array > highest))
+    if len(wrong):
+        what = f"{name}[{wrong[0]}]"
+        msg = f"{name} must be in [0, {highest}], found {what} = {array[wrong[0]]}"
+        raise ArgumentError(msg)
 
 
 def _vector(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

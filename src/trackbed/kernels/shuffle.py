@@ -3,7 +3,6 @@
 Shapes: N elements.
 """
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -13,12 +12,9 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
+from trackbed.kernels.poll import Poll
 
-__all__ = ["Poll", "Twister", "legacy_shuffle", "new_twister"]
-
-Poll = Callable[[int], object] | None
-"""Called with the number of items that are done, at least every 50 ms; what it raises ends the kernel, whose outputs
-then mean nothing. Ctrl-C ends it with or without one."""
+__all__ = ["Twister", "legacy_shuffle", "new_twister"]
 
 Twister = npt.NDArray[np.uint32]
 """`[625]` state of MT19937: 624 words, and which of them is drawn next."""

@@ -1,0 +1,319 @@
+#include "trackbed/blend.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "trackbed/blend_loops.hpp"
+
+namespace trackbed {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();    // the count of what is not drawn again
+constexpr double kEverybody = std::numeric_limits<double>::lowest();  // a threshold that all errors reach
+constexpr std::size_t kResident = 48;                                 // so many datasets need no sieve
+constexpr std::size_t kBlock = 16;                                    // steps drawn from one list of candidates
+constexpr std::size_t kLongest = 512;
+constexpr double kHopeless = 1e6;  // a widening that has not helped
+
+// Datasets, or those of them that one sieve let through. `at` is their number in the list that was sieved.
+struct Entries {
+  explicit Entries(std::size_t room)
+      : weights(room + BlendLoops::kPadding, 0.0),
+        counts(room + BlendLoops::kPadding, kNever),
+        at(room + BlendLoops::kPadding) {}
+
+  std::size_t size = 0;
+  std::vector<double> weights;
+  std::vector<double> counts;
+  std::vector<std::int32_t> at;
+};
+
+// The smallest error that won lately: over the present period and the one before.
+class Lowest {
+ public:
+  void note(double error) { present_ = std::min(present_, error); }
+  double turn() {
+    const double both = std::min(present_, before_);
+    before_ = present_;
+    present_ = kNever;
+    return both;
+  }
+
+ private:
+  double present_ = kNever;
+  double before_ = kNever;
+};
+
+// How many of a class were seen in one thinning out, by count. Inside a class counts differ by 1, as a rule: two are
+// kept apart, and others are not counted.
+struct Seen {
+  std::uint64_t thinning = 0;
+  double counts[2] = {kNever, kNever};
+  std::size_t numbers[2] = {0, 0};
+
+  std::size_t note(double count, std::uint64_t present) {
+    if (thinning != present) {
+      *this = Seen{present, {count, kNever}, {0, 0}};
+    }
+    if (count == counts[0]) {
+      return ++numbers[0];
+    }
+    if (counts[1] == kNever) {
+      counts[1] = count;
+    }
+    return count == counts[1] ? ++numbers[1] : 0;
+  }
+};
+
+// Which datasets have the same weight as others: their class, from 1 on, and 0 for those that are alone.
+// Empty where all are alone.
+std::vector<std::int32_t> classes_of(std::span<const double> weights) {
+  std::unordered_map<double, std::int32_t> first_of;
+  std::vector<std::int32_t> classes(weights.size(), 0);
+  std::int32_t num_classes = 0;
+  for (std::size_t dataset = 0; dataset < weights.size(); ++dataset) {
+    const auto [known, is_new] = first_of.try_emplace(weights[dataset], static_cast<std::int32_t>(dataset));
+    if (!is_new) {
+      std::int32_t& its_class = classes[static_cast<std::size_t>(known->second)];
+      its_class = its_class == 0 ? ++num_classes : its_class;
+      classes[dataset] = its_class;
+    }
+  }
+  return num_classes == 0 ? std::vector<std::int32_t>{} : classes;
+}
+
+// A blend being drawn. With kLimited each dataset is drawn sizes[d] times at most.
+//
+// Only few datasets can win soon. Errors grow until their dataset is drawn, so who wins inside a block of steps has, at
+// the block's last step, an error of at least the smallest one that wins in it. That is guessed from the blocks before:
+// everybody whose error will not reach the guess is left out, and if nobody in the block reaches it at some step, the
+// guess was too high and is lowered before that step is drawn. This is done twice, with a list for many steps and one
+// for a few. So the draws are those of the plain rule, whatever the guesses are.
+template <class Id, bool kLimited>
+class Blend {
+ public:
+  Blend(std::span<const double> weights, std::span<const std::int64_t> sizes, std::span<Id> dataset_index,
+        std::span<std::int64_t> dataset_sample_index, Isa level, Poll& poll)
+      : sizes_(sizes),
+        dataset_index_(dataset_index),
+        dataset_sample_index_(dataset_sample_index),
+        loops_(blend_loops_at(level)),
+        poll_(poll),
+        all_(weights.size()) {
+    all_.size = weights.size();
+    std::copy(weights.begin(), weights.end(), all_.weights.begin());
+    std::fill_n(all_.counts.begin(), weights.size(), 0.0);
+  }
+
+  void run() {
+    const auto weights = std::span(all_.weights).first(all_.size);
+    if (dataset_index_.empty()) {
+      return;
+    }
+    draw_plainly(1);  // steps 0 and 1 both count as 1
+    if (*std::min_element(weights.begin(), weights.end()) < 0.0) {
+      draw_plainly(dataset_index_.size());
+    } else if (all_.size <= kResident) {
+      draw_resident();
+    } else {
+      draw_sieved();
+    }
+  }
+
+ private:
+  // Notes that the sample at `next_` is the count-th of `dataset`. Returns the dataset's count from now on.
+  double take(std::size_t dataset, double count) {
+    dataset_index_[next_] = static_cast<Id>(dataset);
+    dataset_sample_index_[next_] = static_cast<std::int64_t>(count);
+    ++next_;
+    if constexpr (kLimited) {
+      if (static_cast<std::int64_t>(count) + 1 == sizes_[dataset]) {
+        return kNever;
+      }
+    }
+    return count + 1.0;
+  }
+
+  double step() const { return std::max(static_cast<double>(next_), 1.0); }
+
+  void draw_plainly(std::size_t stop) {
+    while (next_ < stop) {
+      const std::size_t dataset = loops_.largest_error(all_.weights.data(), all_.counts.data(), all_.size, step());
+      all_.counts[dataset] = take(dataset, all_.counts[dataset]);
+      if (next_ % 256 == 0) {
+        poll_(static_cast<std::int64_t>(next_));
+      }
+    }
+  }
+
+  // Few datasets: everybody is looked at in every step.
+  void draw_resident() {
+    std::vector<double> ahead(all_.counts.size());
+    while (next_ < dataset_index_.size()) {
+      std::copy(all_.counts.begin(), all_.counts.end(), ahead.begin());
+      const std::size_t num_steps = std::min(kLongest, dataset_index_.size() - next_);
+      const std::size_t drawn =
+          loops_.draw(all_.weights.data(), ahead.data(), all_.size, step(), num_steps, kEverybody, drawn_, &ignored_);
+      for (std::size_t k = 0; k < drawn; ++k) {
+        double& count = all_.counts[drawn_[k]];
+        if (kLimited && count == kNever) {
+          break;  // it was drawn for the last time in this block: what comes after must do without it
+        }
+        count = take(drawn_[k], count);
+      }
+      poll_(static_cast<std::int64_t>(next_));
+    }
+  }
+
+  void draw_sieved() {
+    classes_ = classes_of(std::span<const double>(all_.weights).first(all_.size));
+    seen_.resize(classes_.empty() ? 0 : all_.size + 1);
+    const double margin = 4.0 / static_cast<double>(all_.size);
+    const std::size_t horizon =
+        std::max<std::size_t>(kBlock, static_cast<std::size_t>(4.5 * std::sqrt(static_cast<double>(all_.size))));
+    Entries warm(all_.size);
+    Entries hot(all_.size);
+    double warm_threshold = kEverybody;
+    double hot_threshold = kEverybody;
+    Lowest warm_lowest;
+    Lowest hot_lowest;
+    double widening = 1.0;   // how far a threshold is lowered next, in margins: twice as far each time it fails
+    std::size_t blocks = 0;  // blocks that went well since the hot threshold was set
+    std::size_t warm_stop = next_;
+    while (next_ < dataset_index_.size()) {
+      if (next_ == warm_stop) {
+        give_back(warm);
+        warm_stop = std::min(dataset_index_.size(), next_ + horizon);
+        sieve(all_, static_cast<double>(warm_stop - 1), warm_threshold, horizon, warm);
+        hot_threshold = std::max(hot_threshold, warm_threshold);
+        poll_(static_cast<std::int64_t>(next_));
+      }
+      const std::size_t stop = std::min(warm_stop, next_ + kBlock);
+      sieve(warm, static_cast<double>(stop - 1), hot_threshold, kBlock, hot);
+      double lowest = kNever;
+      const std::size_t num_steps = stop - next_;
+      const std::size_t drawn = hot.size == 0 ? 0
+                                              : loops_.draw(hot.weights.data(), hot.counts.data(), hot.size, step(),
+                                                            num_steps, hot_threshold, drawn_, &lowest);
+      bool ended = false;  // a dataset was drawn for the last time, and then once more
+      for (std::size_t k = 0; k < drawn && !ended; ++k) {
+        const auto entry = static_cast<std::size_t>(hot.at[drawn_[k]]);
+        double& count = warm.counts[entry];
+        ended = kLimited && count == kNever;
+        if (!ended) {
+          count = take(static_cast<std::size_t>(warm.at[entry]), count);
+        }
+      }
+      warm_lowest.note(lowest);
+      hot_lowest.note(lowest);
+      if (drawn < num_steps && !ended) {
+        // Nobody hot is proven to win.
+        if (hot_threshold <= warm_threshold) {
+          warm_threshold = widening > kHopeless ? kEverybody : warm_threshold - 5.0 * margin * widening;
+          hot_threshold = warm_threshold;
+          warm_stop = next_;
+        } else {
+          hot_threshold =
+              widening > kHopeless ? warm_threshold : std::max(warm_threshold, hot_threshold - 2.0 * margin * widening);
+        }
+        widening *= 2.0;
+        hot_lowest.note(hot_threshold + margin);
+        warm_lowest.note(hot_threshold + margin);
+        continue;
+      }
+      widening = 1.0;
+      if (++blocks == 8) {
+        blocks = 0;
+        hot_threshold = std::max(warm_threshold, hot_lowest.turn() - margin);
+      }
+      if (next_ == warm_stop) {
+        warm_threshold = std::max(kEverybody, warm_lowest.turn() - 5.0 * margin);
+      }
+    }
+  }
+
+  // The entries of `from` that may win in the next steps, the last of which is `step`, in `to`.
+  void sieve(const Entries& from, double step, double threshold, std::size_t num_steps, Entries& to) {
+    to.size = loops_.sieve(from.weights.data(), from.counts.data(), from.size, step, threshold, to.weights.data(),
+                           to.counts.data(), to.at.data());
+    if (!classes_.empty()) {
+      thin_out(from, num_steps, to);
+    }
+  }
+
+  // Of datasets with equal weights and counts the first is drawn first. So no more of them can win than there are
+  // steps, and the rest is left out: without that, a blend of equal weights would always be wholly hot.
+  void thin_out(const Entries& from, std::size_t num_steps, Entries& entries) {
+    ++thinning_;
+    std::size_t kept = 0;
+    for (std::size_t entry = 0; entry < entries.size; ++entry) {
+      const auto number = static_cast<std::size_t>(entries.at[entry]);
+      const std::size_t dataset = &from == &all_ ? number : static_cast<std::size_t>(from.at[number]);
+      const std::int32_t its_class = classes_[dataset];
+      if (its_class != 0 &&
+          seen_[static_cast<std::size_t>(its_class)].note(entries.counts[entry], thinning_) > num_steps) {
+        continue;
+      }
+      entries.weights[kept] = entries.weights[entry];
+      entries.counts[kept] = entries.counts[entry];
+      entries.at[kept] = entries.at[entry];
+      ++kept;
+    }
+    for (std::size_t entry = kept; entry < entries.size; ++entry) {
+      entries.weights[entry] = 0.0;
+      entries.counts[entry] = kNever;
+    }
+    entries.size = kept;
+  }
+
+  // What was drawn from the warm list, noted with everybody.
+  void give_back(const Entries& warm) {
+    for (std::size_t entry = 0; entry < warm.size; ++entry) {
+      all_.counts[static_cast<std::size_t>(warm.at[entry])] = warm.counts[entry];
+    }
+  }
+
+  std::span<const std::int64_t> sizes_;
+  std::span<Id> dataset_index_;
+  std::span<std::int64_t> dataset_sample_index_;
+  const BlendLoops loops_;
+  Poll& poll_;
+  Entries all_;
+  std::size_t next_ = 0;  // the sample to be drawn
+  std::vector<std::int32_t> classes_;
+  std::vector<Seen> seen_;
+  std::uint64_t thinning_ = 0;
+  std::uint32_t drawn_[kLongest];
+  double ignored_ = kNever;
+};
+
+}  // namespace
+
+template <class Id>
+void greedy_blend(std::span<const double> weights, std::span<Id> dataset_index,
+                  std::span<std::int64_t> dataset_sample_index, Isa level, Poll& poll) {
+  Blend<Id, false>(weights, {}, dataset_index, dataset_sample_index, level, poll).run();
+}
+
+template <class Id>
+void exhaustive_blend(std::span<const std::int64_t> sizes, std::span<Id> dataset_index,
+                      std::span<std::int64_t> dataset_sample_index, Isa level, Poll& poll) {
+  const auto total = static_cast<double>(dataset_index.size());
+  std::vector<double> weights(sizes.size());
+  std::transform(sizes.begin(), sizes.end(), weights.begin(),
+                 [total](std::int64_t size) { return static_cast<double>(size) / total; });
+  Blend<Id, true>(weights, sizes, dataset_index, dataset_sample_index, level, poll).run();
+}
+
+#define TRACKBED_BLEND(Id)                                                                                 \
+  template void greedy_blend(std::span<const double>, std::span<Id>, std::span<std::int64_t>, Isa, Poll&); \
+  template void exhaustive_blend(std::span<const std::int64_t>, std::span<Id>, std::span<std::int64_t>, Isa, Poll&);
+
+TRACKBED_BLEND(std::int16_t)
+TRACKBED_BLEND(std::int32_t)
+
+}  // namespace trackbed

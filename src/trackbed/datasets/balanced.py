@@ -1,0 +1,95 @@
+"""The indices of a blend in the balanced order, and where they are kept.
+
+They follow from counts and seed alone, so that they can be made before the datasets that they draw from.
+
+Shapes: K datasets, N samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, fingerprint, in_memory, open_or_build
+from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_dtypes, largest_remainders
+from trackbed.kernels import Poll, available_threads
+
+__all__ = ["BalancedIndices"]
+
+
+@dataclass(frozen=True)
+class BalancedIndices:
+    """The indices that these arguments decide.
+
+    Args:
+        weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
+        size: N, or None to take as many samples as the weights say.
+        seed: of the shuffle.
+        directory: folder of the cache; None to keep the indices in memory.
+    """
+
+    weights: Sequence[float]
+    size: int | None
+    seed: int
+    directory: str | None
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """`[K]` samples that each dataset gives.
+
+        Raises:
+            ArgumentError: the weights are no shares.
+        """
+        if self.size is None:
+            return [int(weight) for weight in self.weights]
+        return largest_remainders(self.weights, self.size)
+
+    def entry(self) -> Entry | None:
+        """Where they are kept, or None."""
+        if self.directory is None:
+            return None
+        decisions = {
+            "order": "balanced",
+            "version": BALANCED_VERSION,
+            "num_datasets": len(self.counts),
+            "counts": fingerprint({"all": self.counts}),
+            "random_seed": int(self.seed),
+        }
+        return Entry(
+            directory=Path(self.directory),
+            stem="balanced",
+            description=f"{sum(self.counts)} samples of {len(self.counts)} datasets in the balanced order",
+            arrays=("dataset_index", "dataset_sample_index"),
+            decisions=decisions,
+            megatron=False,
+        )
+
+    def expected(self) -> Mapping[str, ArraySpec]:
+        """Types and shapes of the two arrays."""
+        ids, samples = balanced_dtypes(self.counts)
+        shape = (sum(self.counts),)
+        return {
+            "dataset_index": ArraySpec(np.dtype(ids), shape),
+            "dataset_sample_index": ArraySpec(np.dtype(samples), shape),
+        }
+
+    def open(self, *, poll: Poll = None) -> Arrays:
+        """The two arrays, from the cache or built.
+
+        Args:
+            poll: looks in while they are built.
+
+        Raises:
+            CacheError: they cannot be read, built or written.
+        """
+
+        def build(allocate: Allocate) -> Arrays:
+            datasets, samples = balanced_blend(
+                self.counts, seed=self.seed, num_threads=available_threads(), allocate=allocate, poll=poll
+            )
+            return {"dataset_index": datasets, "dataset_sample_index": samples}
+
+        entry = self.entry()
+        return build(in_memory) if entry is None else open_or_build(entry, expected=self.expected, build=build)

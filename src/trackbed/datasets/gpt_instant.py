@@ -1,0 +1,155 @@
+"""GPT samples in the instant order: stretches of the split's part of the file, located without an index.
+
+Shapes: R samples in one epoch, S tokens of a sample.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.index import PERMUTATION_VERSION, InstantOrder
+from trackbed.tokens import IndexedDataset
+
+__all__ = ["InstantSamples", "StoredSample"]
+
+
+class StoredSample(int):
+    """The number of a sample in the file, where positions in a shuffled order are meant otherwise.
+
+    A blend in the instant order knows which sample of a dataset it draws, and asks the dataset for it by this.
+    """
+
+
+@dataclass(frozen=True)
+class InstantSamples:
+    """Sample m of a split is tokens `[m * S, m * S + S + X)` of its documents as they stand in the file.
+
+    Args:
+        dataset: the file.
+        documents: consecutive documents of the split, or None for all of them.
+        num_samples: length of the order, or None for one epoch.
+        sequence_length: S.
+        extra_token: X, 1 if a sample also holds the first token of the next one, else 0.
+        seed: of the shuffle of each epoch.
+
+    Raises:
+        ArgumentError: the dataset is no indexed file, or the documents are not consecutive.
+    """
+
+    dataset: Any
+    documents: npt.NDArray[np.integer[Any]] | None
+    num_samples: int | None
+    sequence_length: int
+    extra_token: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse what has no stretch of tokens to cut."""
+        if not isinstance(self.dataset, IndexedDataset):
+            msg = f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
+            raise ArgumentError(msg)
+        run = self.documents
+        if run is not None and len(run) and (int(run[-1]) - int(run[0]) + 1 != len(run) or (np.diff(run) != 1).any()):
+            msg = f"order='instant' needs a split of consecutive documents, found {len(run)} others"
+            raise ArgumentError(msg)
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """First document of the split, and the one after its last."""
+        if self.documents is None:
+            return 0, len(self.dataset.sequence_lengths)
+        return (int(self.documents[0]), int(self.documents[-1]) + 1) if len(self.documents) else (0, 0)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens of the split: two entries of the pointer array, and no sum over lengths."""
+        start, stop = self.run
+        if start == stop:
+            return 0
+        index = self.dataset.index
+        last = int(index.sequence_pointers[stop - 1]) // int(index.dtype_size) + int(index.sequence_lengths[stop - 1])
+        return last - int(index.sequence_pointers[start]) // int(index.dtype_size)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """R, samples that the split's tokens give once."""
+        return max(self.num_tokens - self.extra_token, 0) // self.sequence_length
+
+    @cached_property
+    def order(self) -> InstantOrder:
+        """Which sample comes at which position.
+
+        Raises:
+            PlanError: samples are asked for, and there are not enough tokens for one.
+        """
+        size = self.samples_per_epoch
+        if size == 0:
+            msg = f"{self.num_tokens} tokens must hold a sample of {self.sequence_length + self.extra_token}"
+            raise PlanError(msg)
+        return InstantOrder(sizes=[size], weights=[1], seed=self.seed, num_samples=len(self))
+
+    def decisions(self) -> dict[str, Any]:
+        """What decides the samples, besides the file."""
+        return {
+            "order": "instant",
+            "version": [InstantOrder.VERSION, PERMUTATION_VERSION],
+            "documents": list(self.run),
+            "num_samples": None if self.num_samples is None else int(self.num_samples),
+            "sequence_length": int(self.sequence_length),
+            "random_seed": int(self.seed),
+            "add_extra_token_to_sequence": bool(self.extra_token),
+        }
+
+    def __len__(self) -> int:
+        """Samples in the order."""
+        return self.samples_per_epoch if self.num_samples is None else self.num_samples
+
+    def stored(self, position: int) -> int:
+        """The number in the file of the sample at a position in `[-len, len)`.
+
+        Raises:
+            IndexError: there is no such position, or no such sample.
+        """
+        if isinstance(position, StoredSample):
+            if not 0 <= position < self.samples_per_epoch:
+                msg = f"a stored sample must be in [0, {self.samples_per_epoch}), found {int(position)}"
+                raise IndexError(msg)
+            return int(position)
+        wanted = position + len(self) if position < 0 else position
+        if not 0 <= wanted < len(self):
+            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {position}"
+            raise IndexError(msg)
+        return int(self.order.locate([wanted])[1][0])
+
+    def read(self, position: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """`[S + X]` tokens of the sample at a position, and the documents that they come from."""
+        start = self.stored(position) * self.sequence_length
+        length = self.sequence_length + self.extra_token
+        tokens = self.dataset.get(self.run[0], offset=start, length=length)  # as far as the split reaches
+        first, last = self._documents(start, length)
+        return tokens.astype(np.int64), np.arange(first, last, dtype=np.int64)
+
+    def piece_lengths(self, position: int) -> list[int]:
+        """Tokens that the sample at a position takes from each of its documents, the extra one included."""
+        start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
+        first, last = self._documents(start, length)
+        pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
+        borders = [int(pointer) // size for pointer in pointers[first + 1 : last]]
+        begin = int(pointers[self.run[0]]) // size + start
+        edges = [begin, *borders, begin + length]
+        return [stop - before for before, stop in pairwise(edges)]
+
+    def _documents(self, start: int, length: int) -> tuple[int, int]:
+        """The first document that holds tokens `[start, start + length)` of the split, and the one after the last."""
+        pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
+        lowest, stop = self.run
+        begin = int(pointers[lowest]) + start * size
+        first = bisect_right(pointers, begin, lowest, stop) - 1
+        last = bisect_right(pointers, begin + (length - 1) * size, lowest, stop)
+        return first, last

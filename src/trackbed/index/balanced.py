@@ -1,0 +1,102 @@
+"""The balanced order: a blend of exact proportions, shuffled as a whole.
+
+The algorithm of the article "100x faster dataset construction" (docs/explanation/balanced.md), with a permutation that
+needs no memory. What a seed gives never changes within a version.
+
+Shapes: K datasets, N samples.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed import kernels
+from trackbed.errors import ArgumentError
+
+__all__ = ["BALANCED_VERSION", "balanced_blend", "balanced_dtypes", "largest_remainders"]
+
+BALANCED_VERSION: Final = 1
+
+Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
+BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
+
+
+def largest_remainders(weights: Sequence[float], num_samples: int) -> list[int]:
+    """How many of N samples each dataset gives: its share rounded down, and one more for the largest fractions.
+
+    In integers: a weight is the fraction that its double is, so that no rounding decides. Equal fractions go to the
+    lowest dataset first.
+
+    Args:
+        weights: `[K]` finite, at least 0, not all 0; their sum stands for the whole.
+        num_samples: N, at least 0.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> largest_remainders([0.5, 0.25, 0.25], 7)
+    [3, 2, 2]
+    """
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights) or num_samples < 0:
+        msg = f"weights must be finite, at least 0 and not all 0, and num_samples at least 0, found {weights}"
+        raise ArgumentError(msg)
+    fractions = [float(weight).as_integer_ratio() for weight in weights]
+    whole = max(denominator for _, denominator in fractions)  # powers of 2: all divide the largest
+    shares = [numerator * (whole // denominator) for numerator, denominator in fractions]
+    total = sum(shares)
+    counts, remainders = zip(*(divmod(share * num_samples, total) for share in shares), strict=True)
+    given = list(counts)
+    by_remainder = sorted(range(len(shares)), key=lambda dataset: (-remainders[dataset], dataset))
+    for dataset in by_remainder[: num_samples - sum(counts)]:
+        given[dataset] += 1
+    return given
+
+
+def balanced_dtypes(sizes: Sequence[int]) -> tuple[type[np.integer[Any]], type[np.integer[Any]]]:
+    """Types of dataset and sample numbers: uint16 up to 65,535 datasets, uint32 where samples fit, else wider."""
+    narrow_ids = len(sizes) <= np.iinfo(np.uint16).max
+    narrow_samples = max(sizes, default=0) <= np.iinfo(np.uint32).max
+    return np.uint16 if narrow_ids else np.uint32, np.uint32 if narrow_samples else np.int64
+
+
+def _in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.empty(shape, dtype=dtype)
+
+
+def balanced_blend(
+    sizes: Sequence[int],
+    *,
+    seed: int,
+    num_threads: int = 1,
+    allocate: Allocate = _in_memory,
+    poll: kernels.Poll = None,
+) -> BlendIndices:
+    """Exactly `sizes[d]` samples of each dataset d, shuffled together.
+
+    Args:
+        sizes: `[K]` samples of each dataset, each at least 0.
+        seed: in `[0, 2**64)`.
+        num_threads: at least 1; the shuffle does not depend on it.
+        allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
+        poll: looks in while it runs.
+
+    Returns:
+        `[N]` dataset of each sample and `[N]` its number in that dataset, with N = sum(sizes).
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> datasets, samples = balanced_blend([2, 1], seed=1234)
+    >>> sorted(zip(datasets.tolist(), samples.tolist()))
+    [(0, 0), (0, 1), (1, 0)]
+    """
+    ids, numbers = balanced_dtypes(sizes)
+    num_samples = sum(sizes)
+    datasets = allocate("dataset_index", (num_samples,), ids)
+    samples = allocate("dataset_sample_index", (num_samples,), numbers)
+    counts = np.array(sizes, dtype=np.int64)
+    kernels.balanced_blend(counts, datasets, samples, key=seed, num_threads=num_threads, poll=poll)
+    return datasets, samples
