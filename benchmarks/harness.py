@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Comparison", "compare", "machine"]
+import numpy as np
+
+__all__ = ["Comparison", "compare", "kernel_table", "machine", "memory_gigabytes_per_second", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Comparison:
     theirs: float
     """Median figure of megatron-core."""
     higher_is_better: bool
+    moved_bytes: float = 0.0
+    """Bytes that an item must move at least to or from memory; 0 where that says nothing."""
 
     @property
     def ratio(self) -> float:
@@ -30,7 +34,13 @@ class Comparison:
 
 
 def compare(
-    what: str, ours: Callable[[], object], theirs: Callable[[], object], *, items: int | None = None, rounds: int = 7
+    what: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    items: int | None = None,
+    rounds: int = 7,
+    moved_bytes: float | None = None,
 ) -> Comparison:
     """Run both in turn, after one round that does not count.
 
@@ -40,6 +50,7 @@ def compare(
         theirs: one run of megatron-core.
         items: things done in a run: the figure is then things per second, else milliseconds a run.
         rounds: runs of each that count.
+        moved_bytes: bytes that an item must move at least; the figure is then nanoseconds an item.
     """
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for round_ in range(rounds + 1):
@@ -50,6 +61,9 @@ def compare(
             if round_ > 0:
                 seconds[name].append(time.perf_counter() - started)
     mine, other = statistics.median(seconds["ours"]), statistics.median(seconds["theirs"])
+    if items is not None and moved_bytes is not None:
+        each, other_each = mine / items * 1e9, other / items * 1e9
+        return Comparison(what, "ns", each, other_each, higher_is_better=False, moved_bytes=moved_bytes)
     if items is None:
         return Comparison(what, "ms", mine * 1e3, other * 1e3, higher_is_better=False)
     return Comparison(what, "1/s", items / mine, items / other, higher_is_better=True)
@@ -62,6 +76,29 @@ def table(comparisons: Sequence[Comparison]) -> str:
         ours, theirs = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in (row.ours, row.theirs))
         lines.append(f"| {row.what} | {ours} {row.unit} | {theirs} {row.unit} | {row.ratio:.1f} |")
     return "\n".join(lines)
+
+
+def kernel_table(comparisons: Sequence[Comparison], bandwidth: float) -> str:
+    """Rows of kernels, with the part of the memory's bandwidth that what they must move takes."""
+    lines = [
+        f"| | Trackbed | megatron-core, NumPy | times faster | GB/s it must move, of {bandwidth:.0f} |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in comparisons:
+        moved = row.moved_bytes / row.ours
+        lines.append(f"| {row.what} | {row.ours:.1f} ns | {row.theirs:.1f} ns | {row.ratio:.1f} | {moved:.2f} |")
+    return "\n".join(lines)
+
+
+def memory_gigabytes_per_second() -> float:
+    """What one thread copies, reading and writing counted."""
+    source, target = np.ones(1 << 26), np.zeros(1 << 26)
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - started)
+    return 2 * source.nbytes / statistics.median(seconds) / 1e9
 
 
 def machine() -> str:

@@ -64,7 +64,8 @@ def test_the_arm64_kernels_have_no_fused_multiply_add(arm64, tmp_path):
     for path in objects:
         assert fused_instructions(path, "aarch64-linux-gnu-objdump")[0] == []
     # Left to itself, the compiler would have fused: every arm64 processor can.
-    source = ROOT / "native" / "src" / "largest_error.cpp"
+    source = ROOT / "native" / "src" / "blend_loops.cpp"
     flags = ["-std=c++20", "-O3", "-DTRACKBED_LEVEL=baseline", "-DTRACKBED_LANE_BYTES=16", "-Wno-psabi"]
+    flags.append(f"-I{ROOT / 'native' / 'include'}")
     subprocess.run(["aarch64-linux-gnu-g++", *flags, "-c", str(source), "-o", str(tmp_path / "fused.o")], check=True)
     assert fused_instructions(tmp_path / "fused.o", "aarch64-linux-gnu-objdump")[0] != []
