@@ -140,6 +140,10 @@ void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<
                            span_of(positions), span_of(datasets), span_of(draws), span_of(samples), num_threads, poll);
 }
 
+void draw_phases(Array<std::uint64_t> nodes, std::size_t num_leaves, std::uint64_t key) {
+  trackbed::draw_phases(structures_of<trackbed::InterleavingNode>(nodes), num_leaves, key);
+}
+
 void interleaving_counts(Words nodes, std::uint32_t root, std::int64_t position, Array<std::int64_t> counts) {
   trackbed::interleaving_counts(structures_of<const trackbed::InterleavingNode>(nodes), root, position,
                                 span_of(counts));
@@ -237,5 +241,6 @@ NB_MODULE(_native, m) {
   m.def("permutations_of", &permutations_of);
   m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("draw_phases", &draw_phases, nb::call_guard<nb::gil_scoped_release>());
   m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());
 }

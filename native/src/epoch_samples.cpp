@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/split_mix.hpp"
 
 namespace trackbed {
 
@@ -40,7 +41,7 @@ void permute_lanes(const EpochShuffles& shuffles, const std::int32_t* datasets, 
     const auto dataset = static_cast<std::size_t>(datasets[from]);
     const Permutation& any_epoch = shuffles.permutations[dataset];
     const EpochDraw draw = epoch_draw(static_cast<std::uint64_t>(draws[from]), any_epoch.size);
-    grids[lane] = with_key(any_epoch, epoch_key(shuffles.keys[dataset], draw.epoch));
+    grids[lane] = with_key(any_epoch, split_mix(shuffles.keys[dataset], draw.epoch));
     cells[lane] = permutation::cell_of(any_epoch, draw.position);
     most_rounds = any_epoch.rounds > most_rounds ? any_epoch.rounds : most_rounds;
   }
@@ -92,7 +93,7 @@ class EpochBlocks {
   };
 
   Made make(std::size_t dataset, std::uint64_t epoch, std::uint64_t size) const {
-    const std::uint64_t key = epoch_key(shuffles_.keys[dataset], epoch);
+    const std::uint64_t key = split_mix(shuffles_.keys[dataset], epoch);
     return {epoch, make_block_permutation(size, key, shuffles_.block, shuffles_.window)};
   }
 
@@ -102,13 +103,6 @@ class EpochBlocks {
 };
 
 }  // namespace
-
-std::uint64_t epoch_key(std::uint64_t dataset_key, std::uint64_t epoch) {
-  std::uint64_t word = dataset_key + 0x9e3779b97f4a7c15 * (epoch + 1);
-  word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9;
-  word = (word ^ word >> 27) * 0x94d049bb133111eb;
-  return word ^ word >> 31;
-}
 
 void epoch_samples(const EpochShuffles& shuffles, std::span<const std::int32_t> datasets,
                    std::span<const std::int64_t> draws, std::span<std::int64_t> samples) {

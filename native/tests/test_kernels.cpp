@@ -34,6 +34,7 @@
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
+#include "trackbed/split_mix.hpp"
 
 namespace {
 
@@ -897,6 +898,67 @@ std::vector<std::uint64_t> make_keys(Random& random, std::size_t count) {
   return keys;
 }
 
+// Bands by long division, from the root down: of all leaves below a node, the narrowest counts.
+std::uint64_t naive_band(const std::vector<trackbed::InterleavingNode>& nodes, std::size_t at, std::uint64_t reach) {
+  if (nodes[at].share == 0) {
+    const std::uint64_t most = std::uint64_t{15} << 29;
+    const std::uint64_t half = reach / 2 + reach % 2;
+    const auto band = half < most ? static_cast<std::uint64_t>((Product{most - half} << 32) / reach) : 0;
+    return std::min(std::uint64_t{1} << 31, band);
+  }
+  const auto below = [&](std::uint64_t share) {
+    const Product product = Product{reach} * share;
+    const bool exact = static_cast<std::uint64_t>(product) == 0;
+    return (std::uint64_t{1} << 32) + static_cast<std::uint64_t>(product >> 64) + (exact ? 0 : 1);
+  };
+  const std::uint64_t share = nodes[at].share;
+  return std::min(naive_band(nodes, nodes[at].left, below(share)),
+                  naive_band(nodes, nodes[at].right, below(0 - share)));
+}
+
+std::uint64_t naive_reach(const std::vector<trackbed::InterleavingNode>& nodes, std::size_t root, std::size_t wanted) {
+  std::uint64_t reach = 0;
+  std::vector<std::pair<std::size_t, std::uint64_t>> waiting{{root, 0}};
+  while (!waiting.empty()) {
+    const auto [at, its_reach] = waiting.back();
+    waiting.pop_back();
+    if (at == wanted) {
+      reach = its_reach;
+    }
+    if (nodes[at].share != 0) {
+      for (const bool left : {false, true}) {
+        const Product product = Product{its_reach} * (left ? nodes[at].share : 0 - nodes[at].share);
+        const bool exact = static_cast<std::uint64_t>(product) == 0;
+        waiting.push_back({left ? nodes[at].left : nodes[at].right,
+                           (std::uint64_t{1} << 32) + static_cast<std::uint64_t>(product >> 64) + (exact ? 0 : 1)});
+      }
+    }
+  }
+  return reach;
+}
+
+void test_draw_phases(std::size_t rounds) {
+  Random random(155);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t num_datasets = 1 + random.below(round % 10 == 0 ? 200 : 12);
+    const MadeTrees trees = make_trees(random, num_datasets, 1, 1);
+    std::vector<trackbed::InterleavingNode> nodes = trees.nodes;
+    const std::uint64_t key = random.next();
+    trackbed::draw_phases(nodes, num_datasets, key);
+    bool same = true;
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (i >= num_datasets) {
+        const std::uint64_t band = naive_band(nodes, i, naive_reach(nodes, nodes.size() - 1, i));
+        const Product offset = Product{trackbed::split_mix(key, i - num_datasets)} * band >> 31;
+        same = same && nodes[i].phase == (std::uint64_t{1} << 63) - (band << 32) + static_cast<std::uint64_t>(offset);
+      } else {
+        same = same && nodes[i].phase == trees.nodes[i].phase;
+      }
+    }
+    check(same, "draw_phases round " + std::to_string(round));
+  }
+}
+
 // The positions of all stages in any order, each against the stage's draws one after the other.
 void test_interleaving(std::size_t rounds) {
   Random random(122);
@@ -940,7 +1002,7 @@ void test_interleaving(std::size_t rounds) {
       const auto dataset = static_cast<std::size_t>(found.datasets[i]);
       const auto [size, rows, columns, reciprocal, key, its_rounds] = permutations[dataset];
       const auto draw = static_cast<std::uint64_t>(found.draws[i]);
-      const std::uint64_t its_key = trackbed::epoch_key(keys[dataset], draw / size);
+      const std::uint64_t its_key = trackbed::split_mix(keys[dataset], draw / size);
       samples = samples &&
                 found.samples[i] == static_cast<std::int64_t>(naive_permute(size, its_key, its_rounds, draw % size));
     }
@@ -966,7 +1028,7 @@ void test_instant_order_in_blocks(std::size_t rounds) {
       const auto dataset = static_cast<std::size_t>(found.datasets[i]);
       const std::uint64_t size = permutations[dataset].size;
       const auto draw = static_cast<std::uint64_t>(found.draws[i]);
-      const auto wanted = naive_blocks(size, trackbed::epoch_key(keys[dataset], draw / size), block, window);
+      const auto wanted = naive_blocks(size, trackbed::split_mix(keys[dataset], draw / size), block, window);
       same = same && found.samples[i] == wanted[draw % size];
     }
     check(same, "instant order in blocks, round " + std::to_string(round));
@@ -1199,6 +1261,7 @@ int main(int argc, char** argv) {
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
   test_permutation_of_many_positions();
+  test_draw_phases(50 * scale);
   test_interleaving(50 * scale);
   test_instant_order_in_blocks(20 * scale);
   test_instant_order_on_threads();

@@ -88,6 +88,29 @@ def test_shuffles_of_blocks_are_what_the_twin_gives(sizes, block, window, data):
         assert sample == wanted
 
 
+@given(st.lists(st.integers(0, 9) | st.integers(0, 2**80), min_size=1, max_size=60).filter(any), WORDS)
+def test_phases_are_what_the_twin_draws(weights, key):
+    nodes, _ = interleaving(weights, drawn=np.arange(len(weights)), phase_key=key)
+    assert nodes["phase"][: len(weights)].tolist() == list(range(len(weights)))
+    assert nodes["phase"][len(weights) :].tolist() == reference.draw_phases(nodes, len(weights), key)
+
+
+def test_phases_come_from_everywhere_where_a_tree_is_flat_and_from_near_the_middle_where_it_is_not():
+    flat = np.concatenate(
+        [interleaving([1] * 8, drawn=np.zeros(8, np.int64), phase_key=key)[0][8:] for key in range(99)]
+    )
+    assert flat["phase"].min() < 2**58
+    assert flat["phase"].max() > 63 * 2**58
+    # The weights on the way up from the second dataset grow as slowly as they can.
+    weights, way_up = [1, 10**6], [10**6, 10**6 + 1]
+    while len(weights) < 90:
+        weights.append(way_up[-2] + 2)
+        way_up.append(way_up[-1] + weights[-1])
+    deep, _ = interleaving(weights, drawn=np.zeros(90, np.int64), phase_key=7)
+    distances = np.abs(deep["phase"][90:] / 2**64 - 0.5)
+    assert 0.05 < distances.max() < 15 / 8 / 3.3598 - 0.5
+
+
 def test_the_last_position_of_all_is_valid():
     trees = trees_of([1, 2, 0, 3])
     datasets, draws, samples = located(trees, shuffles_of([LAST, LAST, 1, LAST]), [LAST] * 9)
@@ -123,6 +146,13 @@ def test_every_epoch_of_a_dataset_gives_each_sample_once(blocks):
         whole = samples[its][-dataset % size :]
         epochs = whole[: len(whole) // size * size].reshape(-1, size)
         assert np.array_equal(np.sort(epochs), np.tile(np.arange(size), (len(epochs), 1)))
+
+
+def test_checked_trees_cannot_be_changed():
+    trees = trees_of([1, 2, 3])
+    for array in (trees.nodes, trees.first_samples, trees.first_nodes, trees.roots, trees.block(0)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = array[-1]
 
 
 def leaf(dataset, *, share=0, drawn=0, right=None):

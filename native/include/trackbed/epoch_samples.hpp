@@ -8,16 +8,14 @@
 namespace trackbed {
 
 // In which order each of K datasets gives its samples, epoch after epoch: draw j of a dataset of n samples is, with
-// e = j / n, the sample at position j % n of the shuffle that the dataset's key and e name.
+// e = j / n, the sample at position j % n of the shuffle whose key is word e of
+// the SplitMix64 stream that starts at the dataset's key.
 struct EpochShuffles {
   std::span<const Permutation> permutations;  // [K] each of the dataset's size; their keys do not matter
   std::span<const std::uint64_t> keys;        // [K]
   std::uint64_t block;                        // as for make_block_permutation; 1 shuffles all samples
   std::uint64_t window;
 };
-
-// The key of an epoch's shuffle: word number `epoch` of the SplitMix64 stream that starts at the dataset's key.
-std::uint64_t epoch_key(std::uint64_t dataset_key, std::uint64_t epoch);
 
 // The sample that each draw gives.
 // Requires: three spans of one length, datasets in [0, K), draws of at least 0, block and window of at least 1.

@@ -21,6 +21,17 @@ struct InterleavingNode {
   std::uint32_t right;
 };
 
+// Draws the phases of all inner nodes of one tree, each from a band around 1/2 that is as wide as can be, so that every
+// leaf stays within 15/8 draws of its share at every prefix. docs/explanation/instant.md says why it does.
+//
+// The root's reach is 0, and that of a child with the share a of its parent is 1 + a * reach(parent). A leaf's band is
+// min(1/2, (15/8 - reach / 2) / reach), that of an inner node the lesser of its children's: fractions of 2**32, reaches
+// rounded up and bands down. The phase of inner node i, from 0 on, is 1/2 - band + 2 * band * word, with word i of the
+// SplitMix64 stream that starts at `key`, as a fraction of 2**64.
+// Requires: one stage's block, of which the first num_leaves nodes are the leaves and the last one is the root, or one
+// without inner nodes; a Huffman tree, whose reaches are below 3.36. O(nodes).
+void draw_phases(std::span<InterleavingNode> nodes, std::size_t num_leaves, std::uint64_t key);
+
 // The stages of a blend of K datasets: a tree each, one block of nodes after the other. Node d of a block is the leaf
 // of dataset d; the inner nodes follow, each after its children. Nodes of a block are numbered from the block's
 // beginning.

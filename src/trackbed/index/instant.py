@@ -4,6 +4,7 @@ Shapes: K datasets, N positions.
 """
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from trackbed import kernels
 from trackbed.errors import ArgumentError
-from trackbed.index.instant_plan import LAST_POSITION, checked_positions, plan_instant
+from trackbed.index.instant_plan import LAST_POSITION, InstantPlan, checked_positions, plan_instant
 from trackbed.index.interleaving import Weight
 from trackbed.index.stages import BlendStage, Exhaustion, WhenExhausted
 
@@ -51,6 +52,8 @@ class InstantOrder:
 
     VERSION: ClassVar[int] = 1
     """Which rule the order follows; another rule is another version."""
+    plan: InstantPlan
+    """What positions are computed from."""
 
     def __init__(
         self,
@@ -184,6 +187,7 @@ class InstantOrder:
         Raises:
             ArgumentError: the position is out of range.
         """
+        position = index(position)
         last = self.plan.num_samples if self.plan.is_limited else LAST_POSITION
         if not 0 <= position <= last:
             msg = f"position must be in [0, {last}], found {position}"

@@ -6,6 +6,7 @@ Shapes: K datasets, N positions.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -52,10 +53,11 @@ def plan_instant(
         ArgumentError: an argument is out of range.
         PlanError: a dataset runs out where that is an error, or all of them do.
     """
+    seed = index(seed)
     if not 0 <= seed < 2**64:
         msg = f"seed must be in [0, 2**64), found {seed}"
         raise ArgumentError(msg)
-    length = LAST_POSITION if num_samples is None else num_samples
+    length = LAST_POSITION if num_samples is None else index(num_samples)
     if not 0 <= length <= LAST_POSITION:
         msg = f"num_samples must be in [0, 2**63), found {num_samples}"
         raise ArgumentError(msg)
@@ -139,6 +141,7 @@ def _limits(sizes: npt.NDArray[np.int64], max_epochs: Sequence[Weight | None]) -
         if epochs is None:
             limits[dataset] = LAST_POSITION
             continue
+        epochs = epochs.item() if isinstance(epochs, np.generic) else epochs
         if not 0 <= epochs < math.inf:
             msg = f"max_epochs must be finite numbers of at least 0 or None, dataset {dataset} has {epochs}"
             raise ArgumentError(msg)

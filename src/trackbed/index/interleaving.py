@@ -7,21 +7,16 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.index.split_mix import split_mix_words
-from trackbed.kernels.instant import NODE
+from trackbed.kernels.instant import NODE, draw_phases
 
 __all__ = ["Weight", "integer_weights", "interleaving"]
 
 Weight = int | float | Fraction
 """A number of at least 0 that is a fraction exactly."""
-
-_LOWEST_PHASE: Final = 7 << 60  # 7/16; phases are drawn from [7/16, 9/16)
-_PHASE_SHIFT: Final = 3
 
 
 def integer_weights(weights: Sequence[Weight]) -> list[int]:
@@ -62,9 +57,9 @@ def interleaving(
     leaves["phase"] = drawn
     leaves["right"] = np.arange(num_datasets)
     inner["share"] = np.array(shares, dtype=np.uint64)
-    inner["phase"] = np.uint64(_LOWEST_PHASE) + (split_mix_words(phase_key, len(shares)) >> np.uint64(_PHASE_SHIFT))
     inner["left"] = np.array(lefts, dtype=np.uint32)
     inner["right"] = np.array(rights, dtype=np.uint32)
+    draw_phases(nodes, num_datasets, phase_key)
     only = next(dataset for dataset in range(num_datasets) if weights[dataset] > 0)
     return nodes, len(nodes) - 1 if shares else only
 

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Final, Literal
 
 import numpy as np
@@ -43,7 +44,7 @@ class BlendStage:
 
     def __post_init__(self) -> None:
         weights = tuple(weight.item() if isinstance(weight, np.generic) else weight for weight in self.weights)
-        object.__setattr__(self, "first_sample", int(self.first_sample))
+        object.__setattr__(self, "first_sample", index(self.first_sample))
         object.__setattr__(self, "weights", weights)
         if not 0 <= self.first_sample <= _LAST_POSITION:
             msg = f"first_sample must be in [0, 2**63), found {self.first_sample}"

@@ -1,7 +1,7 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
-from trackbed.kernels.instant import BlendTrees, EpochShuffles, instant_locate, interleaving_counts
+from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
@@ -20,6 +20,7 @@ __all__ = [
     "balanced_blend",
     "check_blocks",
     "check_size_and_key",
+    "draw_phases",
     "exhaustive_blend",
     "greedy_blend",
     "instant_locate",

@@ -95,6 +95,7 @@ def instant_locate(
     poll: _Poll,
     /,
 ) -> None: ...
+def draw_phases(nodes: npt.NDArray[np.uint64], num_leaves: int, key: int, /) -> None: ...
 def interleaving_counts(
     nodes: npt.NDArray[np.uint64],
     root: int,

@@ -15,7 +15,7 @@ from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_blocks
 from trackbed.kernels.poll import Poll
 
-__all__ = ["NODE", "BlendTrees", "EpochShuffles", "instant_locate", "interleaving_counts"]
+__all__ = ["NODE", "BlendTrees", "EpochShuffles", "draw_phases", "instant_locate", "interleaving_counts"]
 
 NODE: Final = np.dtype([("share", "<u8"), ("phase", "<u8"), ("left", "<u4"), ("right", "<u4")])
 """One node of a tree of two-way interleavings; `native/include/trackbed/interleaving.hpp` says what it means."""
@@ -26,7 +26,7 @@ _MOST_DATASETS: Final = 2**30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendTrees:
-    """The tree of every stage of a blend, checked once.
+    """The tree of every stage of a blend, checked once; its arrays become read-only.
 
     Raises:
         ArgumentError: the arrays are not what they must be: a walk through them might not end, or leave them.
@@ -47,6 +47,8 @@ class BlendTrees:
         _check_types(self)
         for stage in range(len(self.roots)):
             _check_block(self.num_datasets, self.block(stage), int(self.roots[stage]), stage)
+        for array in (self.nodes, self.first_samples, self.first_nodes, self.roots):
+            array.flags.writeable = False
 
     def block(self, stage: int) -> npt.NDArray[np.void]:
         """The nodes of one stage."""
@@ -148,6 +150,24 @@ def instant_locate(
         num_threads,
         poll,
     )
+
+
+def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> None:
+    """Draw the phases of a tree's inner nodes, in place: as far from 1/2 as keeps every dataset near its share.
+
+    Args:
+        nodes: one stage's `NODE`s as in `BlendTrees`, the last one the root unless all of them are leaves.
+        num_datasets: how many of them are leaves.
+        key: where the stream of words starts that phases are made of, in `[0, 2**64)`.
+
+    Raises:
+        ArgumentError: the nodes are no such tree, or cannot be written in place.
+    """
+    _check_vector("nodes", nodes, NODE)
+    words = nodes.view(np.uint64)
+    check_output("nodes", words, dtypes=(np.uint64,))
+    _check_block(num_datasets, nodes, len(nodes) - 1, 0)
+    _native.draw_phases(words, num_datasets, key)
 
 
 def interleaving_counts(trees: BlendTrees, position: int) -> npt.NDArray[np.int64]:

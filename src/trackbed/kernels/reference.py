@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 __all__ = [
     "balanced_blend",
+    "draw_phases",
     "epoch_sample",
     "exhaustive_blend",
     "greedy_blend",
@@ -147,6 +148,33 @@ def permute(position: int, *, size: int, key: int) -> int:
             return position
 
 
+def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> list[int]:
+    """The phase of each inner node of a tree whose last node is the root, in Python's integers.
+
+    >>> leaves = [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)]
+    >>> tree = np.array([*leaves, (2**62, 0, 0, 1), (2**61, 0, 2, 3)], dtype="u8, u8, u4, u4")
+    >>> [phase / 2**64 for phase in draw_phases(tree, 3, 1234)]
+    [0.7306665245406241, 0.5928898580149863]
+    """
+    reaches = {len(nodes) - 1: 0}
+    for node in range(len(nodes) - 1, num_datasets - 1, -1):
+        share, _, left, right = nodes[node].tolist()
+        reaches[left] = 2**32 - (-reaches[node] * share >> 64)
+        reaches[right] = 2**32 - (-reaches[node] * (2**64 - share) >> 64)
+    bands = {
+        leaf: min(2**31, (15 * 2**29 - -(-reaches[leaf] // 2)) * 2**32 // reaches[leaf])
+        for leaf in range(num_datasets)
+        if reaches.get(leaf)
+    }
+    phases = []
+    for node in range(num_datasets, len(nodes)):
+        _, _, left, right = nodes[node].tolist()
+        bands[node] = min(bands[left], bands[right])
+        word = _mix(key + 0x9E3779B97F4A7C15 * (node - num_datasets + 1) & _BITS)
+        phases.append((2**31 - bands[node]) * 2**32 + (word * bands[node] >> 31))
+    return phases
+
+
 def interleave(nodes: npt.NDArray[np.void], root: int, position: int) -> tuple[int, int]:
     """The dataset that a stage's draw comes from, and how often that dataset is drawn before, in Python's integers.
 
@@ -193,7 +221,7 @@ def epoch_sample(draw: int, *, size: int, dataset_key: int, block: int = 1, wind
     """The sample that a dataset of `size` samples gives at its `draw`-th draw, in Python's integers.
 
     >>> [epoch_sample(draw, size=3, dataset_key=7) for draw in range(9)]
-    [1, 2, 0, 1, 2, 0, 1, 0, 2]
+    [0, 1, 2, 0, 2, 1, 2, 1, 0]
     """
     epoch, position = divmod(draw, size)
     key = _mix(dataset_key + 0x9E3779B97F4A7C15 * (epoch + 1) & _BITS)
