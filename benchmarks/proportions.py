@@ -1,4 +1,4 @@
-"""`python docs/explanation/proportions.py`: draws how far each order strays from the weights, as proportions.svg.
+"""`python -m benchmarks.proportions`: draws how far each order strays from the weights.
 
 Shapes: K datasets, N samples.
 """
@@ -14,6 +14,7 @@ from trackbed.index import InstantOrder, balanced_blend, greedy_blend, largest_r
 
 WEIGHTS = np.array([0.4, 0.3, 0.2, 0.1])
 NUM_SAMPLES = 1_000_000
+PICTURE = Path(__file__).parents[1] / "docs" / "explanation" / "proportions.svg"
 
 
 def strays(datasets: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
@@ -40,7 +41,7 @@ def main() -> None:
     axes.set(xscale="log", yscale="log", xlabel="samples drawn", ylabel="samples from the share, largest so far")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(Path(__file__).with_name("proportions.svg"), metadata={"Date": None})
+    figure.savefig(PICTURE, metadata={"Date": None})
 
 
 if __name__ == "__main__":
