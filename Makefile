@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo test test-full check format bench quality native-test docs clean
+.PHONY: help setup setup-dev demo test test-full check format bench bench-full quality native-test docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,6 +74,10 @@ bench: setup-dev ## Measure against megatron-core, in the same run
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality
+
+bench-full: setup-dev ## The headlines: 2 billion samples over 1,000 datasets; minutes, and 25 GB of disk
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt grain
+	$(BIN)/python -m benchmarks.full
 
 native-test: $(VENV)/tools.done ## The kernels under address, undefined and thread sanitizers
 	@for sanitizers in address,undefined thread; do \

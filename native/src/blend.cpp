@@ -17,6 +17,7 @@ constexpr double kEverybody = std::numeric_limits<double>::lowest();  // a thres
 constexpr std::size_t kResident = 48;                                 // so many datasets need no sieve
 constexpr std::size_t kBlock = 16;                                    // steps drawn from one list of candidates
 constexpr std::size_t kLongest = 512;
+constexpr std::size_t kPollSteps = 4096;
 constexpr double kHopeless = 1e6;  // a widening that has not helped
 
 // Datasets, or those of them that one sieve let through. `at` is their number in the list that was sieved.
@@ -114,8 +115,13 @@ class Blend {
     if (dataset_index_.empty()) {
       return;
     }
+    const auto [lowest, highest] = std::minmax_element(weights.begin(), weights.end());
+    if (*lowest == *highest && std::abs(*lowest) * static_cast<double>(dataset_index_.size()) < 0x1p50) {
+      draw_in_turn();
+      return;
+    }
     draw_plainly(1);  // steps 0 and 1 both count as 1
-    if (*std::min_element(weights.begin(), weights.end()) < 0.0) {
+    if (*lowest < 0.0) {
       draw_plainly(dataset_index_.size());
     } else if (all_.size <= kResident) {
       draw_resident();
@@ -136,6 +142,21 @@ class Blend {
       }
     }
     return count + 1.0;
+  }
+
+  // Datasets of equal weight take turns: as long as doubles tell counts apart, the first of those drawn least is next.
+  void draw_in_turn() {
+    while (next_ < dataset_index_.size()) {
+      const double count = all_.counts[0];
+      const std::size_t stop = std::min(dataset_index_.size(), next_ + all_.size);
+      for (std::size_t dataset = 0; next_ < stop; ++dataset) {
+        take(dataset, count);
+      }
+      all_.counts[0] = count + 1.0;
+      if (next_ % kPollSteps < all_.size) {
+        poll_(static_cast<std::int64_t>(next_));
+      }
+    }
   }
 
   double step() const { return std::max(static_cast<double>(next_), 1.0); }

@@ -143,6 +143,7 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
       if (stopped) {
         return;
       }
+      const std::int64_t before_this = before_round;
       std::int64_t before = before_round;
       for (std::int64_t other = 0; other < team; ++other) {
         before += other < thread ? sums[other].sum : 0;
@@ -155,7 +156,7 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
       }
       if (thread == 0) {
         try {
-          poll(static_cast<std::int64_t>(rows_within(before_round)));
+          poll(static_cast<std::int64_t>(rows_within(before_this)));  // the others may still be at this round's rows
         } catch (...) {
           stopped = true;
           barrier.arrive_and_drop();

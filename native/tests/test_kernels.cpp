@@ -1083,6 +1083,19 @@ void test_run_parallel() {
       thrown = number == 20;
     }
     check(thrown && std::chrono::steady_clock::now() - started < std::chrono::seconds(20), "a poll ends run_parallel");
+    // What a poll hears of is done, from the first task on, however slow some thread is.
+    std::vector<std::atomic<int>> finished(200);
+    bool all_done = true;
+    trackbed::Poll looking([&](std::int64_t ready) {
+      for (std::int64_t task = 0; task < ready; ++task) {
+        all_done = all_done && finished[static_cast<std::size_t>(task)] == 1;
+      }
+    });
+    trackbed::run_parallel(200, threads, looking, 1, [&](std::int64_t task) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(task % 7 == 0 ? 3 : 0));
+      finished[static_cast<std::size_t>(task)] = 1;
+    });
+    check(all_done, "a poll hears of finished tasks only");
   }
 }
 

@@ -5,12 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+import zlib
 
 import numpy as np
 import pytest
 
-from trackbed.cache import Access, ArraySpec, Entry, access, open_or_build
+from trackbed.cache import Access, ArraySpec, Entry, access, open_or_build, write
 from trackbed.errors import CacheError
+from trackbed.files import behind, checksum
 
 NUMBERS = np.arange(10, dtype=np.int32)
 
@@ -306,3 +310,43 @@ def test_a_full_disk_is_named_and_nothing_partial_stays(tmp_path):
         assert not [path for path in disk.rglob("*") if path.is_file()]
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("says_how_far", [True, False])
+def test_a_very_large_array_is_written_out_behind(tmp_path, monkeypatch, says_how_far):
+    monkeypatch.setattr(write, "_BEHIND_BYTES", 4 << 20)
+    monkeypatch.setattr(behind, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(checksum, "CHUNK_BYTES", 1 << 20)
+    seen = []
+
+    def build(allocate):
+        numbers = allocate("numbers", (2_000_001,), np.int32)
+        for start in range(0, 2_000_001, 100_000):
+            numbers[start : start + 100_000] = np.arange(start, min(start + 100_000, 2_000_001))
+            if says_how_far:
+                allocate.filled(start + 100_000, "numbers", "none")
+            time.sleep(0.01)
+        seen.append(numbers[:1000].sum())  # what was given back can still be read
+        return {"numbers": numbers, "none": allocate("none", (0, 2), np.int64)}
+
+    opened = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    assert np.array_equal(opened["numbers"], np.arange(2_000_001))
+    assert seen == [499_500]
+    record = json.loads(manifest(tmp_path).read_text())["files"]["abc-GPTDataset-train-numbers.npy"]
+    data = numbers_file(tmp_path).read_bytes()
+    assert record["crc32"] == [f"{zlib.crc32(data[at : at + (1 << 20)]):08x}" for at in range(0, len(data), 1 << 20)]
+
+
+def test_a_failed_build_of_a_very_large_array_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "_BEHIND_BYTES", 4 << 20)
+
+    def build(allocate):
+        fill_large(allocate)
+        allocate.filled(5, "numbers")
+        raise RuntimeError
+
+    before = threading.active_count()
+    with pytest.raises(RuntimeError):
+        open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert threading.active_count() == before

@@ -171,8 +171,8 @@ def test_exhaustive_blend_refuses_outputs_of_another_length_than_the_sum():
 
 
 def test_other_threads_run_while_a_blend_is_drawn():
-    weights = np.full(2000, 1 / 2000)
-    worker = threading.Thread(target=greedy_blend, args=(weights, *outputs(300_000, np.int32)))
+    weights = np.random.default_rng(1).random(2000)
+    worker = threading.Thread(target=greedy_blend, args=(weights, *outputs(1_000_000, np.int32)))
     worker.start()
     turns = 0
     while worker.is_alive():

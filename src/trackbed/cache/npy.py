@@ -103,11 +103,11 @@ def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], memoryview]:
+def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap, int]:
     """A new file whose array, mapped for writing, is to be filled. All its room on the disk is taken at once.
 
     Returns:
-        The array, and all bytes of the file.
+        The array, the map of the whole file, and the file, open: the caller closes it.
 
     Raises:
         FileExistsError: there is a file of that name.
@@ -120,12 +120,11 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
         os.posix_fallocate(descriptor, 0, size)  # else a full disk would be a bus error while the array is filled
         mapped = mmap.mmap(descriptor, size)
     except OSError as error:
+        os.close(descriptor)
         error.filename = path
         raise
-    finally:
-        os.close(descriptor)
     mapped[: len(header)] = header
-    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), memoryview(mapped)
+    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped, descriptor
 
 
 def write_npy(path: str | Path, array: npt.NDArray[Any]) -> Checksum:

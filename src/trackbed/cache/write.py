@@ -2,11 +2,12 @@
 
 import contextlib
 import math
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +16,37 @@ from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import create_npy, write_npy
 from trackbed.errors import CacheError
-from trackbed.files import FileSum, checksum_bytes, clear_dead_partials, partial_name, publish, write_new
+from trackbed.files import FileSum, WrittenBehind, checksum_bytes, clear_dead_partials, partial_name, publish, write_new
 
 __all__ = ["Allocate", "Arrays", "Build", "in_memory", "write_entry"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
-"""Gives an array of that name, shape and type to be filled: in its file, where it is large."""
+
+
+class Allocate(Protocol):
+    """Gives the arrays that a build fills: large ones in their files."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array to be filled."""
+        ...
+
+    def filled(self, count: int, *names: str) -> None:
+        """Take note that the first `count` elements along the first axis of these arrays are final."""
+        ...
+
+
 Build = Callable[[Allocate], Arrays]
 
 _IN_PLACE_BYTES: Final = 4 << 20
+_BEHIND_BYTES: Final = 256 << 20
 
 
 def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
     """Build the arrays of an entry and write description, arrays and manifest to `place`.
 
-    Large arrays are filled in their files, so that they are in memory once, as pages that the system may write out
-    meanwhile. Partial files lie in `.trackbed/partial/`, where this removes those that a killed writer left.
+    Large arrays are filled in their files, so that they are in memory once. Those of 256 MiB and more are written out
+    and given back behind a build that says how far it is. Partial files lie in `.trackbed/partial/`, where this removes
+    those that a killed writer left.
 
     Returns:
         The arrays, as they were built.
@@ -46,7 +61,7 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
                 if not os.path.isdir(folder):  # noqa: PTH112  see Place
                     os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
             _clear_once(f"{entry.own}/partial")
-        arrays = build(writing.allocate)
+        arrays = build(writing)
         with writing.explained():
             writing.publish(arrays)
     finally:
@@ -54,9 +69,16 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
     return arrays
 
 
-def in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Allocates for what is kept in no cache."""
-    return np.empty(shape, dtype=dtype)
+class _InMemory:
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:  # noqa: ARG002  Allocate's signature
+        return np.empty(shape, dtype=dtype)
+
+    def filled(self, count: int, *names: str) -> None:
+        """Nobody waits for it."""
+
+
+in_memory: Final = _InMemory()
+"""Allocates for what is kept in no cache."""
 
 
 class _Writing:
@@ -67,7 +89,8 @@ class _Writing:
         self._place = place
         self._partials: dict[str, str] = {}
         """Path of each partial file, by what it is to become."""
-        self._in_place: dict[str, tuple[npt.NDArray[Any], memoryview]] = {}
+        self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
+        self._behind: dict[str, WrittenBehind] = {}
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -81,15 +104,27 @@ class _Writing:
             )
             raise CacheError(msg) from error
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array to be filled."""
         wanted = np.dtype(dtype)
         if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
             return np.empty(shape, dtype=wanted)
         with self.explained():
-            array, data = create_npy(self._begin(self._place.array(name)), wanted, shape)
-        self._in_place[name] = array, data
+            array, mapped, descriptor = create_npy(self._begin(self._place.array(name)), wanted, shape)
+        self._in_place[name] = array, mapped
+        if array.nbytes >= _BEHIND_BYTES:
+            self._behind[name] = WrittenBehind(descriptor, mapped)
+        else:
+            os.close(descriptor)
         return array
+
+    def filled(self, count: int, *names: str) -> None:
+        """Take note that the first `count` elements along the first axis of these arrays are final."""
+        for name in names:
+            if name in self._behind:
+                array, mapped = self._in_place[name]
+                header_bytes = len(mapped) - array.nbytes
+                self._behind[name].filled(header_bytes + count * array.strides[0])
 
     def publish(self, arrays: Arrays) -> None:
         """Write what is not in its file yet, and let all files appear."""
@@ -98,7 +133,8 @@ class _Writing:
             if name == "description":
                 checksum = write_new(self._begin(final), self._entry.description.encode())
             elif name in self._in_place and arrays[name] is self._in_place[name][0]:
-                checksum = checksum_bytes(self._in_place[name][1])
+                behind = self._behind.get(name)
+                checksum = checksum_bytes(memoryview(self._in_place[name][1])) if behind is None else behind.finish()
             else:
                 self.clear(final)
                 checksum = write_npy(self._begin(final), arrays[name])
@@ -114,6 +150,9 @@ class _Writing:
 
     def clear(self, *finals: str) -> None:
         """Remove the partial files of these, or of all that were not published."""
+        if not finals:
+            for behind in self._behind.values():
+                behind.stop()
         for final in finals or list(self._partials):
             if final in self._partials:
                 Path(self._partials.pop(final)).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_d
 from trackbed.kernels import Poll, available_threads
 
 __all__ = ["BalancedIndices"]
+
+_ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class BalancedIndices:
             directory=Path(self.directory),
             stem="balanced",
             description=f"{sum(self.counts)} samples of {len(self.counts)} datasets in the balanced order",
-            arrays=("dataset_index", "dataset_sample_index"),
+            arrays=_ARRAYS,
             decisions=decisions,
             megatron=False,
         )
@@ -86,10 +89,15 @@ class BalancedIndices:
         """
 
         def build(allocate: Allocate) -> Arrays:
-            datasets, samples = balanced_blend(
-                self.counts, seed=self.seed, num_threads=available_threads(), allocate=allocate, poll=poll
+            def look(done: int) -> None:
+                allocate.filled(done, *_ARRAYS)
+                if poll is not None:
+                    poll(done)
+
+            made = balanced_blend(
+                self.counts, seed=self.seed, num_threads=available_threads(), allocate=allocate, poll=look
             )
-            return {"dataset_index": datasets, "dataset_sample_index": samples}
+            return dict(zip(_ARRAYS, made, strict=True))
 
         entry = self.entry()
         return build(in_memory) if entry is None else open_or_build(entry, expected=self.expected, build=build)

@@ -241,12 +241,17 @@ def blend(
     >>> datasets.tolist(), samples.tolist()
     ([1, 2, 1], [0, 0, 1])
     """
+
+    def look(done: int) -> None:
+        if len(drawn) == len(weights):  # else the numbers of datasets are not final yet
+            allocate.filled(done, *ARRAYS)
+
     drawn = [number for number, weight in enumerate(weights) if weight]
     shares = [weights[number] for number in drawn]
     if size is None:
-        chosen, samples = exhaustive_blend([int(share) for share in shares], allocate=allocate)
+        chosen, samples = exhaustive_blend([int(share) for share in shares], allocate=allocate, poll=look)
     else:
-        chosen, samples = greedy_blend(shares, size, allocate=allocate)
+        chosen, samples = greedy_blend(shares, size, allocate=allocate, poll=look)
     if len(drawn) < len(weights):
         numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
         if numbers.dtype != chosen.dtype:

@@ -109,6 +109,7 @@ class GPTIndices:
                 extra_token=self.extra_token,
                 num_threads=available_threads(),
                 allocate=in_place["sample_index"],
+                poll=lambda done: allocate.filled(done, "sample_index"),
             ),
             "shuffle_index": shuffle_index(self.plan, shuffle, allocate=in_place["shuffle_index"]),
         }

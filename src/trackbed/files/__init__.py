@@ -1,5 +1,6 @@
 """Files that appear whole under their final name or not at all, and checksums of them."""
 
+from trackbed.files.behind import WrittenBehind
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file
 from trackbed.files.publish import (
     clear_dead_partials,
@@ -16,6 +17,7 @@ __all__ = [
     "Checksum",
     "FileSum",
     "Writeback",
+    "WrittenBehind",
     "checksum_bytes",
     "checksum_file",
     "clear_dead_partials",

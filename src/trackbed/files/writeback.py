@@ -1,12 +1,14 @@
 """Writing to the disk while the work goes on, so that the flush at its end finds little left to do."""
 
 import ctypes
+import os
 from typing import Final
 
-__all__ = ["Writeback"]
+__all__ = ["Writeback", "write_out"]
 
 _STEP_BYTES: Final = 8 << 20
 _START: Final = 2  # SYNC_FILE_RANGE_WRITE: begin, and do not wait
+_WAIT: Final = 7  # and wait, for what was begun before too
 
 
 class Writeback:
@@ -27,6 +29,19 @@ class Writeback:
             self._started = size_bytes  # a hint: what goes wrong with it, the flush at the end will tell
 
 
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+def write_out(descriptor: int, start: int, size_bytes: int) -> None:
+    """Write a range of a file out of memory, and wait for it. Its safety on the disk takes a flush besides.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if _sync_file_range is None:
+        os.fsync(descriptor)
+    elif _sync_file_range(descriptor, start, size_bytes, _WAIT) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)

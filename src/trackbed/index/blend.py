@@ -33,6 +33,7 @@ def greedy_blend(
     *,
     num_threads: int = 1,
     allocate: Allocate = _in_memory,
+    poll: kernels.Poll = None,
 ) -> BlendIndices:
     """Each sample from the dataset that is furthest behind its share, the lowest number on ties.
 
@@ -41,6 +42,7 @@ def greedy_blend(
         num_samples: N, at least 0.
         num_threads: at least 1. Each draw depends on the one before, so more than one are of no use yet.
         allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
+        poll: looks in while it runs, with the number of samples that are drawn.
 
     Returns:
         `[N]` dataset of each sample, and `[N]` how many samples of that dataset came before it.
@@ -58,16 +60,22 @@ def greedy_blend(
     shares = np.asarray(weights, dtype=np.float64)
     datasets = allocate("dataset_index", (num_samples,), dataset_index_dtype(len(shares)))
     samples = allocate("dataset_sample_index", (num_samples,), np.int64)
-    kernels.greedy_blend(shares, datasets, samples)
+    kernels.greedy_blend(shares, datasets, samples, poll=poll)
     return datasets, samples
 
 
-def exhaustive_blend(sizes: Sequence[int] | npt.NDArray[np.int64], *, allocate: Allocate = _in_memory) -> BlendIndices:
+def exhaustive_blend(
+    sizes: Sequence[int] | npt.NDArray[np.int64],
+    *,
+    allocate: Allocate = _in_memory,
+    poll: kernels.Poll = None,
+) -> BlendIndices:
     """Every sample of every dataset once, spread evenly.
 
     Args:
         sizes: `[K]` samples of each dataset, each at least 1.
         allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
+        poll: looks in while it runs, with the number of samples that are drawn.
 
     Returns:
         `[N]` dataset of each sample and `[N]` sample of that dataset, with N = sum(sizes).
@@ -83,5 +91,5 @@ def exhaustive_blend(sizes: Sequence[int] | npt.NDArray[np.int64], *, allocate: 
     num_samples = int(counts.sum())
     datasets = allocate("dataset_index", (num_samples,), dataset_index_dtype(len(counts)))
     samples = allocate("dataset_sample_index", (num_samples,), np.int64)
-    kernels.exhaustive_blend(counts, datasets, samples)
+    kernels.exhaustive_blend(counts, datasets, samples, poll=poll)
     return datasets, samples

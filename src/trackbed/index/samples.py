@@ -33,6 +33,7 @@ def sample_index(
     extra_token: int,
     num_threads: int = 1,
     allocate: Callable[..., npt.NDArray[Any]] = np.empty,
+    poll: kernels.Poll = None,
 ) -> npt.NDArray[np.integer[Any]]:
     """Visit and token offset inside it at which each sample starts, and where the last one ends.
 
@@ -44,6 +45,7 @@ def sample_index(
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
         num_threads: at least 1.
         allocate: gives the array to be filled, from its shape and dtype.
+        poll: looks in while it runs, with the number of rows that are done.
 
     Returns:
         `[R + 1, 2]` rows; sample j lies between rows j and j + 1.
@@ -59,6 +61,12 @@ def sample_index(
     dtype = np.int64 if visits.dtype == np.int64 else sample_index_dtype(len(visits), longest)
     rows = allocate((num_samples + 1, 2), dtype)
     kernels.sample_index(
-        lengths, visits, rows, sequence_length=sequence_length, extra_token=extra_token, num_threads=num_threads
+        lengths,
+        visits,
+        rows,
+        sequence_length=sequence_length,
+        extra_token=extra_token,
+        num_threads=num_threads,
+        poll=poll,
     )
     return rows
