@@ -139,7 +139,8 @@ def table(rows: dict[str, dict[str, float]], num_samples: int) -> str:
     lines = [
         "# Two billion samples over a thousand datasets",
         "",
-        f"Written by `make bench-full`: {num_samples:,} samples, {NUM_DATASETS:,} datasets of random weights, on {machine()}.",
+        f"Written by `make bench-full`: {num_samples:,} samples, {NUM_DATASETS:,} datasets of random weights,",
+        f"on {machine()}.",
         "Trackbed's indices are checksummed and flushed to the disk when the clock stops; peak memory counts mapped pages.",
         "",
         "| | seconds | peak GiB | ns a position, anywhere, one thread |",
