@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import tiers
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tiers
 from trackbed.index import exhaustive_blend, greedy_blend
 from trackbed.kernels import reference
 
