@@ -1,5 +1,6 @@
 """What happens to an entry that is there, damaged, somebody else's, or not there."""
 
+import errno
 import json
 import os
 import signal
@@ -350,3 +351,13 @@ def test_a_failed_build_of_a_very_large_array_leaves_nothing(tmp_path, monkeypat
         open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EOPNOTSUPP])
+def test_a_file_system_that_cannot_map_gets_its_arrays_by_writing(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    arrays = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=fill_large)
+    assert np.array_equal(arrays["numbers"], np.arange(2_000_001))

@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -183,6 +184,34 @@ def test_stages_change_the_training_blend_alone(prefixes):
     )
 
 
+def test_a_dataset_that_runs_out_is_an_error_or_left_out(prefixes, caplog):
+    limits = {"blend_max_epochs": [None, None, 1], "order": "instant"}
+    config = gpt_config(None, blend=(prefixes, [1, 1, 8]), split="1", **limits)
+    with pytest.raises(PlanError, match="dataset 2"):
+        build(config, [2000, 0, 0])
+    config = gpt_config(None, blend=(prefixes, [1, 1, 8]), split="1", blend_when_exhausted="reweight", **limits)
+    train = build(config, [2000, 0, 0])[0]
+    size = train.datasets[2].samples_per_epoch
+    (ended,) = train.order.exhaustions
+    assert (ended.dataset, train.order.counts_before(2000)[2]) == (2, size)
+    assert (
+        f"{prefixes[2]}: has given its epochs; the blend goes on without it from sample {ended.sample}" in caplog.text
+    )
+    drawn = sorted(train[k]["tokens"].tolist() for k in range(ended.sample) if train[k]["dataset_id"] == 2)
+    tokens = stream(prefixes[2])
+    assert drawn == sorted(sample(tokens, number) for number in range(size))
+
+
+def test_blocks_are_read_contiguously(prefixes):
+    options = {"order": "instant", "shuffle_block": 8, "shuffle_window": 1}
+    train = build(gpt_config(None, blend=([prefixes[2]], None), split="1", **options), [None] * 3)[0]
+    order = [train._instant.stored(position) for position in range(len(train))]
+    assert sorted(order) == list(range(len(train)))
+    blocks = [number // 8 for number in order]
+    assert 1 + sum(before != after for before, after in pairwise(blocks)) == len(set(blocks))  # each at one go
+    assert order != sorted(order)
+
+
 def test_an_instant_dataset_survives_pickling_and_worker_processes(prefixes):
     train = build(gpt_config(None, blend=(prefixes, [1, 2, 1]), split="1", order="instant"), [64, 0, 0])[0]
     wanted = tokens_of(train, range(64))
@@ -232,6 +261,12 @@ def test_too_few_tokens_for_a_sample(tmp_path, prefixes):
         ({"order": "random"}, "one of 'megatron', 'balanced', 'instant', found 'random'"),
         ({"order": "balanced", "renormalize_blend_weights": True}, "a rule of order='megatron'"),
         ({"blend_stages": [(5, [1, 1])]}, "blend_stages needs order='instant', found 'megatron'"),
+        ({"blend_max_epochs": [1, 1]}, "blend_max_epochs needs order='instant', found 'megatron'"),
+        ({"shuffle_block": 4, "order": "balanced"}, "shuffle_block needs order='instant', found 'balanced'"),
+        (
+            {"shuffle_window": 0, "order": "instant"},
+            "shuffle_block and shuffle_window must be at least 1, found 1 and 0",
+        ),
         ({"order": "instant", "defer_npy_index_mmap": True, "path_to_cache": "x"}, "no indices to load"),
     ],
 )

@@ -1,6 +1,7 @@
 """Putting an entry in its place: every file whole under its final name, the manifest last."""
 
 import contextlib
+import errno
 import math
 import mmap
 import os
@@ -39,6 +40,8 @@ Build = Callable[[Allocate], Arrays]
 
 _IN_PLACE_BYTES: Final = 4 << 20
 _BEHIND_BYTES: Final = 256 << 20
+_NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems say that take no room ahead, or cannot be mapped for writing: then arrays are made in memory."""
 
 
 def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
@@ -109,8 +112,14 @@ class _Writing:
         wanted = np.dtype(dtype)
         if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
             return np.empty(shape, dtype=wanted)
-        with self.explained():
-            array, mapped, descriptor = create_npy(self._begin(self._place.array(name)), wanted, shape)
+        try:
+            with self.explained():
+                array, mapped, descriptor = create_npy(self._begin(self._place.array(name)), wanted, shape)
+        except CacheError as error:
+            if getattr(error.__cause__, "errno", None) not in _NO_MAPS:
+                raise
+            self.clear(self._place.array(name))
+            return np.empty(shape, dtype=wanted)
         self._in_place[name] = array, mapped
         if array.nbytes >= _BEHIND_BYTES:
             self._behind[name] = WrittenBehind(descriptor, mapped)

@@ -87,13 +87,26 @@ class BlendedDataset(_Dataset):
             self._keep(None if config.defer_npy_index_mmap else self._open_indices())
 
     def _instant_order(self) -> InstantOrder:
+        config, is_training = self.config, self.split is Split.train
         stages = [BlendStage(0, tuple(self.weights))]
-        if self.config.blend_stages is not None and self.split is Split.train:
-            stages += [BlendStage(first, tuple(weights)) for first, weights in self.config.blend_stages]
-        sizes = [dataset.samples_per_epoch for dataset in self.datasets]  # type: ignore[attr-defined]
-        return InstantOrder.staged(
-            sizes=sizes, stages=stages, seed=self.config.random_seed, num_samples=self._num_samples
+        if config.blend_stages is not None and is_training:
+            stages += [BlendStage(first, tuple(weights)) for first, weights in config.blend_stages]
+        order = InstantOrder.staged(
+            sizes=[dataset.samples_per_epoch for dataset in self.datasets],  # type: ignore[attr-defined]
+            stages=stages,
+            seed=config.random_seed,
+            num_samples=self._num_samples,
+            max_epochs=config.blend_max_epochs if is_training else None,
+            when_exhausted=config.blend_when_exhausted,  # type: ignore[arg-type]  # it says what it takes
+            block=config.shuffle_block,
+            window=config.shuffle_window,
         )
+        for ended in order.exhaustions:
+            prefix = self.datasets[ended.dataset].dataset_path
+            logger.warning(
+                "%s: has given its epochs; the blend goes on without it from sample %d", prefix, ended.sample
+            )
+        return order
 
     def __getattr__(self, name: str) -> Any:
         """Say why there is no index, where there is none."""
@@ -125,8 +138,18 @@ class BlendedDataset(_Dataset):
         stages = [
             [int(first), [float(weight) for weight in weights]] for first, weights in self.config.blend_stages or ()
         ]
+        limits = (
+            [self.config.blend_max_epochs, self.config.blend_when_exhausted] if self.config.blend_max_epochs else []
+        )
+        locality = [self.config.shuffle_block, self.config.shuffle_window]
         versions = [BALANCED_VERSION, InstantOrder.VERSION, PERMUTATION_VERSION]
-        return {"random_seed": int(self.config.random_seed), "versions": versions, "stages": stages}
+        return {
+            "random_seed": int(self.config.random_seed),
+            "versions": versions,
+            "stages": stages,
+            "limits": limits,
+            "locality": locality,
+        }
 
     @cached_property
     def _balanced(self) -> BalancedIndices:

@@ -23,6 +23,14 @@ Blend = tuple[list[str], list[float] | None]
 Stage = tuple[int, Sequence[float]]
 """First sample of a stage, and the weights from there on."""
 
+_INSTANT_ONLY: Final = {
+    "blend_stages": None,
+    "blend_max_epochs": None,
+    "blend_when_exhausted": "raise",
+    "shuffle_block": 1,
+    "shuffle_window": 1,
+}
+
 ORDERS: Final = ("megatron", "balanced", "instant")
 
 
@@ -94,6 +102,20 @@ class BlendedMegatronDatasetConfig:
     """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`: from that sample on
     its weights hold instead of the blend's. None for one blend all the way."""
 
+    blend_max_epochs: Sequence[float | None] | None = field(default=None, kw_only=True)
+    """`[K]` epochs that each dataset may give to the training blend, with `order="instant"`; None for any number."""
+
+    blend_when_exhausted: str = field(default="raise", kw_only=True)
+    """What happens where a dataset has given its epochs: "raise" is an error at construction, with "reweight" the blend
+    goes on without it, and a warning says from which sample on."""
+
+    shuffle_block: int = field(default=1, kw_only=True)
+    """Samples next to each other in the file that `order="instant"` moves as one before it mixes them, at least 1:
+    larger blocks are read contiguously and shuffled less thoroughly."""
+
+    shuffle_window: int = field(default=1, kw_only=True)
+    """Blocks that come one after the other and whose samples are mixed, at least 1; of no effect with blocks of 1."""
+
     renormalize_blend_weights: bool | None = field(default=None, kw_only=True)
     """None: the sizes and weights of megatron-core 0.16.1. True or False: those of 0.10, and its names."""
 
@@ -136,9 +158,14 @@ class BlendedMegatronDatasetConfig:
         if self.order != "megatron" and self.renormalize_blend_weights is not None:
             msg = f"renormalize_blend_weights is a rule of order='megatron', found order={self.order!r}"
             raise ArgumentError(msg)
-        if self.blend_stages is not None and self.order != "instant":
-            msg = f"blend_stages needs order='instant', found {self.order!r}"
+        if self.shuffle_block < 1 or self.shuffle_window < 1:
+            found = f"{self.shuffle_block} and {self.shuffle_window}"
+            msg = f"shuffle_block and shuffle_window must be at least 1, found {found}"
             raise ArgumentError(msg)
+        for name, default in _INSTANT_ONLY.items():
+            if self.order != "instant" and getattr(self, name) != default:
+                msg = f"{name} needs order='instant', found {self.order!r}"
+                raise ArgumentError(msg)
 
     def _check_cache_options(self) -> None:
         for option in ("fast_cache_load", "defer_npy_index_mmap"):

@@ -140,6 +140,8 @@ class GPTDataset(MegatronDataset):
             sequence_length=self.config.sequence_length,
             extra_token=int(self.config.add_extra_token_to_sequence),
             seed=self.config.random_seed,
+            block=self.config.shuffle_block,
+            window=self.config.shuffle_window,
         )
 
     @property

@@ -37,6 +37,8 @@ class InstantSamples:
         sequence_length: S.
         extra_token: X, 1 if a sample also holds the first token of the next one, else 0.
         seed: of the shuffle of each epoch.
+        block: samples that are moved as one before they are mixed.
+        window: blocks whose samples are mixed.
 
     Raises:
         ArgumentError: the dataset is no indexed file, or the documents are not consecutive.
@@ -48,6 +50,8 @@ class InstantSamples:
     sequence_length: int
     extra_token: int
     seed: int
+    block: int = 1
+    window: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what has no stretch of tokens to cut."""
@@ -92,7 +96,9 @@ class InstantSamples:
         if size == 0:
             msg = f"{self.num_tokens} tokens must hold a sample of {self.sequence_length + self.extra_token}"
             raise PlanError(msg)
-        return InstantOrder(sizes=[size], weights=[1], seed=self.seed, num_samples=len(self))
+        return InstantOrder(
+            sizes=[size], weights=[1], seed=self.seed, num_samples=len(self), block=self.block, window=self.window
+        )
 
     def decisions(self) -> dict[str, Any]:
         """What decides the samples, besides the file."""
@@ -103,6 +109,7 @@ class InstantSamples:
             "num_samples": None if self.num_samples is None else int(self.num_samples),
             "sequence_length": int(self.sequence_length),
             "random_seed": int(self.seed),
+            "locality": [int(self.block), int(self.window)],
             "add_extra_token_to_sequence": bool(self.extra_token),
         }
 
