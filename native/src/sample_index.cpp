@@ -1,8 +1,8 @@
 #include "trackbed/sample_index.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -27,6 +27,7 @@ std::int32_t length_of(std::span<const std::byte> lengths, std::size_t document)
 struct Gathered {
   std::int64_t sum = 0;
   bool valid = true;
+  bool stopped = false;  // whether all are to end here
 };
 
 // The lengths of the documents that `visits` name, in `found`. Several short loops, each of which the compiler or the
@@ -42,7 +43,7 @@ Gathered gather(std::span<const std::byte> lengths, std::span<const Visit> visit
     highest = std::max(highest, static_cast<Document>(visit));
   }
   if (highest > last) {
-    return {0, false};
+    return {.sum = 0, .valid = false};
   }
   const std::size_t ahead = visits.size() < kAhead ? 0 : visits.size() - kAhead;
   for (std::size_t k = 0; k < ahead; ++k) {
@@ -58,7 +59,7 @@ Gathered gather(std::span<const std::byte> lengths, std::span<const Visit> visit
     sum += found[k];
     negative |= found[k];
   }
-  return {sum, negative >= 0};
+  return {.sum = sum, .valid = negative >= 0};
 }
 
 // The rows that begin in a chunk of visits, which is `before` tokens into the stream. `row` is the first of them, and
@@ -125,23 +126,25 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
 
   std::int64_t total = 0;  // tokens in all chunks that were looked at
   bool all_valid = true;
-  std::atomic<bool> stopped{false};
+  std::exception_ptr failure;  // what the poll threw
   const auto chunks = static_cast<std::int64_t>((visits.size() + kChunk - 1) / kChunk);
   // Two rounds' sums, in turn: a thread may be one round ahead of another.
   std::vector<Gathered> gathered(2 * static_cast<std::size_t>(std::max<std::int64_t>(num_threads, 1)));
-  run_team(std::min(num_threads, std::max<std::int64_t>(chunks, 1)), [&](std::int64_t thread, std::int64_t team,
-                                                                         std::barrier<>& barrier) {
-    const auto found = std::make_unique_for_overwrite<std::int32_t[]>(kChunk);
+  const std::int64_t wanted = std::min(num_threads, std::max<std::int64_t>(chunks, 1));
+  const auto buffers = std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(wanted) * kChunk);
+  run_team(wanted, [&](std::int64_t thread, std::int64_t team, std::barrier<>& barrier) {
+    std::int32_t* const found = buffers.get() + static_cast<std::size_t>(thread) * kChunk;
     std::int64_t before_round = 0;
     bool valid = true;
     for (std::int64_t round = 0; round * team < chunks && valid && rows_within(before_round) < num_rows; ++round) {
       Gathered* const sums = gathered.data() + (round % 2) * team;
       const auto first = std::min(static_cast<std::size_t>(round * team + thread) * kChunk, visits.size());
       const auto mine = visits.subspan(first, std::min(kChunk, visits.size() - first));
-      sums[thread] = gather(lengths, mine, found.get());
+      sums[thread] = gather(lengths, mine, found);
+      sums[thread].stopped = thread == 0 && failure;
       barrier.arrive_and_wait();
-      if (stopped) {
-        return;
+      if (sums[0].stopped) {  // all threads see it in the same round, and leave together
+        break;
       }
       const std::int64_t before_this = before_round;
       std::int64_t before = before_round;
@@ -151,16 +154,14 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
         valid = valid && sums[other].valid;
       }
       if (valid) {
-        cut(found.get(), first, before, sequence_length, extra_token, rows_within(before),
+        cut(found, first, before, sequence_length, extra_token, rows_within(before),
             rows_within(before + sums[thread].sum), rows);
       }
-      if (thread == 0) {
+      if (thread == 0 && !failure) {
         try {
           poll(static_cast<std::int64_t>(rows_within(before_this)));  // the others may still be at this round's rows
         } catch (...) {
-          stopped = true;
-          barrier.arrive_and_drop();
-          throw;
+          failure = std::current_exception();
         }
       }
     }
@@ -169,6 +170,9 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
       all_valid = valid;
     }
   });
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
   if (!all_valid) {
     return first_invalid(lengths, visits);
   }

@@ -169,6 +169,33 @@ def test_an_instant_blend_needs_no_cache_and_writes_nothing(tmp_path, prefixes):
         _ = train.something
 
 
+@pytest.mark.parametrize("order", ["megatron", "balanced", "instant"])
+@pytest.mark.parametrize(("weights", "sizes"), [([1, 2], [10, 0, 0]), (None, [None] * 3), (None, [5, None, None])])
+def test_splits_without_samples_are_empty_in_every_order(tmp_path, order, weights, sizes):
+    pair = [write_pair(tmp_path / name, [20] * 20) for name in ("one", "two")]
+    built = build(gpt_config(tmp_path / "cache", blend=(pair, weights), split="98,1,1", order=order), sizes)
+    assert len(built[0]) >= 5
+    assert [dataset is None or len(dataset) == 0 for dataset in built[1:]] == [True, True]
+    with pytest.raises(IndexError):
+        built[1][0]
+
+
+def test_dataset_numbers_can_be_counted_with_in_every_order(tmp_path, prefixes):
+    for order in ("megatron", "balanced", "instant"):
+        train = build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order=order), [30, 0, 0])[0]
+        batch = torch.utils.data.default_collate([train[position] for position in range(8)])
+        assert len(torch.bincount(batch["dataset_id"])) <= 3
+
+
+def test_a_deferred_balanced_blend_is_not_built(tmp_path, prefixes):
+    options = {"blend": (prefixes, [1, 1, 1]), "split": "1", "order": "balanced"}
+    deferred = gpt_config(tmp_path / "cache", defer_npy_index_mmap=True, **options)
+    train = build(deferred, [30, 0, 0])[0]
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+    build(gpt_config(tmp_path / "cache", **options), [30, 0, 0])
+    assert train[3]["dataset_id"] in {0, 1, 2}
+
+
 def test_stages_change_the_training_blend_alone(prefixes):
     stages = [(40, [0, 0, 1]), (60, [1, 1, 0])]
     config = gpt_config(None, blend=(prefixes, [1, 1, 1]), split="2,1,1", order="instant", blend_stages=stages)
@@ -262,6 +289,10 @@ def test_too_few_tokens_for_a_sample(tmp_path, prefixes):
         ({"order": "balanced", "renormalize_blend_weights": True}, "a rule of order='megatron'"),
         ({"blend_stages": [(5, [1, 1])]}, "blend_stages needs order='instant', found 'megatron'"),
         ({"blend_max_epochs": [1, 1]}, "blend_max_epochs needs order='instant', found 'megatron'"),
+        (
+            {"blend": (["a"], None), "blend_stages": [(5, [1])], "order": "instant"},
+            "a training blend of several datasets",
+        ),
         ({"shuffle_block": 4, "order": "balanced"}, "shuffle_block needs order='instant', found 'balanced'"),
         (
             {"shuffle_window": 0, "order": "instant"},

@@ -151,3 +151,23 @@ def test_bad_arguments_are_refused(changes, found):
     }
     with pytest.raises(ArgumentError, match=found):
         sample_index(**arguments)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
+def test_a_poll_that_raises_ends_all_threads(num_threads):
+    lengths, visits = np.full(1000, 3, np.int32), np.arange(30_000_000, dtype=np.int32) % 1000
+
+    def poll(done):
+        raise InterruptedError(done)
+
+    for _ in range(3):
+        with pytest.raises(InterruptedError):
+            sample_index(
+                lengths,
+                visits,
+                np.zeros((5_600_000, 2), np.int32),
+                sequence_length=16,
+                extra_token=1,
+                num_threads=num_threads,
+                poll=poll,
+            )

@@ -224,3 +224,30 @@ def test_a_builder_takes_nothing_after_finalize(tmp_path):
         builder.add_item([1])
     with pytest.raises(ArgumentError, match="takes nothing after finalize"):
         builder.finalize(str(tmp_path / "corpus.idx"))
+
+
+def test_a_write_that_was_interrupted_is_never_published(prefix, monkeypatch):
+    build(prefix, [[1, 2, 3]])
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint8)
+
+    def interrupt(_size):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builder._writeback, "grown", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            builder.add_document(np.zeros(400_000, np.uint8), [400_000])
+    with pytest.raises(ArgumentError, match="after it was interrupted"):
+        builder.finalize(f"{prefix}.idx")
+    builder.discard()
+    assert IndexedDataset(str(prefix))[0].tolist() == [1, 2, 3]
+    verify_content(str(prefix))
+
+
+def test_tokens_without_a_length_are_never_published(prefix):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint8)
+    builder.add_document([1, 2, 3], [3])
+    builder.sequence_lengths.pop()  # what an interrupt between the two leaves
+    with pytest.raises(ArgumentError, match="must make 3 bytes as written, found 0"):
+        builder.finalize(f"{prefix}.idx")
+    builder.discard()

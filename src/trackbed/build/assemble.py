@@ -159,10 +159,11 @@ class BlendedMegatronDatasetBuilder:
     def _blends_ahead(self, shares: Sequence[Shares]) -> Iterator[None]:
         """In the order "balanced", build the indices of the blends meanwhile: they need no dataset, only their size.
 
-        They go to the cache, where the blends find them. What goes wrong with them ends the block with an error, and
+        They go to the cache, where the blends find them. What goes wrong with them is an error at the block's end, and
         an error in the block ends them.
         """
-        if self.config.order != "balanced" or self.config.path_to_cache is None:
+        config = self.config
+        if config.order != "balanced" or config.path_to_cache is None or config.defer_npy_index_mmap:
             yield
             return
         stopped = Event()

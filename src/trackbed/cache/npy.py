@@ -119,11 +119,12 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
     try:
         os.posix_fallocate(descriptor, 0, size)  # else a full disk would be a bus error while the array is filled
         mapped = mmap.mmap(descriptor, size)
-    except OSError as error:
+        mapped[: len(header)] = header
+    except BaseException as error:
         os.close(descriptor)
-        error.filename = path
+        if isinstance(error, OSError):
+            error.filename = path
         raise
-    mapped[: len(header)] = header
     return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped, descriptor
 
 

@@ -121,10 +121,14 @@ class _Writing:
             self.clear(self._place.array(name))
             return np.empty(shape, dtype=wanted)
         self._in_place[name] = array, mapped
-        if array.nbytes >= _BEHIND_BYTES:
-            self._behind[name] = WrittenBehind(descriptor, mapped)
-        else:
+        if array.nbytes < _BEHIND_BYTES:
             os.close(descriptor)
+            return array
+        try:
+            self._behind[name] = WrittenBehind(descriptor, mapped)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return array
 
     def filled(self, count: int, *names: str) -> None:
@@ -159,12 +163,12 @@ class _Writing:
 
     def clear(self, *finals: str) -> None:
         """Remove the partial files of these, or of all that were not published."""
-        if not finals:
-            for behind in self._behind.values():
-                behind.stop()
         for final in finals or list(self._partials):
             if final in self._partials:
                 Path(self._partials.pop(final)).unlink(missing_ok=True)
+        if not finals:
+            for behind in self._behind.values():
+                behind.stop()
 
     def _begin(self, final: str) -> str:
         self._partials[final] = f"{self._entry.own}/partial/{partial_name(final.rpartition('/')[2])}"

@@ -19,7 +19,7 @@ from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now
-from trackbed.errors import ArgumentError, OversampleError
+from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
 from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
@@ -86,7 +86,18 @@ class BlendedDataset(_Dataset):
         else:
             self._keep(None if config.defer_npy_index_mmap else self._open_indices())
 
-    def _instant_order(self) -> InstantOrder:
+    def _instant_order(self) -> InstantOrder | None:
+        """Which sample comes k-th; None where there are none."""
+        if self._num_samples == 0:
+            return None
+        try:
+            return self._make_instant_order()
+        except (ArgumentError, PlanError) as error:
+            paths = ", ".join(str(dataset.dataset_path) for dataset in self.datasets[:3])
+            msg = f"the blend of {paths}{' ...' if len(self.datasets) > 3 else ''}, split {self.split.name}: {error}"
+            raise PlanError(msg) from error
+
+    def _make_instant_order(self) -> InstantOrder:
         config, is_training = self.config, self.split is Split.train
         stages = [BlendStage(0, tuple(self.weights))]
         if config.blend_stages is not None and is_training:
@@ -238,11 +249,13 @@ class BlendedDataset(_Dataset):
             )
             return self[idx]
         dataset_id = self.dataset_index[idx]
+        if self.config.order == "balanced":
+            dataset_id = int(dataset_id)  # torch can do little with uint16
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
     def _located(self, idx: int) -> dict[str, Any]:
         position = idx + len(self) if idx < 0 else idx
-        if not 0 <= position < len(self):
+        if self.order is None or not 0 <= position < len(self):
             msg = f"a sample must be in [-{len(self)}, {len(self)}), found {idx}"
             raise IndexError(msg)
         datasets, samples = self.order.locate([position])

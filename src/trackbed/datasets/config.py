@@ -123,6 +123,7 @@ class BlendedMegatronDatasetConfig:
         """Check the fields against each other, and fill in `mock`, `split` and `split_matrix`."""
         self._check_ranges()
         self._check_cache_options()
+        self._check_stages()
         if self.blend_per_split is not None and any(self.blend_per_split):
             self._check_blend_per_split(self.blend_per_split)
             return
@@ -165,6 +166,13 @@ class BlendedMegatronDatasetConfig:
         for name, default in _INSTANT_ONLY.items():
             if self.order != "instant" and getattr(self, name) != default:
                 msg = f"{name} needs order='instant', found {self.order!r}"
+                raise ArgumentError(msg)
+
+    def _check_stages(self) -> None:
+        blend = self.blend if self.blend is not None else (self.blend_per_split or [None])[Split.train.value]
+        for name in ("blend_stages", "blend_max_epochs"):
+            if getattr(self, name) is not None and (blend is None or len(blend[0]) < 2):
+                msg = f"{name} needs a training blend of several datasets, found {blend}"
                 raise ArgumentError(msg)
 
     def _check_cache_options(self) -> None:

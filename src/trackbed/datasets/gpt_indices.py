@@ -99,6 +99,7 @@ class GPTIndices:
         shuffle = LegacyShuffle(self.seed)
         in_place = {name: partial(allocate, name) for name in ARRAYS}
         visits = document_index(self._numbers, self.plan, shuffle, allocate=in_place["document_index"])
+        allocate.filled(len(visits), "document_index")
         return {
             "document_index": visits,
             "sample_index": sample_index(

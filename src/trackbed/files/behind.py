@@ -54,9 +54,9 @@ class WrittenBehind:
         """Give up: nothing follows any more."""
         self._ended.set()
         self._pool.shutdown()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _follow(self) -> Checksum:
         checksum, size = Checksum(), len(self._mapped)

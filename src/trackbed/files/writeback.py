@@ -35,11 +35,9 @@ def write_out(descriptor: int, start: int, size_bytes: int) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if _sync_file_range is None:
-        os.fsync(descriptor)
-    elif _sync_file_range(descriptor, start, size_bytes, _WAIT) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if _sync_file_range is not None and _sync_file_range(descriptor, start, size_bytes, _WAIT) == 0:
+        return
+    os.fsync(descriptor)  # also where the call is refused; what is really wrong, this says too
 
 
 _sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)

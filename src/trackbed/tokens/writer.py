@@ -62,7 +62,7 @@ class IndexedDatasetBuilder:
         self._pending = bytearray()
         self._checksum = Checksum()
         self._writeback = Writeback(self._file.fileno())
-        self._failure: OSError | None = None
+        self._failure: BaseException | None = None
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
         """Append one sequence to the current document.
@@ -154,6 +154,10 @@ class IndexedDatasetBuilder:
             idx_checksum = _write_index(
                 partial_idx, self.dtype.type, self.sequence_lengths, self.document_indices, self.sequence_modes
             )
+            wanted = sum(self.sequence_lengths) * self.dtype.itemsize
+            if self._checksum.size_bytes != wanted:
+                msg = f"{self._bin_path}: sequences must make {self._checksum.size_bytes} bytes as written, found {wanted}"
+                raise ArgumentError(msg)
             seal = Seal.of(
                 dtype=self.dtype.type,
                 sequences=len(self.sequence_lengths),
@@ -217,20 +221,24 @@ class IndexedDatasetBuilder:
         if os.getpid() != self._pid:
             msg = f"{self._bin_path}: a builder must be used in process {self._pid}, which made it, found {os.getpid()}"
             raise ArgumentError(msg)
-        if self._failure is not None:  # nobody knows how much of that block is in the file
+        if isinstance(self._failure, OSError):  # nobody knows how much of that block is in the file
             raise self._failure
-        self._checksum.update(self._pending)
+        if self._failure is not None:
+            msg = f"{self._bin_path}: a builder takes nothing more after it was interrupted, found more"
+            raise ArgumentError(msg) from self._failure
         try:
+            self._checksum.update(self._pending)
             with memoryview(self._pending) as view:
                 written = 0
                 while written < len(view):
                     written += self._file.write(view[written:]) or 0
-        except OSError as error:
-            error.filename = str(self._partial)  # a full disk does not say which
+            self._writeback.grown(self._checksum.size_bytes)
+            self._pending.clear()
+        except BaseException as error:
+            if isinstance(error, OSError):
+                error.filename = str(self._partial)  # a full disk does not say which
             self._failure = error
             raise
-        self._writeback.grown(self._checksum.size_bytes)
-        self._pending.clear()
 
     def _check_open(self) -> None:
         if self._file.closed:
