@@ -154,9 +154,9 @@ class IndexedDatasetBuilder:
             idx_checksum = _write_index(
                 partial_idx, self.dtype.type, self.sequence_lengths, self.document_indices, self.sequence_modes
             )
-            wanted = sum(self.sequence_lengths) * self.dtype.itemsize
-            if self._checksum.size_bytes != wanted:
-                msg = f"{self._bin_path}: sequences must make {self._checksum.size_bytes} bytes as written, found {wanted}"
+            written, wanted = self._checksum.size_bytes, sum(self.sequence_lengths) * self.dtype.itemsize
+            if written != wanted:
+                msg = f"{self._bin_path}: sequences must make {written} bytes as written, found {wanted}"
                 raise ArgumentError(msg)
             seal = Seal.of(
                 dtype=self.dtype.type,
