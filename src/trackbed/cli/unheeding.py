@@ -4,11 +4,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Final, TypeVar
 
 __all__ = ["leave", "run_in_thread"]
 
+_LOOK_SECONDS: Final = 0.1
 _NAME: Final = "trackbed work that hears no signals"
 
 Result = TypeVar("Result")
@@ -18,6 +19,9 @@ def run_in_thread(work: Callable[[], Result]) -> Result:
     """The result of `work`, or what it raises. Signals reach whoever calls this, and leave the work alone."""
     future: Future[Result] = Future()
     threading.Thread(target=_fulfil, args=(future, work), name=_NAME, daemon=True).start()
+    # A signal that comes just before a wait begins would not end it, so that no wait may be long.
+    while not wait([future], timeout=_LOOK_SECONDS).done:
+        pass
     return future.result()
 
 
