@@ -251,3 +251,18 @@ def test_tokens_without_a_length_are_never_published(prefix):
     with pytest.raises(ArgumentError, match="must make 3 bytes as written, found 0"):
         builder.finalize(f"{prefix}.idx")
     builder.discard()
+
+
+def test_a_builder_can_be_discarded_while_an_interrupt_is_on_its_way(prefix, monkeypatch):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint8)
+
+    def interrupt(data):
+        view = memoryview(data)  # as a frame of the traceback holds it
+        raise KeyboardInterrupt(view)
+
+    monkeypatch.setattr(builder._checksum, "update", interrupt)
+    try:
+        builder.add_document(np.zeros(400_000, np.uint8), [400_000])
+    except KeyboardInterrupt:
+        builder.discard()
+    assert names_in(prefix.parent) == []

@@ -182,7 +182,7 @@ class IndexedDatasetBuilder:
     def discard(self) -> None:
         """Give up: remove what has been written so far. A pair of the final name stays as it was."""
         if os.getpid() == self._pid:  # what a forked process gives up is another's
-            self._pending.clear()
+            self._pending = bytearray()  # not cleared: where a flush was interrupted, its views are still there
             self._close()
             self._partial.unlink(missing_ok=True)
 
