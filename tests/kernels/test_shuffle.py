@@ -87,9 +87,9 @@ def test_the_poll_sees_progress_and_can_stop_it():
         legacy_shuffle(new_twister(1), array, poll=poll)
     assert [done for _, done in seen] == sorted(done for _, done in seen)
     assert 0 < seen[0][1] < len(array)
-    # However busy the machine: between most looks no more than 50 ms.
+    # However busy the machine: between most looks, no more than 50 ms.
     gaps = [after[0] - before[0] for before, after in itertools.pairwise(seen)]
-    assert sorted(gaps)[0] < 0.05
+    assert sorted(gaps)[len(gaps) // 2] < 0.05
 
 
 def test_other_threads_run_meanwhile():
