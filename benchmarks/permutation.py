@@ -15,7 +15,7 @@ from benchmarks.harness import machine
 from trackbed.index import BlockPermutation, Permutation
 from trackbed.kernels import available_levels
 
-SIZES: Final = (100, 5_000, 10**6, 10**9 + 7, 10**12 + 39)
+SIZES: Final = (10, 100, 1_000, 1_024, 5_000, 10**6, 10**9 + 7, 10**12 + 39)
 POSITIONS: Final = 1 << 16
 
 

@@ -34,21 +34,6 @@ std::uint64_t rounds_for(std::uint64_t size) {
   return size < 1 << 4 ? 32 : size < 1 << 6 ? 16 : size < 1 << 10 ? 10 : size < 1 << 20 ? 8 : 6;
 }
 
-constexpr std::uint64_t kLargestTable = 1024;
-
-// All images of a small permutation, of which each is asked for several times.
-void permute_by_table(const Permutation& permutation, std::span<const std::int64_t> positions,
-                      std::span<std::int64_t> images, PermuteBlock permute_block) {
-  std::int64_t table[kLargestTable];
-  for (std::uint64_t position = 0; position < permutation.size; ++position) {
-    table[position] = static_cast<std::int64_t>(position);
-  }
-  permute_block(permutation, table, table, permutation.size);
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    images[i] = table[positions[i]];
-  }
-}
-
 }  // namespace
 
 Permutation make_permutation(std::uint64_t size, std::uint64_t key) {
@@ -86,16 +71,11 @@ void permute(const Permutation& permutation, std::span<const std::int64_t> posit
              Isa level, int num_threads, Poll& poll) {
   constexpr std::size_t kTask = std::size_t{1} << 16;
   const PermuteBlock permute_block = permute_block_at(level);
-  const bool by_table = permutation.size <= kLargestTable && permutation.size <= positions.size() / 4;
   const auto num_tasks = static_cast<std::int64_t>((positions.size() + kTask - 1) / kTask);
   run_parallel(num_tasks, num_threads, poll, kTask, [&](std::int64_t task) {
     const std::size_t start = static_cast<std::size_t>(task) * kTask;
     const std::size_t count = std::min(kTask, positions.size() - start);
-    if (by_table) {
-      permute_by_table(permutation, positions.subspan(start, count), images.subspan(start, count), permute_block);
-    } else {
-      permute_block(permutation, positions.data() + start, images.data() + start, count);
-    }
+    permute_block(permutation, positions.data() + start, images.data() + start, count);
   });
 }
 

@@ -3,7 +3,7 @@
 Shapes: N positions.
 """
 
-from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final, overload
 
 import numpy as np
@@ -18,26 +18,14 @@ PERMUTATION_VERSION: Final = kernels.PERMUTATION_VERSION
 """What a (size, seed) gives never changes within a version."""
 
 _LARGEST: Final = int(np.iinfo(np.int64).max)
+_LARGEST_TABLE: Final = 1024
+"""Below this size more rounds are needed than there is time for at each position: all images are kept instead."""
 
 
-class Permutation:
-    """A bijection of `[0, size)` that follows from `size` and `seed` alone, in constant time and memory.
+class _Bijection:
+    """What is called with positions in `[0, size)`; subclasses say what comes at each."""
 
-    Args:
-        size: in `[1, 2**63)`.
-        seed: in `[0, 2**64)`.
-
-    Raises:
-        ArgumentError: an argument is out of range.
-
-    >>> shuffle = Permutation(10, seed=1234)
-    >>> shuffle(np.arange(10)).tolist()
-    [0, 1, 2, 9, 8, 6, 3, 5, 4, 7]
-    >>> shuffle(3)
-    9
-    """
-
-    def __init__(self, size: int, *, seed: int) -> None:
+    def __init__(self, size: int, seed: int) -> None:
         kernels.check_size_and_key(size, seed)
         self._size = int(size)
         self._seed = int(seed)
@@ -67,14 +55,60 @@ class Permutation:
         Raises:
             ArgumentError: a position is no integer in `[0, size)`, or `num_threads` is below 1.
         """
+        given = np.asarray(positions)
+        if given.dtype.kind not in "iu" and given.size > 0:
+            msg = f"positions must be integers, found {given.dtype}"
+            raise ArgumentError(msg)
+        if given.dtype == np.uint64 and given.size > 0 and given.max() > _LARGEST:
+            msg = f"positions must be at most {_LARGEST}, found {given.max()}"
+            raise ArgumentError(msg)
+        flat = np.ascontiguousarray(given, dtype=np.int64).reshape(-1)
+        images = np.empty(flat.shape, dtype=np.int64)
+        self._permute(flat, images, num_threads)
+        if given.ndim == 0 and not isinstance(positions, np.ndarray):
+            return int(images[0])
+        return images.reshape(given.shape)
 
-        def permute(flat: npt.NDArray[np.int64], images: npt.NDArray[np.int64]) -> None:
-            kernels.permute(flat, images, size=self._size, key=self._seed, num_threads=num_threads)
-
-        return _images(positions, permute)
+    def _permute(self, positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], num_threads: int) -> None:
+        raise NotImplementedError
 
 
-class BlockPermutation:
+class Permutation(_Bijection):
+    """A bijection of `[0, size)` that follows from `size` and `seed` alone, in constant time and memory.
+
+    Args:
+        size: in `[1, 2**63)`.
+        seed: in `[0, 2**64)`.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+
+    >>> shuffle = Permutation(10, seed=1234)
+    >>> shuffle(np.arange(10)).tolist()
+    [0, 1, 2, 9, 8, 6, 3, 5, 4, 7]
+    >>> shuffle(3)
+    9
+    """
+
+    def __init__(self, size: int, *, seed: int) -> None:
+        super().__init__(size, seed)
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.int64]:
+        """`[size]` all images."""
+        images = np.arange(self._size)
+        kernels.permute(images, images, size=self._size, key=self._seed)
+        return images
+
+    def _permute(self, positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], num_threads: int) -> None:
+        if self._size < _LARGEST_TABLE:
+            kernels.check_positions(positions, images, size=self._size, num_threads=num_threads)
+            np.take(self._table, positions, out=images, mode="clip")
+        else:
+            kernels.permute(positions, images, size=self._size, key=self._seed, num_threads=num_threads)
+
+
+class BlockPermutation(_Bijection):
     """A bijection of `[0, size)` that keeps reads contiguous, at the price of a less thorough shuffle.
 
     Blocks of `block` samples are permuted, and then, in each window of `window` blocks that come one after the other,
@@ -96,57 +130,18 @@ class BlockPermutation:
     """
 
     def __init__(self, size: int, *, seed: int, block: int, window: int) -> None:
-        kernels.check_size_and_key(size, seed)
+        super().__init__(size, seed)
         kernels.check_blocks(block, window)
-        self._size = int(size)
-        self._seed = int(seed)
         self._block = int(block)
         self._window = int(window)
 
-    def __len__(self) -> int:
-        """How many positions there are."""
-        return self._size
-
-    @overload
-    def __call__(self, positions: int, *, num_threads: int = 1) -> int: ...
-
-    @overload
-    def __call__(self, positions: npt.NDArray[np.integer[Any]], *, num_threads: int = 1) -> npt.NDArray[np.int64]: ...
-
-    def __call__(
-        self, positions: int | npt.NDArray[np.integer[Any]], *, num_threads: int = 1
-    ) -> int | npt.NDArray[np.int64]:
-        """What comes at one position, or at each position of an array: see `Permutation`."""
-
-        def permute(flat: npt.NDArray[np.int64], images: npt.NDArray[np.int64]) -> None:
-            kernels.permute_blocks(
-                flat,
-                images,
-                size=self._size,
-                key=self._seed,
-                block=self._block,
-                window=self._window,
-                num_threads=num_threads,
-            )
-
-        return _images(positions, permute)
-
-
-def _images(
-    positions: int | npt.NDArray[np.integer[Any]],
-    permute: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], None],
-) -> int | npt.NDArray[np.int64]:
-    """What `permute` makes of a vector, for an integer or an array of any shape."""
-    given = np.asarray(positions)
-    if given.dtype.kind not in "iu" and given.size > 0:
-        msg = f"positions must be integers, found {given.dtype}"
-        raise ArgumentError(msg)
-    if given.dtype == np.uint64 and given.size > 0 and given.max() > _LARGEST:
-        msg = f"positions must be at most {_LARGEST}, found {given.max()}"
-        raise ArgumentError(msg)
-    flat = np.ascontiguousarray(given, dtype=np.int64).reshape(-1)
-    images = np.empty(flat.shape, dtype=np.int64)
-    permute(flat, images)
-    if given.ndim == 0 and not isinstance(positions, np.ndarray):
-        return int(images[0])
-    return images.reshape(given.shape)
+    def _permute(self, positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], num_threads: int) -> None:
+        kernels.permute_blocks(
+            positions,
+            images,
+            size=self._size,
+            key=self._seed,
+            block=self._block,
+            window=self._window,
+            num_threads=num_threads,
+        )

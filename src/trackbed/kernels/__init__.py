@@ -4,7 +4,14 @@ from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blen
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
-from trackbed.kernels.permutation import PERMUTATION_VERSION, check_blocks, check_size_and_key, permute, permute_blocks
+from trackbed.kernels.permutation import (
+    PERMUTATION_VERSION,
+    check_blocks,
+    check_positions,
+    check_size_and_key,
+    permute,
+    permute_blocks,
+)
 from trackbed.kernels.poll import Poll
 from trackbed.kernels.samples import sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
@@ -19,6 +26,7 @@ __all__ = [
     "available_threads",
     "balanced_blend",
     "check_blocks",
+    "check_positions",
     "check_size_and_key",
     "draw_phases",
     "exhaustive_blend",

@@ -14,7 +14,7 @@ from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.poll import Poll
 
-__all__ = ["PERMUTATION_VERSION", "check_blocks", "check_size_and_key", "permute", "permute_blocks"]
+__all__ = ["PERMUTATION_VERSION", "check_blocks", "check_positions", "check_size_and_key", "permute", "permute_blocks"]
 
 PERMUTATION_VERSION: Final = _native.PERMUTATION_VERSION
 """What a (size, key) gives never changes within a version."""
@@ -43,7 +43,7 @@ def permute(
         ArgumentError: an argument is out of range, or the arrays are no int64 vectors of one length.
     """
     check_size_and_key(size, key)
-    _check_positions(positions, images, size=size, num_threads=num_threads)
+    check_positions(positions, images, size=size, num_threads=num_threads)
     _native.permute(size, key, positions, images, chosen_level(), num_threads, poll)
 
 
@@ -75,7 +75,7 @@ def permute_blocks(
     """
     check_size_and_key(size, key)
     check_blocks(block, window)
-    _check_positions(positions, images, size=size, num_threads=num_threads)
+    check_positions(positions, images, size=size, num_threads=num_threads)
     _native.permute_blocks(size, key, block, window, positions, images, chosen_level(), num_threads, poll)
 
 
@@ -104,9 +104,15 @@ def check_blocks(block: int, window: int) -> None:
         raise ArgumentError(msg)
 
 
-def _check_positions(
+def check_positions(
     positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], *, size: int, num_threads: int
 ) -> None:
+    """Refuse positions that `permute` does not take.
+
+    Raises:
+        ArgumentError: the arrays are no int64 vectors of one length, a position is not in `[0, size)`, or there is no
+            thread.
+    """
     check_output("images", images, dtypes=(np.int64,))
     if positions.dtype != np.int64 or not positions.flags.c_contiguous or not positions.flags.aligned:
         msg = f"positions must be a contiguous, aligned array of int64, found {positions.dtype}"
