@@ -13,7 +13,7 @@ def main() -> int:
     """Run everything; 1 if megatron-core is quicker anywhere."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    from benchmarks import orders
+    from benchmarks import orders, permutation
     from benchmarks.against_megatron import run
 
     rows = []
@@ -26,6 +26,7 @@ def main() -> int:
         kernels.append(row)
     print(f"Medians of runs that alternate in one process, on {machine()}.\n\n{table(rows)}\n")
     print(kernel_table(kernels, memory_gigabytes_per_second()))
+    print(f"\nThe keyed permutation, one thread:\n\n{permutation.table(list(permutation.costs()))}")
     return int(any(row.ratio < 1 for row in [*rows, *kernels]))
 
 

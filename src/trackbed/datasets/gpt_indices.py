@@ -98,7 +98,8 @@ class GPTIndices:
         """The three arrays."""
         shuffle = LegacyShuffle(self.seed)
         in_place = {name: partial(allocate, name) for name in ARRAYS}
-        visits = document_index(self._numbers, self.plan, shuffle, allocate=in_place["document_index"])
+        first = self._run[0] if self._run else None
+        visits = document_index(self._numbers, self.plan, shuffle, first=first, allocate=in_place["document_index"])
         allocate.filled(len(visits), "document_index")
         return {
             "document_index": visits,

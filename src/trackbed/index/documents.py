@@ -26,6 +26,7 @@ def document_index(
     plan: EpochPlan,
     shuffle: LegacyShuffle,
     *,
+    first: int | None = None,
     allocate: Callable[..., npt.NDArray[Any]] = np.empty,
 ) -> npt.NDArray[np.integer[Any]]:
     """Every document of the split once per epoch, shuffled together; a separate last epoch apart.
@@ -34,6 +35,7 @@ def document_index(
         documents: `[D]` numbers of the split's documents.
         plan: how many epochs, and whether the last one stands apart.
         shuffle: the dataset's stream of shuffles; this is the first to draw from it.
+        first: the first of them if they are known to be consecutive: then datasets of one size can share a shuffle.
         allocate: gives the array to be filled, from its shape and dtype.
 
     Returns:
@@ -46,6 +48,9 @@ def document_index(
     (3, 15, [5, 6, 7, 8, 9])
     """
     visits = allocate((plan.num_epochs * len(documents),), document_index_dtype(documents))
+    if first is not None and plan.num_epochs == 1:
+        shuffle.run(visits, first)
+        return visits
     visits.reshape(plan.num_epochs, len(documents))[:] = documents
     last_epoch = 0 if plan.samples_before_last is None else (plan.num_epochs - 1) * len(documents)
     shuffle(visits[:last_epoch])  # draws nothing where the last epoch is not apart

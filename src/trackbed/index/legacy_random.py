@@ -4,15 +4,22 @@ Its stream is frozen by NumPy (NEP 19): MT19937 seeded by a scalar, then Fisher-
 by masked rejection.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
 from trackbed.errors import ArgumentError
+from trackbed.index.shared_runs import Drawn, SharedRuns
 
 __all__ = ["LegacyShuffle", "legacy_shuffle"]
+
+_SHARED: Final = SharedRuns()
+_FEWEST_SHARED: Final = 1 << 12
+"""Fewer are shuffled sooner than they are looked up."""
+_MOST_SHARED: Final = 1 << 31
+_STRETCH: Final = 1 << 20
 
 
 class LegacyShuffle:
@@ -32,10 +39,38 @@ class LegacyShuffle:
 
     def __init__(self, seed: int) -> None:
         self._twister = kernels.new_twister(seed)
+        self._drawn: tuple[int, ...] = (int(seed),)
+        """The seed, and the count of each shuffle so far."""
 
     def __call__(self, array: npt.NDArray[np.integer[Any]], *, poll: kernels.Poll = None) -> None:
         """Shuffle a vector of 32- or 64-bit integers in place."""
         kernels.legacy_shuffle(self._twister, array, poll=poll)
+        self._drawn += (len(array),)
+
+    def run(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: kernels.Poll = None) -> None:
+        """Fill a vector with `start`, `start + 1` and so on, shuffled.
+
+        Streams of one seed draw the same for equal counts. What several of them ask for is drawn once.
+
+        >>> shuffled = np.empty(5, dtype=np.int32)
+        >>> LegacyShuffle(1234).run(shuffled, 10)
+        >>> shuffled.tolist()
+        [14, 10, 11, 12, 13]
+        """
+        key = (*self._drawn, len(array))
+        shared = _FEWEST_SHARED <= len(array) < _MOST_SHARED
+        drawn = _SHARED.find(key) if shared else None
+        if drawn is not None:
+            np.add(drawn.order, start, out=array, casting="unsafe", dtype=array.dtype)
+            self._twister[:] = drawn.twister
+            self._drawn = key
+            return
+        wanted = shared and _SHARED.is_wanted(key)
+        _count_from(array, 0 if wanted else start)
+        self(array, poll=poll)
+        if wanted:
+            _SHARED.keep(key, Drawn(array.astype(np.uint32), self._twister.copy()))
+            array += start
 
 
 def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_threads: int = 1) -> None:
@@ -58,3 +93,10 @@ def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_thread
         msg = f"num_threads must be at least 1, found {num_threads}"
         raise ArgumentError(msg)
     LegacyShuffle(seed)(array)
+
+
+def _count_from(array: npt.NDArray[np.integer[Any]], start: int) -> None:
+    """Fill a vector with consecutive numbers, without another one of its size."""
+    for first in range(0, len(array), _STRETCH):
+        stretch = array[first : first + _STRETCH]
+        stretch[:] = np.arange(start + first, start + first + len(stretch))

@@ -4,7 +4,7 @@ Shapes: R samples.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,6 @@ from trackbed.index.epochs import EpochPlan
 from trackbed.index.legacy_random import LegacyShuffle
 
 __all__ = ["shuffle_index", "shuffle_index_dtype"]
-
-
-_STRETCH: Final = 1 << 20
 
 
 def shuffle_index_dtype(num_samples: int) -> type[np.uint32] | type[np.int64]:
@@ -41,10 +38,7 @@ def shuffle_index(
     [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]
     """
     order = allocate((plan.num_samples,), shuffle_index_dtype(plan.num_samples))
-    for start in range(0, plan.num_samples, _STRETCH):
-        stretch = order[start : start + _STRETCH]
-        stretch[:] = np.arange(start, start + len(stretch))
     last_epoch = plan.samples_before_last or 0
-    shuffle(order[:last_epoch])
-    shuffle(order[last_epoch:])
+    shuffle.run(order[:last_epoch], 0)
+    shuffle.run(order[last_epoch:], last_epoch)
     return order
