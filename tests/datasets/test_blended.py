@@ -112,10 +112,11 @@ def test_a_blend_in_memory_is_the_same(tmp_path):
 
 def test_a_deferred_blend_is_the_same_once_a_sample_is_asked_for(tmp_path):
     before = blended(tmp_path)
+    wanted = tokens_of(before, range(3))
     dataset = blended(tmp_path, defer_npy_index_mmap=True)
     assert dataset.dataset_index is None
     assert len(dataset) == len(before)
-    assert tokens_of(dataset, range(3)) == tokens_of(before, range(3))
+    assert tokens_of(dataset, range(3)) == wanted
     assert dataset.dataset_index.tolist() == before.dataset_index.tolist()
 
 

@@ -227,10 +227,10 @@ class _Padded(NullTokenizer):
 
 
 def test_a_padding_token_in_the_data_becomes_zero_and_does_not_count(tmp_path):
+    plain = list(one(tmp_path))
     dataset = one(tmp_path, tokenizer=_Padded(5))
-    plain = one(tmp_path)
-    for position in range(len(dataset)):
-        found, wanted = dataset[position], plain[position]
+    for position, wanted in enumerate(plain):
+        found = dataset[position]
         assert found["tokens"].tolist() == [0 if token == 5 else token for token in wanted["tokens"].tolist()]
         assert found["loss_mask"].tolist() == [float(label != 5) for label in wanted["labels"].tolist()]
 

@@ -2,6 +2,7 @@ import copy
 import gc
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -340,10 +341,11 @@ def test_a_plain_file_that_is_cut_shorter_in_place_raises(pair):
         dataset[:]
 
 
-def test_the_file_is_closed_when_the_dataset_is_gone(pair):
-    def open_files():
-        return [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+def open_files():
+    return [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
 
+
+def test_the_file_is_closed_when_the_dataset_is_gone(pair):
     dataset = IndexedDataset(str(pair.prefix), mmap=False)
     assert str(pair.bin) in open_files()
     del dataset
@@ -391,3 +393,29 @@ def test_opening_costs_neither_time_nor_memory_by_document(tmp_path, mmap):
     assert int(found) == count
     assert float(seconds) < 0.05
     assert int(private_bytes) < 5 << 20
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_pair_that_is_opened_when_read_takes_nothing_until_then(pair, mmap):
+    before = len(open_files())
+    dataset = IndexedDataset(str(pair.prefix), mmap=mmap, open_when_read=True)
+    mapped = Path("/proc/self/maps").read_text()
+    assert len(open_files()) == before
+    assert str(pair.idx) not in mapped
+    assert str(pair.bin) not in mapped
+    whole = IndexedDataset(str(pair.prefix))
+    assert (len(dataset), dataset.identity) == (len(whole), whole.identity)
+    assert [tokens.tolist() for tokens in dataset[:]] == [tokens.tolist() for tokens in whole[:]]
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_replaced_before_it_is_read_is_an_error(pair, tmp_path, suffix):
+    dataset = IndexedDataset(str(pair.prefix), open_when_read=True)
+    path = pair.prefix.with_suffix(suffix)
+    shutil.copy(path, tmp_path / "other")
+    (tmp_path / "other").replace(path)
+    with pytest.raises(FormatError, match=f"{suffix}: the file must be the one that was opened, found another one"):
+        dataset.get(0)
+    path.unlink()
+    with pytest.raises(FormatError, match="found nothing"):
+        dataset.get(0)

@@ -11,9 +11,6 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from trackbed.build.sizes import Shares, blend_of, check_sizes, plan_shares
 from trackbed.cache import Access, access
 from trackbed.comm import SOLO, Group
@@ -23,6 +20,7 @@ from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
+from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
@@ -210,8 +208,7 @@ class BlendedMegatronDatasetBuilder:
                 datasets.append(None)
                 continue
             start, stop = split_range(bounds, num_elements)
-            indices = _numbers(start, stop)
-            datasets.append(self.cls(low_level, prefix, indices, size, split, self.config))
+            datasets.append(self.cls(low_level, prefix, run(start, stop), size, split, self.config))
         return datasets
 
     @property
@@ -259,13 +256,6 @@ def _access(group: Group, *, fast_cache_load: bool) -> contextlib.AbstractContex
     if fast_cache_load:
         return access(Access.open_only, advice=_NOT_FAST)
     return contextlib.nullcontext()
-
-
-def _numbers(start: int, stop: int) -> npt.NDArray[np.integer[Any]]:
-    """`[stop - start]` elements of a split; int32, as Megatron Core's, where they fit."""
-    if stop <= np.iinfo(np.int32).max:
-        return np.arange(start, stop, dtype=np.int32)
-    return np.arange(start, stop, dtype=np.int64)
 
 
 def _check_length(dataset: Any) -> None:

@@ -94,7 +94,7 @@ class GPTDataset(MegatronDataset):
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
         """Sequences in the file: a GPT dataset is split by sequence."""
-        return len(low_level_dataset.sequence_lengths)
+        return len(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]
@@ -118,6 +118,7 @@ class GPTDataset(MegatronDataset):
             fast_cache_load=config.fast_cache_load,
             sequences_per_dataset=counts[dataset_path] if counts else None,
             dtype_code=config.token_dtype_code,
+            open_when_read=True,
         )
 
     def _check_instant(self) -> None:

@@ -17,6 +17,7 @@ from trackbed.errors import FormatError
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.runs import bounds_of, run
 from trackbed.index.samples import sample_index, sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.kernels import available_threads
@@ -133,15 +134,9 @@ class GPTIndices:
     @cached_property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return np.arange(len(self.lengths), dtype=np.int32) if self.documents is None else self.documents
+        return run(0, len(self.lengths)) if self.documents is None else self.documents
 
     @cached_property
     def _run(self) -> tuple[int, int] | None:
         """First document and the one after the last, where they are consecutive: they nearly always are."""
-        if self.documents is None:
-            return 0, len(self.lengths)
-        if len(self.documents) == 0:
-            return 0, 0
-        if (np.diff(self.documents) == 1).all():
-            return int(self.documents[0]), int(self.documents[-1]) + 1
-        return None
+        return (0, len(self.lengths)) if self.documents is None else bounds_of(self.documents)

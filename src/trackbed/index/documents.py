@@ -11,13 +11,15 @@ import numpy.typing as npt
 
 from trackbed.index.epochs import EpochPlan
 from trackbed.index.legacy_random import LegacyShuffle
+from trackbed.index.runs import bounds_of
 
 __all__ = ["document_index", "document_index_dtype"]
 
 
 def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int32] | type[np.int64]:
     """int32, as Megatron Core's, unless one of the `[D]` document numbers would overflow it."""
-    highest = int(documents.max()) if len(documents) else 0
+    bounds = bounds_of(documents)
+    highest = int(documents.max()) if bounds is None else bounds[1] - 1
     return np.int32 if highest <= np.iinfo(np.int32).max else np.int64
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trackbed import kernels
 from trackbed.errors import ArgumentError
+from trackbed.index.runs import count_from
 from trackbed.index.shared_runs import Drawn, SharedRuns
 
 __all__ = ["LegacyShuffle", "legacy_shuffle"]
@@ -19,7 +20,6 @@ _SHARED: Final = SharedRuns()
 _FEWEST_SHARED: Final = 1 << 12
 """Fewer are shuffled sooner than they are looked up."""
 _MOST_SHARED: Final = 1 << 31
-_STRETCH: Final = 1 << 20
 
 
 class LegacyShuffle:
@@ -66,7 +66,7 @@ class LegacyShuffle:
             self._drawn = key
             return
         wanted = shared and _SHARED.is_wanted(key)
-        _count_from(array, 0 if wanted else start)
+        count_from(array, 0 if wanted else start)
         self(array, poll=poll)
         if wanted:
             _SHARED.keep(key, Drawn(array.astype(np.uint32), self._twister.copy()))
@@ -93,10 +93,3 @@ def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_thread
         msg = f"num_threads must be at least 1, found {num_threads}"
         raise ArgumentError(msg)
     LegacyShuffle(seed)(array)
-
-
-def _count_from(array: npt.NDArray[np.integer[Any]], start: int) -> None:
-    """Fill a vector with consecutive numbers, without another one of its size."""
-    for first in range(0, len(array), _STRETCH):
-        stretch = array[first : first + _STRETCH]
-        stretch[:] = np.arange(start + first, start + first + len(stretch))

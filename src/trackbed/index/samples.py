@@ -57,7 +57,7 @@ def sample_index(
     >>> sample_index(lengths, visits, 3, sequence_length=1024, extra_token=1).tolist()
     [[0, 0], [0, 1024], [1, 512], [1, 1536]]
     """
-    longest = int(lengths.max()) if len(lengths) else 0
+    longest = int(lengths.max()) if lengths.dtype.itemsize > 4 and len(lengths) else 0
     dtype = np.int64 if visits.dtype == np.int64 else sample_index_dtype(len(visits), longest)
     rows = allocate((num_samples + 1, 2), dtype)
     kernels.sample_index(

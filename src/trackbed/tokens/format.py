@@ -3,9 +3,12 @@
 Shapes: N sequences, D documents; the file holds D + 1 document borders.
 """
 
+import hashlib
 import mmap
+import os
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +17,7 @@ import numpy.typing as npt
 
 from trackbed.errors import FormatError
 from trackbed.tokens.dtype import DType
+from trackbed.tokens.stamp import Stamp, check_stamp
 
 __all__ = ["HEADER_BYTES", "Header", "SequenceIndex", "encode_header", "map_file", "open_index"]
 
@@ -21,8 +25,7 @@ MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
 _FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 1
 HEADER_BYTES: Final = _FIELDS.size
-_SEQUENCE_BYTES: Final = 4 + 8  # length and byte pointer
-_BORDER_BYTES: Final = 8
+_END_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,19 @@ class Header:
     """Document borders, one more than there are documents."""
 
     @property
+    def pointers_at(self) -> int:
+        """Byte at which the pointers begin, after the lengths."""
+        return HEADER_BYTES + 4 * self.sequence_count
+
+    @property
+    def borders_at(self) -> int:
+        """Byte at which the document borders begin, after the pointers."""
+        return self.pointers_at + 8 * self.sequence_count
+
+    @property
     def size_bytes(self) -> int:
         """Size of the whole file without modes; with them it has one byte a sequence more."""
-        return HEADER_BYTES + _SEQUENCE_BYTES * self.sequence_count + _BORDER_BYTES * self.document_count
+        return self.borders_at + 8 * self.document_count
 
 
 def encode_header(header: Header) -> bytes:
@@ -74,32 +87,52 @@ def decode_header(raw: bytes, *, path: Path) -> Header:
 
 
 class SequenceIndex:
-    """The arrays of an `.idx`, as views of one memory map that lives as long as any of them.
+    """The arrays of an `.idx`: views of one memory map, made when the first of them is asked for.
 
     Args:
-        header: what the first bytes say.
-        sequence_lengths: `[N]` int32, tokens in each sequence.
-        sequence_pointers: `[N]` int64, byte offset of each sequence in the `.bin`.
-        document_indices: `[D + 1]` int64, first sequence of each document, then N.
-        sequence_modes: `[N]` int8 in a multimodal file, else None.
+        path: the file.
+        ends: what was read of it.
+        multimodal: whether its modes are wanted.
     """
 
-    def __init__(
-        self,
-        header: Header,
-        sequence_lengths: npt.NDArray[np.int32],
-        sequence_pointers: npt.NDArray[np.int64],
-        document_indices: npt.NDArray[np.int64],
-        sequence_modes: npt.NDArray[np.int8] | None,
-    ) -> None:
-        self.dtype = header.dtype
-        self.dtype_size = np.dtype(header.dtype).itemsize
-        self.sequence_count = header.sequence_count
-        self.document_count = header.document_count
-        self.sequence_lengths = sequence_lengths
-        self.sequence_pointers = sequence_pointers
-        self.document_indices = document_indices
-        self.sequence_modes = sequence_modes
+    def __init__(self, path: Path, ends: "IndexEnds", *, multimodal: bool) -> None:
+        self.dtype = ends.header.dtype
+        self.dtype_size = np.dtype(ends.header.dtype).itemsize
+        self.sequence_count = ends.header.sequence_count
+        self.document_count = ends.header.document_count
+        self.ends = ends
+        self._path = path
+        self._multimodal = multimodal
+
+    @cached_property
+    def _mapped(self) -> npt.NDArray[np.uint8]:
+        check_stamp(self._path, self.ends.stamp)
+        return map_file(self._path)
+
+    def map(self) -> None:
+        """Map the file now: who reads it later reads it as it is."""
+        _ = self._mapped
+
+    @cached_property
+    def sequence_lengths(self) -> npt.NDArray[np.int32]:
+        """`[N]` tokens in each sequence."""
+        return self._mapped[HEADER_BYTES : self.ends.header.pointers_at].view("<i4")
+
+    @cached_property
+    def sequence_pointers(self) -> npt.NDArray[np.int64]:
+        """`[N]` byte offset of each sequence in the `.bin`."""
+        return self._mapped[self.ends.header.pointers_at : self.ends.header.borders_at].view("<i8")
+
+    @cached_property
+    def document_indices(self) -> npt.NDArray[np.int64]:
+        """`[D + 1]` first sequence of each document, then N."""
+        return self._mapped[self.ends.header.borders_at : self.ends.header.size_bytes].view("<i8")
+
+    @cached_property
+    def sequence_modes(self) -> npt.NDArray[np.int8] | None:
+        """`[N]` mode of each sequence of a multimodal file, else None."""
+        first = self.ends.header.size_bytes
+        return self._mapped[first : first + self.sequence_count].view(np.int8) if self._multimodal else None
 
     def __len__(self) -> int:
         return self.sequence_count
@@ -112,13 +145,29 @@ class SequenceIndex:
     @property
     def data_bytes(self) -> int:
         """Size that the `.bin` must have at least, from the last sequence; 0 without any."""
-        if self.sequence_count == 0:
-            return 0
-        return int(self.sequence_pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype_size
+        return self.ends.last_pointer + self.ends.last_length * self.dtype_size
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEnds:
+    """What is read of an `.idx` to open it: a few of its bytes, whatever its size."""
+
+    header: Header
+    size_bytes: int
+    sha256: str
+    """Of its header and its first and last 4 KiB."""
+    last_length: int
+    """Tokens in the last sequence, 0 without any."""
+    last_pointer: int
+    """Byte offset of the last sequence, 0 without any."""
+    last_border: int
+    """The last document border, which must be N."""
+    stamp: Stamp
+    """What tells the file from another that takes its place."""
 
 
 def open_index(path: Path, *, multimodal: bool = False) -> SequenceIndex:
-    """Map an `.idx` file. Costs neither time nor memory by sequence.
+    """Open an `.idx` file. Costs neither time nor memory by sequence, and keeps no descriptor.
 
     Args:
         path: the file.
@@ -128,32 +177,42 @@ def open_index(path: Path, *, multimodal: bool = False) -> SequenceIndex:
         FormatError: the header is not one, or the file's size is not what its counts say.
         OSError: the file cannot be read.
     """
-    mapped = map_file(path)
-    header = decode_header(mapped[:HEADER_BYTES].tobytes(), path=path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        ends = _read_ends(descriptor, path, multimodal=multimodal)
+    finally:
+        os.close(descriptor)
+    return SequenceIndex(path, ends, multimodal=multimodal)
+
+
+def _read_ends(descriptor: int, path: Path, *, multimodal: bool) -> IndexEnds:
+    status = os.fstat(descriptor)
+    head = os.pread(descriptor, HEADER_BYTES + _END_BYTES, 0)
+    header = decode_header(head[:HEADER_BYTES], path=path)
     mode_bytes = header.sequence_count
     sizes = {header.size_bytes + mode_bytes} if multimodal else {header.size_bytes, header.size_bytes + mode_bytes}
-    if len(mapped) not in sizes:
+    if status.st_size not in sizes:
         msg = (
             f"{path}: sequence_count {header.sequence_count} and document_count {header.document_count} "
             f"make {' or '.join(map(str, sorted(sizes)))} bytes{' with modes' if multimodal else ''}, "
-            f"this file has {len(mapped)}"
+            f"this file has {status.st_size}"
         )
         raise FormatError(msg)
-    return SequenceIndex(header, *_arrays(mapped, header, multimodal=multimodal))
+    tail = os.pread(descriptor, _END_BYTES, max(0, status.st_size - _END_BYTES))
 
+    def number(end: int, size_bytes: int) -> int:
+        return int.from_bytes(os.pread(descriptor, size_bytes, end - size_bytes), "little", signed=True)
 
-def _arrays(
-    mapped: npt.NDArray[np.uint8], header: Header, *, multimodal: bool
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int8] | None]:
-    count = header.sequence_count
-    lengths_at = HEADER_BYTES
-    pointers_at = lengths_at + 4 * count
-    documents_at = pointers_at + 8 * count
-    lengths = mapped[lengths_at:pointers_at].view("<i4")
-    pointers = mapped[pointers_at:documents_at].view("<i8")
-    documents = mapped[documents_at : header.size_bytes].view("<i8")
-    modes = mapped[header.size_bytes : header.size_bytes + count].view(np.int8) if multimodal else None
-    return lengths, pointers, documents, modes
+    empty = header.sequence_count == 0
+    return IndexEnds(
+        header=header,
+        size_bytes=status.st_size,
+        sha256=hashlib.sha256(head + tail).hexdigest(),
+        last_length=0 if empty else number(header.pointers_at, 4),
+        last_pointer=0 if empty else number(header.borders_at, 8),
+        last_border=number(header.size_bytes, 8),
+        stamp=Stamp.of(status),
+    )
 
 
 def map_file(path: Path) -> npt.NDArray[np.uint8]:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens.format import SequenceIndex, open_index
-from trackbed.tokens.identity import identity
+from trackbed.tokens.identity import identity_of
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
+from trackbed.tokens.stamp import check_stamp, stamp_of
 
 __all__ = ["IndexedDataset"]
 
@@ -38,6 +39,8 @@ class IndexedDataset:
         fast_cache_load: leave the checks to the first read: for pairs that were checked before.
         sequences_per_dataset: (sequences, document borders) that the index must have, or None.
         dtype_code: ignored, as the header says the type; here for Megatron Core's signature.
+        open_when_read: open and map each file when it is first read, so that thousands of pairs take no descriptors
+            and no maps until then. A file that was replaced meanwhile is an error.
 
     Raises:
         ArgumentError: one of the files is missing.
@@ -54,6 +57,8 @@ class IndexedDataset:
         fast_cache_load: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
         sequences_per_dataset: tuple[int, int] | None = None,
         dtype_code: int | None = None,
+        *,
+        open_when_read: bool = False,
     ) -> None:
         if object_storage_config is not None or s3_config is not None:
             msg = f"{path_prefix}: object_storage_config must be None until object stores are read"
@@ -64,33 +69,46 @@ class IndexedDataset:
         self.fast_cache_load = fast_cache_load
         self.sequences_per_dataset = sequences_per_dataset
         self.dtype_code = dtype_code
-        self.index, self.bin_reader = self._open()
+        self.open_when_read = open_when_read
+        self._open()
 
-    def _open(self) -> tuple[SequenceIndex, Source]:
-        idx_path, bin_path = Path(get_idx_path(self.path_prefix)), Path(get_bin_path(self.path_prefix))
-        missing = [str(path) for path in (idx_path, bin_path) if not path.exists()]
-        if missing:
+    def _open(self) -> None:
+        idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
+        index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
+        if index_stamp is None or bin_stamp is None:
+            missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
             msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
             raise ArgumentError(msg)
-        index = open_index(idx_path, multimodal=self.multimodal)
+        self._bin_stamp = bin_stamp
+        index = open_index(Path(idx_path), multimodal=self.multimodal)
         if self.sequences_per_dataset is not None:
             _check_counts(index, tuple(self.sequences_per_dataset), idx_path)
         if not self.fast_cache_load:
-            _check_ends(index, idx_path, bin_path)
-        source = MappedSource.open(bin_path) if self.mmap else FileSource.open(bin_path)
-        return index, source
+            _check_ends(index, idx_path, bin_path, self._bin_stamp.size_bytes)
+        self.index = index
+        if not self.open_when_read:
+            index.map()
+            _ = self.bin_reader
+
+    @cached_property
+    def bin_reader(self) -> Source:
+        """The bytes of the `.bin`."""
+        path = Path(get_bin_path(self.path_prefix))
+        if self.open_when_read:
+            check_stamp(path, self._bin_stamp)
+        return MappedSource.open(path) if self.mmap else FileSource.open(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("index", "bin_reader")}
+        return {name: value for name, value in vars(self).items() if name not in ("index", "_bin_bytes", "bin_reader")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.index, self.bin_reader = self._open()
+        self._open()
 
-    @cached_property
+    @property
     def identity(self) -> dict[str, Any]:
         """What tells these files from others of the same name."""
-        return identity(self.path_prefix)
+        return identity_of(self.index, bin_bytes=self._bin_stamp.size_bytes)
 
     def __len__(self) -> int:
         """Sequences in the file."""
@@ -189,22 +207,24 @@ class IndexedDataset:
         return Path(get_idx_path(path_prefix)).exists() and Path(get_bin_path(path_prefix)).exists()
 
 
-def _check_counts(index: SequenceIndex, wanted: tuple[int, ...], idx_path: Path) -> None:
+def _check_counts(index: SequenceIndex, wanted: tuple[int, ...], idx_path: str) -> None:
     found = (index.sequence_count, index.document_count)
     if found != wanted:
         msg = f"{idx_path}: sequences_per_dataset says {wanted} sequences and document borders, found {found}"
         raise FormatError(msg)
 
 
-def _check_ends(index: SequenceIndex, idx_path: Path, bin_path: Path) -> None:
+def _check_ends(index: SequenceIndex, idx_path: str, bin_path: str, bin_bytes: int) -> None:
     """What can be checked without reading the arrays; `verify` reads them."""
-    if index.document_indices[-1] != index.sequence_count:
+    if index.ends.last_border != index.sequence_count:
         msg = (
             f"{idx_path}: the last document border must be the sequence_count {index.sequence_count}, "
-            f"found {index.document_indices[-1]}"
+            f"found {index.ends.last_border}"
         )
         raise FormatError(msg)
-    size = bin_path.stat().st_size
-    if not 0 <= index.data_bytes <= size:
-        msg = f"{idx_path}: the last sequence ends at byte {index.data_bytes} of {bin_path.name}, which has {size}"
+    if not 0 <= index.data_bytes <= bin_bytes:
+        msg = (
+            f"{idx_path}: the last sequence ends at byte {index.data_bytes} of {Path(bin_path).name}, "
+            f"which has {bin_bytes}"
+        )
         raise FormatError(msg)

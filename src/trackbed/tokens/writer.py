@@ -194,6 +194,7 @@ class IndexedDatasetBuilder:
     def _open_source(self, idx_path: Path) -> SequenceIndex:
         """The index of a pair that is known to be whole."""
         index = open_index(idx_path)
+        index.map()
         bare = Header(index.dtype, index.sequence_count, index.document_count).size_bytes
         has_modes = idx_path.stat().st_size > bare
         if len(index) and has_modes != self.multimodal:

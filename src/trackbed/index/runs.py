@@ -1,0 +1,72 @@
+"""Consecutive numbers as arrays that take no memory of their own.
+
+Shapes: N numbers of a run.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["bounds_of", "count_from", "run"]
+
+_STEP: Final = 1 << 15
+_FEWEST: Final = 1 << 16
+
+
+class _Shared:
+    """The numbers from 0 on, as many as anybody asked for; runs are views of them."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, npt.NDArray[np.integer[Any]]] = {}
+
+    def up_to(self, stop: int) -> npt.NDArray[np.integer[Any]]:
+        """At least `[stop]` numbers; int32 where they fit."""
+        dtype = np.dtype(np.int32 if stop <= np.iinfo(np.int32).max else np.int64)
+        numbers = self.numbers.get(dtype.char)
+        if numbers is None or len(numbers) < stop:
+            count = max(stop, _FEWEST if numbers is None else min(2 * len(numbers), np.iinfo(np.int32).max))
+            numbers = np.arange(count, dtype=dtype)
+            numbers.flags.writeable = False
+            self.numbers[dtype.char] = numbers  # whoever still looks at the shorter one keeps it
+        return numbers
+
+
+_SHARED: Final = _Shared()
+
+
+def run(start: int, stop: int) -> npt.NDArray[np.integer[Any]]:
+    """The numbers `[start, stop)`, read-only; int32 where `stop` fits it, else int64.
+
+    All runs of a process are views of one array, so that those of thousands of datasets take the memory of the longest.
+
+    >>> run(2, 5).tolist()
+    [2, 3, 4]
+    """
+    return _SHARED.up_to(stop)[start:stop]
+
+
+def bounds_of(numbers: npt.NDArray[np.integer[Any]]) -> tuple[int, int] | None:
+    """First number and the one after the last where they are consecutive, else None.
+
+    >>> bounds_of(np.array([4, 5, 6])), bounds_of(np.array([4, 6]))
+    ((4, 7), None)
+    """
+    if len(numbers) == 0:
+        return 0, 0
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first != len(numbers) - 1:
+        return None
+    shared = _SHARED.numbers.get(numbers.dtype.char)
+    is_view = shared is not None and numbers.base is shared and numbers.strides == (numbers.itemsize,)
+    if not is_view and not (np.diff(numbers) == 1).all():
+        return None
+    return first, last + 1
+
+
+def count_from(array: npt.NDArray[np.integer[Any]], start: int) -> None:
+    """Fill a vector with `start`, `start + 1` and so on, without another one of its size."""
+    steps = np.arange(min(_STEP, len(array)), dtype=array.dtype)
+    for first in range(0, len(array), _STEP):
+        stretch = array[first : first + _STEP]
+        np.add(steps[: len(stretch)], start + first, out=stretch, dtype=array.dtype)

@@ -1,0 +1,44 @@
+"""What tells a file from another that takes its name."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from trackbed.errors import FormatError
+
+__all__ = ["Stamp", "check_stamp", "stamp_of"]
+
+
+class Stamp(NamedTuple):
+    """A file, as it was when it was looked at."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """The stamp of a file whose status is known."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def stamp_of(path: str | Path) -> Stamp | None:
+    """The stamp of the file at `path`, or None where there is none."""
+    try:
+        return Stamp.of(os.stat(path))  # noqa: PTH116  thousands of pairs are opened: pathlib takes as long again
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def check_stamp(path: Path, wanted: Stamp | None) -> None:
+    """Refuse a file that is not the one that was looked at before.
+
+    Raises:
+        FormatError: another file has taken its place, or none is there.
+    """
+    found = stamp_of(path)
+    if found != wanted:
+        what = "nothing" if found is None else "another one in its place"
+        msg = f"{path}: the file must be the one that was opened, found {what}; start again with the files as they are"
+        raise FormatError(msg)
