@@ -132,10 +132,14 @@ def test_a_file_that_is_gone_is_rebuilt(tmp_path, name, keep_manifest):
     assert (tmp_path / f"abc-GPTDataset-train-{name}").exists()
 
 
-def test_a_header_that_was_overwritten_is_rebuilt_in_place(tmp_path):
+def test_a_header_that_was_overwritten_is_an_error_at_the_first_read_that_says_what_to_do(tmp_path):
     build = Builder()
     open_(tmp_path, build)
     numbers_file(tmp_path).write_bytes(b"\xff" * 168)
+    opened = open_(tmp_path, build)
+    with pytest.raises(CacheError, match=r"numbers\.npy: a \.npy .* remove it and start again"):
+        opened["numbers"]
+    numbers_file(tmp_path).unlink()
     assert open_(tmp_path, build)["numbers"].tolist() == NUMBERS.tolist()
     assert build.builds == 2
 

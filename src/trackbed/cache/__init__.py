@@ -4,7 +4,8 @@ from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions, fingerprint
 from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, access, open_entry, open_or_build
-from trackbed.cache.write import Allocate, Arrays, Build, in_memory
+from trackbed.cache.opened import Arrays, shape_of
+from trackbed.cache.write import Allocate, Build, in_memory
 
 __all__ = [
     "Access",
@@ -21,4 +22,5 @@ __all__ = [
     "open_entry",
     "open_or_build",
     "read_npy_spec",
+    "shape_of",
 ]

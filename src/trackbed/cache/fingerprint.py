@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Decisions", "canonical", "differences", "fingerprint"]
+
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 Decisions = Mapping[str, Any]
 """Everything that decides the bytes of an entry, as JSON values by name."""
@@ -17,7 +19,7 @@ def canonical(decisions: Decisions) -> str:
     >>> canonical({"b": 0.1, "a": [1, None]})
     '{"a":[1,null],"b":0.1}'
     """
-    return json.dumps(decisions, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL(decisions)
 
 
 def fingerprint(decisions: Decisions) -> str:

@@ -1,12 +1,14 @@
 """The manifest of an entry: the last file to be written, and the proof that the others are whole."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
+from trackbed.cache.entry import ArraySpec
 from trackbed.cache.fingerprint import Decisions
 from trackbed.errors import FormatError
 from trackbed.files import FileSum
@@ -15,6 +17,7 @@ __all__ = ["Manifest", "encode_manifest", "read_manifest"]
 
 FORMAT: Final = "trackbed-cache"
 VERSION: Final = 1
+_DTYPES: Final = {name: np.dtype(name) for name in ("<i2", "<u2", "<i4", "<u4", "<i8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Manifest:
     decisions: Decisions
     files: Mapping[str, FileSum]
     """By file name."""
+    arrays: Mapping[str, ArraySpec]
+    """By array name; none in a manifest of an older Trackbed."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -35,6 +40,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "version": VERSION,
         "fingerprint": manifest.fingerprint,
         "files": dict(manifest.files),
+        "arrays": {name: {"dtype": spec.dtype.str, "shape": spec.shape} for name, spec in manifest.arrays.items()},
         "decisions": manifest.decisions,
     }
     return orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
@@ -49,16 +55,26 @@ def read_manifest(path: str) -> Manifest | None:
         FormatError: the file is no manifest.
     """
     try:
-        raw = Path(path).read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  thousands of them are read
+        raw = file.readall()
     try:
         fields = orjson.loads(raw)
         found = (fields["format"], fields["version"])
         if found != (FORMAT, VERSION):
-            return Manifest("", {"manifest": list(found)}, {})
+            return Manifest("", {"manifest": list(found)}, {}, {})
         files = {name: FileSum(**record) for name, record in fields["files"].items()}
-        return Manifest(fields["fingerprint"], fields["decisions"], files)
+        arrays = {name: _array_spec(**record) for name, record in fields.get("arrays", {}).items()}
+        return Manifest(fields["fingerprint"], fields["decisions"], files, arrays)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {error}"
         raise FormatError(msg) from error
+
+
+def _array_spec(dtype: str, shape: list[int]) -> ArraySpec:
+    if not (dtype in _DTYPES and all(isinstance(length, int) and length >= 0 for length in shape)):
+        msg = f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {shape!r}"
+        raise ValueError(msg)
+    return ArraySpec(_DTYPES[dtype], tuple(shape))

@@ -7,11 +7,11 @@ from contextvars import ContextVar
 from enum import Enum, auto
 from typing import Final
 
-from trackbed.cache.entry import Entry, Place
-from trackbed.cache.npy import map_npy
+from trackbed.cache.entry import ArraySpec, Entry, Place
+from trackbed.cache.opened import Arrays, OpenedArrays
 from trackbed.cache.survey import Expected, State, survey
-from trackbed.cache.write import Arrays, Build, write_entry
-from trackbed.errors import CacheError, FormatError
+from trackbed.cache.write import Build, write_entry
+from trackbed.errors import CacheError
 
 __all__ = ["Access", "access", "open_entry", "open_or_build"]
 
@@ -47,7 +47,7 @@ def access(allowed: Access, *, advice: str) -> Iterator[None]:
 def open_or_build(entry: Entry, *, expected: Expected, build: Build) -> Arrays:
     """The arrays of an entry, read-only; built and published first where it is not there whole.
 
-    They are mapped, but for small ones that were just built.
+    They are mapped when they are first asked for, but for small ones that were just built.
 
     Args:
         entry: what is wanted.
@@ -65,7 +65,7 @@ def open_or_build(entry: Entry, *, expected: Expected, build: Build) -> Arrays:
         raise _missing(entry, why, advice)
     arrays = write_entry(entry, place, build)
     if sum(array.nbytes for array in arrays.values()) > _SMALL_BYTES:
-        return _map(entry, place)
+        return OpenedArrays(place, {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()})
     for array in arrays.values():  # to map thousands of small files takes longer than to keep what is in them
         array.flags.writeable = False
     return arrays
@@ -98,14 +98,7 @@ def _find(entry: Entry, expected: Expected) -> tuple[Arrays | None, Place, str]:
         found = survey(entry, place, expected)
     if found.state is not State.whole:
         return None, place, found.why
-    try:
-        return _map(entry, place), place, ""
-    except FormatError as error:
-        return None, place, str(error)
-
-
-def _map(entry: Entry, place: Place) -> Arrays:
-    return {name: map_npy(place.array(name)) for name in entry.arrays}
+    return OpenedArrays(place, found.specs), place, ""
 
 
 def _missing(entry: Entry, why: str, advice: str) -> CacheError:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class Finding:
 
     state: State
     why: str = ""
+    specs: Mapping[str, ArraySpec] = field(default_factory=dict)
+    """What the arrays of a whole entry hold."""
 
 
 def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
@@ -52,11 +54,13 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
     except (FormatError, OSError):
         manifest = None
     if manifest is not None:
-        return _by_manifest(entry, manifest, sizes)
+        return _by_manifest(entry, place, manifest, sizes, expected)
     return _by_headers(entry, paths, expected())
 
 
-def _by_manifest(entry: Entry, manifest: Manifest, sizes: Mapping[str, int | None]) -> Finding:
+def _by_manifest(
+    entry: Entry, place: Place, manifest: Manifest, sizes: Mapping[str, int | None], expected: Expected
+) -> Finding:
     if manifest.fingerprint != entry.fingerprint:
         return Finding(State.foreign, differences(manifest.decisions, entry.decisions))
     for path, size in sizes.items():
@@ -64,7 +68,9 @@ def _by_manifest(entry: Entry, manifest: Manifest, sizes: Mapping[str, int | Non
         if record is None or size != record.size_bytes:
             wanted = None if record is None else record.size_bytes
             return Finding(State.damaged, f"{path}: must have {wanted} bytes, found {size}")
-    return Finding(State.whole)
+    if set(manifest.arrays) >= set(entry.arrays):
+        return Finding(State.whole, specs=manifest.arrays)
+    return _by_headers(entry, place.files(entry.arrays), expected())
 
 
 def _by_headers(entry: Entry, paths: Mapping[str, str], expected: Mapping[str, ArraySpec]) -> Finding:
@@ -76,7 +82,7 @@ def _by_headers(entry: Entry, paths: Mapping[str, str], expected: Mapping[str, A
                 return finding
     if any(finding.state is State.absent for finding in findings):
         return Finding(State.damaged, "some of its files are missing")
-    return Finding(State.whole)
+    return Finding(State.whole, specs=expected)
 
 
 def _judge_description(path: Path, wanted: str) -> Finding:

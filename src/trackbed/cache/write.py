@@ -5,7 +5,7 @@ import errno
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -13,15 +13,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache.entry import Entry, Place
+from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import create_npy, write_npy
+from trackbed.cache.opened import Arrays
 from trackbed.errors import CacheError
 from trackbed.files import FileSum, WrittenBehind, checksum_bytes, clear_dead_partials, partial_name, publish, write_new
 
-__all__ = ["Allocate", "Arrays", "Build", "in_memory", "write_entry"]
-
-Arrays = Mapping[str, npt.NDArray[Any]]
+__all__ = ["Allocate", "Build", "in_memory", "write_entry"]
 
 
 class Allocate(Protocol):
@@ -152,7 +151,8 @@ class _Writing:
                 self.clear(final)
                 checksum = write_npy(self._begin(final), arrays[name])
             records[final.rpartition("/")[2]] = FileSum.of(checksum)
-        manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records)
+        specs = {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
+        manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs)
         write_new(self._begin(self._place.manifest), encode_manifest(manifest))
         # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
         with contextlib.suppress(FileNotFoundError):

@@ -3,7 +3,6 @@
 Shapes: D documents of the split, V visits to them, R samples, S tokens of a sample.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -12,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import Entry, fingerprint, in_memory, open_entry, open_or_build
+from trackbed.cache import Arrays, Entry, fingerprint, in_memory, open_entry, open_or_build, shape_of
 from trackbed.datasets import sample
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.low_level import identify, most_tokens
+from trackbed.datasets.low_level import identify
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
@@ -151,7 +150,11 @@ class GPTDataset(MegatronDataset):
         return self._instant.samples_per_epoch
 
     def __getattr__(self, name: str) -> Any:
-        """Say why there is no index, where there is none."""
+        """An index that nobody asked for yet; or why there is none."""
+        arrays = vars(self).get("_arrays")
+        if name in ARRAYS and arrays is not None:
+            vars(self)[name] = arrays[name]
+            return arrays[name]
         if name in ARRAYS:
             msg = (
                 f"{name} needs order='megatron' or 'balanced', found 'instant', which locates samples without an index"
@@ -164,14 +167,13 @@ class GPTDataset(MegatronDataset):
     def _indices(self) -> GPTIndices:
         keep_partial = self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence
         return GPTIndices(
-            lengths=self.dataset.sequence_lengths,
+            dataset=self.dataset,
             documents=self.indices,
             num_samples=self.num_samples,
             sequence_length=self.config.sequence_length,
             seed=self.config.random_seed,
             extra_token=int(self.config.add_extra_token_to_sequence),
             keep_partial=keep_partial,
-            most_tokens=most_tokens(self.dataset),
         )
 
     @cached_property
@@ -201,7 +203,7 @@ class GPTDataset(MegatronDataset):
             decisions=self._decisions,
         )
 
-    def _open_indices(self) -> Mapping[str, npt.NDArray[Any]]:
+    def _open_indices(self) -> Arrays:
         entry = self._entry()
         try:
             if entry is None:
@@ -211,10 +213,15 @@ class GPTDataset(MegatronDataset):
             msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
             raise type(error)(msg) from error
 
-    def _keep(self, arrays: Mapping[str, npt.NDArray[Any]] | None) -> None:
-        self.document_index, self.sample_index, self.shuffle_index = (
-            None if arrays is None else arrays[name] for name in ARRAYS
-        )
+    def _keep(self, arrays: Arrays | None) -> None:
+        """Take the indices, each of which is mapped when it is first asked for; or None until a sample is."""
+        self._arrays = arrays
+        if arrays is None:
+            vars(self).update(dict.fromkeys(ARRAYS))
+        else:
+            self._num_rows = shape_of(arrays, "sample_index")[0] - 1
+            for name in ARRAYS:
+                vars(self).pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
@@ -222,14 +229,14 @@ class GPTDataset(MegatronDataset):
         for name in ("_indices", "_instant", "_causal_mask", "_positions"):
             state.pop(name, None)
         if self.config.order != "instant" and self._entry() is not None:
-            state.update(dict.fromkeys(ARRAYS))
+            state.update(dict.fromkeys(("_arrays", *ARRAYS)))
         return state
 
     def __len__(self) -> int:
         """R, samples in the dataset: at least as many as were asked for."""
         if self.config.order == "instant":
             return len(self._instant)
-        return self._indices.plan.num_samples if self.sample_index is None else len(self.sample_index) - 1
+        return self._indices.plan.num_samples if self._arrays is None else self._num_rows
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """One sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and what the configuration adds.
@@ -282,7 +289,7 @@ class GPTDataset(MegatronDataset):
         return torch.from_numpy(sample.positions(self.config.sequence_length))
 
     def _locate(self, idx: int) -> _Span:
-        if self.shuffle_index is None or self.sample_index is None or self.document_index is None:
+        if self.shuffle_index is None:
             entry = self._entry()
             self._keep(
                 self._indices.build(in_memory)
@@ -303,7 +310,7 @@ class GPTDataset(MegatronDataset):
             return self._instant.read(idx)
         span = self._locate(idx)
         length = self.config.sequence_length + self.config.add_extra_token_to_sequence
-        documents = self.document_index[span.first : span.last + 1].tolist()  # type: ignore[index]
+        documents = self.document_index[span.first : span.last + 1].tolist()
         get = self.dataset.get
         stop = span.last_offset + self.config.add_extra_token_to_sequence
         if len(documents) == 1:
@@ -322,7 +329,7 @@ class GPTDataset(MegatronDataset):
         if self.config.order == "instant":
             return self._instant.piece_lengths(idx)
         span = self._locate(idx)
-        documents = self.document_index[span.first : span.last + 1]  # type: ignore[index]
+        documents = self.document_index[span.first : span.last + 1]
         pieces: list[int] = self.dataset.sequence_lengths[documents].tolist()
         pieces[-1] = span.last_offset + self.config.add_extra_token_to_sequence
         pieces[0] -= span.first_offset

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec
+from trackbed.datasets.low_level import most_tokens
 from trackbed.errors import FormatError
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
@@ -32,24 +33,28 @@ class GPTIndices:
     """The indices that these arguments decide.
 
     Args:
-        lengths: `[D]` tokens in each document of the file.
+        dataset: has `sequence_lengths`: `[D]` tokens in each document of the file.
         documents: the documents of the split, or None for all of them.
         num_samples: samples to give at least, or None for one epoch.
         sequence_length: tokens from one sample's start to the next.
         seed: seed of the shuffles.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
         keep_partial: whether a last sample that is not full counts.
-        most_tokens: tokens that the file has room for, if known: what claims more is damaged.
     """
 
-    lengths: npt.NDArray[np.int32]
+    dataset: Any
     documents: npt.NDArray[np.integer[Any]] | None
     num_samples: int | None
     sequence_length: int
     seed: int
     extra_token: int
     keep_partial: bool
-    most_tokens: int | None = None
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """`[D]` tokens in each document: where nothing is built, they are not read."""
+        lengths: npt.NDArray[np.int32] = self.dataset.sequence_lengths
+        return lengths
 
     @cached_property
     def plan(self) -> EpochPlan:
@@ -76,8 +81,9 @@ class GPTIndices:
         run = self._run
         lengths = self.lengths[run[0] : run[1]] if run else self.lengths[self._numbers]
         total = int(lengths.sum(dtype=np.int64))
-        if (len(lengths) and lengths.min() < 0) or (self.most_tokens is not None and total > self.most_tokens):
-            msg = f"documents must have at least 0 and together at most {self.most_tokens} tokens, found {total}"
+        room = most_tokens(self.dataset)
+        if (len(lengths) and lengths.min() < 0) or (room is not None and total > room):
+            msg = f"documents must have at least 0 and together at most {room} tokens, found {total}"
             raise FormatError(msg)
         return total
 

@@ -1,0 +1,69 @@
+"""The arrays of an entry that is there: each is mapped when it is first asked for.
+
+Thousands of entries are opened at a start, and most of their arrays are not read for a long time: a map each would take
+time, and more maps than the system gives a process.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.npy import map_npy
+from trackbed.errors import CacheError, FormatError
+
+__all__ = ["Arrays", "OpenedArrays", "shape_of"]
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class OpenedArrays(Arrays):
+    """Read-only arrays by name.
+
+    Args:
+        place: where their files are.
+        specs: what they were found to hold.
+    """
+
+    def __init__(self, place: Place, specs: Mapping[str, ArraySpec]) -> None:
+        self.specs = specs
+        self._place = place
+        self._mapped: dict[str, npt.NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """One of the arrays.
+
+        Raises:
+            CacheError: its file is not what it was when the entry was opened.
+        """
+        if name not in self._mapped:
+            self._mapped[name] = self._map(name)
+        return self._mapped[name]
+
+    def _map(self, name: str) -> npt.NDArray[Any]:
+        path, spec = self._place.array(name), self.specs[name]
+        try:
+            array = map_npy(path)
+        except (FormatError, OSError) as error:
+            msg = f"{error}; remove it and start again: then the index is built anew"
+            raise CacheError(msg) from error
+        if (array.dtype, array.shape) != (spec.dtype, spec.shape):
+            msg = (
+                f"{path}: must hold {spec.dtype} of shape {spec.shape}, found {array.dtype} of shape {array.shape}; "
+                f"remove it and start again: then the index is built anew"
+            )
+            raise CacheError(msg)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        """How many arrays there are."""
+        return len(self.specs)
+
+
+def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
+    """The shape of one of the arrays, without mapping it."""
+    return arrays.specs[name].shape if isinstance(arrays, OpenedArrays) else arrays[name].shape
