@@ -13,6 +13,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/poll.hpp"
 #include "trackbed/sample_index.hpp"
+#include "trackbed/token_count.hpp"
 
 namespace nb = nanobind;
 
@@ -106,6 +107,12 @@ std::size_t sample_index(Array<const std::uint8_t> lengths, Array<const Visit> v
   const nb::gil_scoped_release no_gil;
   return trackbed::sample_index<Visit, Row>(std::as_bytes(span_of(lengths)), span_of(visits), sequence_length,
                                             extra_token, span_of(rows), num_threads, poll);
+}
+
+std::pair<std::int64_t, std::int32_t> count_tokens(Array<const std::uint8_t> lengths) {
+  const nb::gil_scoped_release no_gil;
+  const trackbed::TokenCount count = trackbed::count_tokens(std::as_bytes(span_of(lengths)));
+  return {count.tokens, count.shortest};
 }
 
 // Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
@@ -214,6 +221,7 @@ NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("narrow", &narrow);
+  m.def("count_tokens", &count_tokens);
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });
   m.def("legacy_shuffle", &legacy_shuffle<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("legacy_shuffle", &legacy_shuffle<std::uint64_t>, nb::arg(), nb::arg(), nb::arg(), poll);

@@ -35,6 +35,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/split_mix.hpp"
+#include "trackbed/token_count.hpp"
 
 namespace {
 
@@ -452,6 +453,30 @@ void test_narrow(std::size_t rounds) {
   test_narrow_from<std::uint32_t>(rounds);
   test_narrow_from<std::int64_t>(rounds);
   test_narrow_from<std::uint64_t>(rounds);
+}
+
+// ---------------------------------------------------------------- counting tokens
+
+void test_count_tokens(std::size_t rounds) {
+  Random random(46);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t offset = random.below(8);
+    std::vector<std::byte> bytes(offset + 4 * random.below(300));
+    for (std::byte& byte : bytes) {
+      byte = static_cast<std::byte>(random.below(256));
+    }
+    const std::span<const std::byte> lengths = std::span(bytes).subspan(offset);
+    std::int64_t tokens = 0;
+    std::int32_t shortest = lengths.empty() ? 0 : std::numeric_limits<std::int32_t>::max();
+    for (std::size_t at = 0; at < lengths.size(); at += 4) {
+      std::int32_t length;
+      std::memcpy(&length, lengths.data() + at, 4);
+      tokens += length;
+      shortest = std::min(shortest, length);
+    }
+    const trackbed::TokenCount found = trackbed::count_tokens(lengths);
+    check(found.tokens == tokens && found.shortest == shortest, "tokens of " + std::to_string(lengths.size() / 4));
+  }
 }
 
 // Many chunks of visits, in threads that take turns; and a visit that is wrong, wherever it stands.
@@ -1271,6 +1296,7 @@ int main(int argc, char** argv) {
   test_wide_draws();
   test_run_parallel();
   test_narrow(41 * scale);
+  test_count_tokens(200 * scale);
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
   test_permutation_of_many_positions();

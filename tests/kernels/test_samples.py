@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import reference, sample_index
+from trackbed.kernels import count_tokens, reference, sample_index
 
 LENGTHS = np.array([3, 0, 4], dtype=np.int32)
 TYPES = [(np.int32, np.int32), (np.int32, np.int64), (np.int64, np.int64), (np.int64, np.int32)]
@@ -171,3 +171,16 @@ def test_a_poll_that_raises_ends_all_threads(num_threads):
                 num_threads=num_threads,
                 poll=poll,
             )
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=100), st.integers(0, 7), st.integers(1, 2))
+def test_tokens_are_counted_at_any_address(lengths, offset, step):
+    raw = b"x" * offset + np.array(lengths, dtype=np.int32).tobytes()
+    found = np.frombuffer(raw, dtype=np.uint8)[offset:].view(np.int32)[::step]
+    assert count_tokens(found) == reference.count_tokens(found)
+
+
+@pytest.mark.parametrize("lengths", [np.zeros(3, np.int64), np.zeros((2, 2), np.int32)])
+def test_only_vectors_of_lengths_are_counted(lengths):
+    with pytest.raises(ArgumentError, match="lengths must be a vector of int32"):
+        count_tokens(lengths)

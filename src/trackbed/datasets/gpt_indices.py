@@ -21,7 +21,7 @@ from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.runs import bounds_of, run
 from trackbed.index.samples import sample_index, sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
-from trackbed.kernels import available_threads
+from trackbed.kernels import available_threads, count_tokens
 
 __all__ = ["ARRAYS", "GPTIndices"]
 
@@ -80,9 +80,9 @@ class GPTIndices:
         """
         run = self._run
         lengths = self.lengths[run[0] : run[1]] if run else self.lengths[self._numbers]
-        total = int(lengths.sum(dtype=np.int64))
+        total, shortest = count_tokens(np.asarray(lengths, dtype=np.int32))
         room = most_tokens(self.dataset)
-        if (len(lengths) and lengths.min() < 0) or (room is not None and total > room):
+        if shortest < 0 or (room is not None and total > room):
             msg = f"documents must have at least 0 and together at most {room} tokens, found {total}"
             raise FormatError(msg)
         return total

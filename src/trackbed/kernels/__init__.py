@@ -13,7 +13,7 @@ from trackbed.kernels.permutation import (
     permute_blocks,
 )
 from trackbed.kernels.poll import Poll
-from trackbed.kernels.samples import sample_index
+from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "check_blocks",
     "check_positions",
     "check_size_and_key",
+    "count_tokens",
     "draw_phases",
     "exhaustive_blend",
     "greedy_blend",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 __all__ = [
     "balanced_blend",
+    "count_tokens",
     "draw_phases",
     "epoch_sample",
     "exhaustive_blend",
@@ -248,6 +249,15 @@ def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArr
         its_key = window_key + number & _BITS
         shuffled += [inside[permute(at, size=len(inside), key=its_key)] for at in range(len(inside))]
     return np.array(shuffled, dtype=np.int64)
+
+
+def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """Tokens in all documents together, and in the shortest of them.
+
+    >>> count_tokens(np.array([3, 0, 5], dtype=np.int32))
+    (8, 0)
+    """
+    return int(lengths.sum(dtype=np.int64)), int(lengths.min()) if len(lengths) else 0
 
 
 def sample_index(

@@ -13,7 +13,7 @@ from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.poll import Poll
 
-__all__ = ["sample_index"]
+__all__ = ["count_tokens", "sample_index"]
 
 _LONGEST: Final = int(np.iinfo(np.int32).max)
 _LAST_TOKEN: Final = int(np.iinfo(np.int64).max)
@@ -70,6 +70,22 @@ def sample_index(
     if first < len(visits):
         _check_range("visits", visits, len(lengths) - 1)
         _check_range("lengths", lengths, _LONGEST)
+
+
+def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """Tokens in all documents together, and in the shortest of them; 0 and 0 without any.
+
+    Args:
+        lengths: `[D]` tokens in each document, at any address.
+
+    Raises:
+        ArgumentError: the lengths are no vector of int32.
+    """
+    if lengths.ndim != 1 or lengths.dtype != np.int32:
+        msg = f"lengths must be a vector of int32, found dtype {lengths.dtype} and shape {list(lengths.shape)}"
+        raise ArgumentError(msg)
+    tokens, shortest = _native.count_tokens(np.ascontiguousarray(lengths).view(np.uint8))
+    return int(tokens), int(shortest)
 
 
 def _check_range(name: str, array: npt.NDArray[Any], highest: int) -> None:
