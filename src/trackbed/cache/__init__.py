@@ -3,7 +3,7 @@
 from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions, fingerprint
 from trackbed.cache.npy import map_npy, read_npy_spec
-from trackbed.cache.once import Access, access, open_entry, open_or_build
+from trackbed.cache.once import Access, Pending, access, collecting, open_entry, open_or_build
 from trackbed.cache.opened import Arrays, shape_of
 from trackbed.cache.write import Allocate, Build, in_memory
 
@@ -15,7 +15,9 @@ __all__ = [
     "Build",
     "Decisions",
     "Entry",
+    "Pending",
     "access",
+    "collecting",
     "fingerprint",
     "in_memory",
     "map_npy",

@@ -2,18 +2,20 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
+
+import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
-from trackbed.cache.opened import Arrays, OpenedArrays
+from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
 from trackbed.cache.survey import Expected, State, survey
 from trackbed.cache.write import Build, write_entry
 from trackbed.errors import CacheError
 
-__all__ = ["Access", "access", "open_entry", "open_or_build"]
+__all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,82 @@ def access(allowed: Access, *, advice: str) -> Iterator[None]:
         _ACCESS.reset(token)
 
 
-def open_or_build(entry: Entry, *, expected: Expected, build: Build) -> Arrays:
+class Pending(Arrays):
+    """An entry that is opened, or built, when one of its arrays is asked for, if nobody has done so before.
+
+    Args:
+        entry: what is wanted.
+        expected: what its arrays must look like.
+        build: makes them, in arrays that it asks for.
+        cost: nanoseconds that building takes, roughly.
+        is_blend: whether it is the index of a blend, which is planned first.
+    """
+
+    def __init__(self, entry: Entry, expected: Expected, build: Build, *, cost: float, is_blend: bool) -> None:
+        self.entry = entry
+        self.cost = cost
+        self.is_blend = is_blend
+        self._expected = expected
+        self._build = build
+        self._arrays: Arrays | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened or built."""
+        return self._arrays is not None
+
+    def find(self) -> bool:
+        """Open the entry if it is there. Returns whether it is."""
+        if self._arrays is None:
+            self._arrays, _, _ = _find(self.entry, self._expected)
+        return self._arrays is not None
+
+    def make(self) -> Arrays:
+        """Open the entry, or build it where the calling context allows that.
+
+        Raises:
+            CacheError: it is not there and must not be built here, or it cannot be written.
+        """
+        if self._arrays is None:
+            self._arrays = _open_or_build(self.entry, self._expected, self._build)
+        return self._arrays
+
+    @property
+    def specs(self) -> Mapping[str, ArraySpec]:
+        """What each array holds."""
+        return specs_of(self.make())
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.make()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entry.arrays)
+
+    def __len__(self) -> int:
+        """How many arrays there are."""
+        return len(self.entry.arrays)
+
+
+_COLLECTED: ContextVar[list[Pending] | None] = ContextVar("collected", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Pending]]:
+    """Inside the block, entries are neither opened nor built by `open_or_build`, but collected in the list given.
+
+    So that it can be planned who builds which of them: dataset constructors have a fixed signature (see `access`).
+    """
+    collected: list[Pending] = []
+    token = _COLLECTED.set(collected)
+    try:
+        yield collected
+    finally:
+        _COLLECTED.reset(token)
+
+
+def open_or_build(
+    entry: Entry, *, expected: Expected, build: Build, cost: float = 0.0, is_blend: bool = False
+) -> Arrays:
     """The arrays of an entry, read-only; built and published first where it is not there whole.
 
     They are mapped when they are first asked for, but for small ones that were just built.
@@ -53,10 +130,21 @@ def open_or_build(entry: Entry, *, expected: Expected, build: Build) -> Arrays:
         entry: what is wanted.
         expected: what its arrays must look like.
         build: makes them, in arrays that it asks for.
+        cost: nanoseconds that building takes, roughly.
+        is_blend: whether it is the index of a blend, which is planned first.
 
     Raises:
         CacheError: it is not there and must not be built here, or it cannot be written.
     """
+    collected = _COLLECTED.get()
+    if collected is None:
+        return _open_or_build(entry, expected, build)
+    pending = Pending(entry, expected, build, cost=cost, is_blend=is_blend)
+    collected.append(pending)
+    return pending
+
+
+def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
     opened, place, why = _find(entry, expected)
     if opened is not None:
         return opened
@@ -65,7 +153,7 @@ def open_or_build(entry: Entry, *, expected: Expected, build: Build) -> Arrays:
         raise _missing(entry, why, advice)
     arrays = write_entry(entry, place, build)
     if sum(array.nbytes for array in arrays.values()) > _SMALL_BYTES:
-        return OpenedArrays(place, {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()})
+        return OpenedArrays(place, specs_of(arrays))
     for array in arrays.values():  # to map thousands of small files takes longer than to keep what is in them
         array.flags.writeable = False
     return arrays

@@ -13,7 +13,7 @@ from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.npy import map_npy
 from trackbed.errors import CacheError, FormatError
 
-__all__ = ["Arrays", "OpenedArrays", "shape_of"]
+__all__ = ["Arrays", "OpenedArrays", "shape_of", "specs_of"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -64,6 +64,14 @@ class OpenedArrays(Arrays):
         return len(self.specs)
 
 
+def specs_of(arrays: Arrays) -> Mapping[str, ArraySpec]:
+    """What each of the arrays holds, without mapping it."""
+    specs: Mapping[str, ArraySpec] | None = getattr(arrays, "specs", None)
+    if specs is not None:
+        return specs
+    return {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
+
+
 def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
     """The shape of one of the arrays, without mapping it."""
-    return arrays.specs[name].shape if isinstance(arrays, OpenedArrays) else arrays[name].shape
+    return specs_of(arrays)[name].shape

@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache.entry import ArraySpec, Entry, Place
+from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import create_npy, write_npy
-from trackbed.cache.opened import Arrays
+from trackbed.cache.opened import Arrays, specs_of
 from trackbed.errors import CacheError
 from trackbed.files import FileSum, WrittenBehind, checksum_bytes, clear_dead_partials, partial_name, publish, write_new
 
@@ -151,8 +151,7 @@ class _Writing:
                 self.clear(final)
                 checksum = write_npy(self._begin(final), arrays[name])
             records[final.rpartition("/")[2]] = FileSum.of(checksum)
-        specs = {name: ArraySpec(array.dtype, array.shape) for name, array in arrays.items()}
-        manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs)
+        manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs_of(arrays))
         write_new(self._begin(self._place.manifest), encode_manifest(manifest))
         # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
         with contextlib.suppress(FileNotFoundError):

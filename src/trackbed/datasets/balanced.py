@@ -19,6 +19,7 @@ from trackbed.kernels import Poll, available_threads
 
 __all__ = ["BalancedIndices"]
 
+_DRAW_COST: Final = 10.0
 _ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 
 
@@ -100,4 +101,7 @@ class BalancedIndices:
             return dict(zip(_ARRAYS, made, strict=True))
 
         entry = self.entry()
-        return build(in_memory) if entry is None else open_or_build(entry, expected=self.expected, build=build)
+        if entry is None:
+            return build(in_memory)
+        cost = _DRAW_COST * sum(self.counts)
+        return open_or_build(entry, expected=self.expected, build=build, cost=cost, is_blend=True)

@@ -3,20 +3,32 @@
 Shapes: D documents of the split, V visits to them, R samples, S tokens of a sample.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import Arrays, Entry, fingerprint, in_memory, open_entry, open_or_build, shape_of
+from trackbed.cache import (
+    Allocate,
+    Arrays,
+    ArraySpec,
+    Entry,
+    fingerprint,
+    in_memory,
+    open_entry,
+    open_or_build,
+    shape_of,
+)
 from trackbed.datasets import sample
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.low_level import identify
+from trackbed.datasets.low_level import identify, most_tokens
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
@@ -27,6 +39,10 @@ __all__ = ["GPTDataset"]
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
 )
+_ENTRY_COST: Final = 3e5
+_VISIT_COST: Final = 12.0
+_SAMPLE_COST: Final = 8.0
+"""Nanoseconds an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
 _SHAPING = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -205,13 +221,35 @@ class GPTDataset(MegatronDataset):
 
     def _open_indices(self) -> Arrays:
         entry = self._entry()
+        if entry is None:
+            return self._build_indices(in_memory)
+        return open_or_build(entry, expected=self._expect_indices, build=self._build_indices, cost=self._cost)
+
+    def _build_indices(self, allocate: Allocate) -> Arrays:
+        with self._named_errors():
+            return self._indices.build(allocate)
+
+    def _expect_indices(self) -> Mapping[str, ArraySpec]:
+        with self._named_errors():
+            return self._indices.expected()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Say in which dataset something is wrong."""
         try:
-            if entry is None:
-                return self._indices.build(in_memory)
-            return open_or_build(entry, expected=self._indices.expected, build=self._indices.build)
+            yield
         except (PlanError, FormatError) as error:
             msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
             raise type(error)(msg) from error
+
+    @property
+    def _cost(self) -> float:
+        """Nanoseconds that the indices take to build, roughly, from what is known without reading lengths."""
+        room, documents = most_tokens(self.dataset), len(self.dataset) or 1
+        visits = documents if self.indices is None else len(self.indices)
+        tokens = (room or 0) * visits / documents
+        epochs = max(1.0, (self.num_samples or 0) * self.config.sequence_length / tokens) if tokens else 1.0
+        return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.config.sequence_length * _SAMPLE_COST)
 
     def _keep(self, arrays: Arrays | None) -> None:
         """Take the indices, each of which is mapped when it is first asked for; or None until a sample is."""
@@ -219,7 +257,6 @@ class GPTDataset(MegatronDataset):
         if arrays is None:
             vars(self).update(dict.fromkeys(ARRAYS))
         else:
-            self._num_rows = shape_of(arrays, "sample_index")[0] - 1
             for name in ARRAYS:
                 vars(self).pop(name, None)
 
@@ -236,7 +273,14 @@ class GPTDataset(MegatronDataset):
         """R, samples in the dataset: at least as many as were asked for."""
         if self.config.order == "instant":
             return len(self._instant)
-        return self._indices.plan.num_samples if self._arrays is None else self._num_rows
+        if self._arrays is None:
+            return self._indices.plan.num_samples
+        return shape_of(self._arrays, "sample_index")[0] - 1
+
+    def can_give(self, num_samples: int) -> bool:
+        """Whether there are so many samples; where the indices are still to be built, at least as many as asked for."""
+        is_open = not isinstance(self._arrays, Pending) or self._arrays.is_open
+        return (not is_open and num_samples <= (self.num_samples or 0)) or num_samples <= len(self)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """One sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and what the configuration adds.
@@ -294,7 +338,7 @@ class GPTDataset(MegatronDataset):
             self._keep(
                 self._indices.build(in_memory)
                 if entry is None
-                else open_entry(entry, expected=self._indices.expected, advice=_DEFERRED)
+                else open_entry(entry, expected=self._expect_indices, advice=_DEFERRED)
             )
             return self._locate(idx)
         row = int(self.shuffle_index[idx])

@@ -96,6 +96,10 @@ class MegatronDataset(ABC, _Dataset):
         """SHA-256 of everything that decides the samples."""
         return fingerprint({"description": self.unique_description})
 
+    def can_give(self, num_samples: int) -> bool:
+        """Whether there are so many samples."""
+        return num_samples <= len(self)
+
     @abstractmethod
     def __len__(self) -> int:
         """Samples in the dataset."""
