@@ -2,11 +2,13 @@
 
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.group import IndexedGroup
 from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.seal import seal
+from trackbed.tokens.size import PairSize, pair_size, tokens_before
 from trackbed.tokens.verify import Verified, verify, verify_content
 from trackbed.tokens.writer import IndexedDatasetBuilder
 
@@ -14,6 +16,8 @@ __all__ = [
     "DType",
     "IndexedDataset",
     "IndexedDatasetBuilder",
+    "IndexedGroup",
+    "PairSize",
     "SequenceIndex",
     "Verified",
     "get_bin_path",
@@ -22,7 +26,9 @@ __all__ = [
     "identity",
     "merge",
     "open_index",
+    "pair_size",
     "seal",
+    "tokens_before",
     "verify",
     "verify_content",
 ]
