@@ -53,7 +53,7 @@ def test_a_group_is_found_in_the_cache_and_by_workers(tmp_path, files):
 
 
 def test_a_group_of_other_files_under_the_same_name_gets_indices_of_its_own(tmp_path, files, caplog):
-    parts, _, other = files
+    parts = files[0]
     sizes = []
     for chosen in (parts, parts[:2]):
         config = gpt_config(tmp_path, blend=(["group"], None), split="1", groups={"group": chosen})

@@ -1,0 +1,140 @@
+"""Finding the datasets that a blend file names, and how much is in them.
+
+Only headers of the `.idx` files and single entries of them are read.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from glob import glob, has_magic
+from itertools import accumulate
+from typing import Any, Final
+
+from trackbed.build.blend_file.description import DatasetEntry
+from trackbed.build.blend_file.tables import Problems
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.index.splits import Bounds, Split, split_range
+from trackbed.tokens import pair_size, tokens_before
+
+__all__ = ["Member", "find_members"]
+
+_THREADS: Final = 16  # they wait for file systems, not for processors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One dataset: a pair, or a group of pairs."""
+
+    name: str
+    """That of its entry; a dataset of a glob is called by its prefix's last part."""
+    prefix: str
+    """What the configuration calls it."""
+    pairs: tuple[str, ...]
+    entry: DatasetEntry
+    documents: int
+    tokens: int
+    split_tokens: tuple[int | None, int | None, int | None]
+    """Tokens of its part in each split; None where it has none."""
+    part: float
+    """Its part of the entry's weight: 1, or less if it is one of a glob's."""
+
+
+def find_members(
+    entries: Sequence[DatasetEntry], bounds: Sequence[Bounds | None], problems: Problems
+) -> tuple[Member, ...]:
+    """All datasets that the entries stand for, in their order, measured.
+
+    Args:
+        entries: what the file says.
+        bounds: for each split, its part of every dataset.
+        problems: takes what is missing or damaged.
+    """
+    found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        measured = list(pool.map(lambda dataset: _try_measure(*dataset, bounds=bounds), found))
+    for (entry, _, _), one in zip(found, measured, strict=True):
+        if isinstance(one, Exception):
+            problems.add((*entry.where, entry.kind), f"names {one}")
+    return _with_parts([one for one in measured if isinstance(one, Member)])
+
+
+def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[str, ...]]]:
+    """Prefix and pairs of each dataset that an entry stands for."""
+    pairs: list[str] = []
+    for number, pattern in enumerate(entry.patterns):
+        prefix = pattern.removesuffix(".bin").removesuffix(".idx")
+        is_pattern = entry.kind != "path" and has_magic(prefix)
+        matches = sorted(glob(f"{prefix}.idx")) if is_pattern else [f"{prefix}.idx"]  # noqa: PTH207  may be absolute
+        if not matches:
+            key = (*entry.where, entry.kind, number) if entry.kind == "group" else (*entry.where, entry.kind)
+            problems.add(key, f"must match an .idx file at least, found none for {pattern}")
+        pairs += [match.removesuffix(".idx") for match in matches]
+    if entry.kind == "group":
+        return [(_name_of_group(entry), tuple(pairs))]
+    return [(pair, (pair,)) for pair in dict.fromkeys(pairs)]
+
+
+def _name_of_group(entry: DatasetEntry) -> str:
+    """What stands for its prefix: the name, in the folder of its first pair."""
+    folder, separator, _ = entry.patterns[0].rpartition("/")
+    return f"{folder}{separator}{entry.name}"
+
+
+def _try_measure(
+    entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], *, bounds: Sequence[Bounds | None]
+) -> Member | Exception:
+    """The dataset, or what is wrong with it: of many, all that are wrong are to be told."""
+    try:
+        return _measure(entry, prefix, pairs, bounds)
+    except (ArgumentError, FormatError, OSError) as error:
+        return error
+
+
+def _measure(entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], bounds: Sequence[Bounds | None]) -> Member:
+    sizes = [pair_size(pair) for pair in pairs]
+    kinds = {size.dtype.__name__ for size in sizes}
+    if len(kinds) > 1:
+        msg = f"{prefix}: the pairs of a group must have tokens of one type, found {', '.join(sorted(kinds))}"
+        raise ArgumentError(msg)
+    sequences = list(accumulate((size.sequences for size in sizes), initial=0))
+    tokens = list(accumulate((size.tokens for size in sizes), initial=0))
+
+    def before(sequence: int) -> int:
+        """Tokens of the whole dataset before a sequence."""
+        pair = bisect_right(sequences, sequence) - 1
+        if pair == len(pairs) or sequence == sequences[pair]:
+            return tokens[pair]
+        return tokens[pair] + tokens_before(pairs[pair], [sequence - sequences[pair]])[0]
+
+    def in_split(split: Split, part: Bounds | None) -> int | None:
+        if part is None or (entry.splits is not None and split not in entry.splits):
+            return None
+        start, stop = split_range(part, sequences[-1])
+        return before(stop) - before(start)
+
+    return Member(
+        name=entry.name if entry.kind != "glob" else prefix.rpartition("/")[2],
+        prefix=prefix,
+        pairs=pairs,
+        entry=entry,
+        documents=sum(size.documents for size in sizes),
+        tokens=tokens[-1],
+        split_tokens=tuple(in_split(split, bounds[split.value]) for split in Split),  # type: ignore[arg-type]  # three
+        part=1.0,
+    )
+
+
+def _with_parts(members: Sequence[Member]) -> tuple[Member, ...]:
+    """The same, with the part that each has in the weight of its entry."""
+    totals: dict[Any, tuple[int, int]] = {}
+    for member in members:
+        tokens, count = totals.get(member.entry.where, (0, 0))
+        totals[member.entry.where] = (tokens + member.tokens, count + 1)
+    return tuple(replace(member, part=_part(member, *totals[member.entry.where])) for member in members)
+
+
+def _part(member: Member, tokens: int, count: int) -> float:
+    if count == 1:
+        return 1.0
+    return member.tokens / tokens if member.entry.divide == "tokens" and tokens else 1 / count
