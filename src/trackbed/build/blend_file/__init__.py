@@ -7,6 +7,7 @@ from trackbed.build.blend_file.measure import MeasuredBlend, measure_blend
 from trackbed.build.blend_file.members import Member
 from trackbed.build.blend_file.plan import BlendPlan, DatasetPlan, SplitPlan, plan_blend
 from trackbed.build.blend_file.read import read_blend_file
+from trackbed.build.blend_file.sizes import samples_for
 from trackbed.build.blend_file.tokenizer import StatedTokenizer
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "parse_count",
     "plan_blend",
     "read_blend_file",
+    "samples_for",
 ]

@@ -14,7 +14,7 @@ from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
 from trackbed.index.epochs import EpochPlan
 
-__all__ = ["DrawCounter", "Draws", "StagePlan"]
+__all__ = ["DrawCounter", "Draws", "Shortfall", "StagePlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,16 @@ class StagePlan:
     """`[K]` samples drawn from each dataset."""
     ended: tuple[str, ...]
     """Names of the datasets that have given their epochs when it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What a dataset cannot give."""
+
+    key: str
+    """The key of the file that says otherwise; empty for the dataset as a whole."""
+    text: str
+    """What must hold, what was found, and by how much it falls short."""
 
 
 class DrawCounter:
@@ -163,30 +173,34 @@ class DrawCounter:
             return 0
         return self._epochs(number, wanted).num_samples
 
-    def shortfall(self, number: int, draws: Draws) -> str | None:
+    def shortfall(self, number: int, draws: Draws) -> Shortfall | None:
         """What a dataset lacks, or None."""
         wanted, limit = draws.drawn[number], self.limits[number]
-        length = self._config.sequence_length
-        asked = draws.built[number] if draws.built[number] is not None else wanted
-        available = self.available(number, draws.built[number])
-        if (asked or wanted) and not available:
-            needed = max(asked or 0, wanted)
-            return f"must have tokens for {needed:,} samples of {length:,}, found {self.tokens[number]:,}"
-        if wanted > available and self._config.order != "instant":
-            return (
-                f"may give the {available:,} samples that it is built for, found {wanted:,} drawn: short by "
-                f"{wanted - available:,}; raise options.mid_level_dataset_surplus, now "
-                f"{self._config.mid_level_dataset_surplus}"
+        built, length = draws.built[number], self._config.sequence_length
+        available = self.available(number, built)
+        if (built or wanted) and not available:
+            needed = max(built or 0, wanted)
+            return Shortfall(
+                "", f"must have tokens for {needed:,} samples of {length:,}, found {self.tokens[number]:,}"
             )
+        if wanted > available and self._config.order != "instant":
+            return Shortfall("", self._undersized(wanted, available))
         if limit is None or (self._is_blended and self._config.blend_when_exhausted == "reweight"):
             return None
-        most = self._most(number, limit)
-        if wanted <= most:
-            return None
-        short, epochs = wanted - most, self.epochs(number, wanted)
+        short = wanted - self._most(number, limit)
+        return Shortfall("max_epochs", self._over_limit(number, wanted, limit, short)) if short > 0 else None
+
+    def _undersized(self, wanted: int, available: int) -> str:
         return (
-            f"max_epochs must be at least {epochs:.4g} to give {wanted:,} samples, found {limit:g}, "
-            f"which give {most:,}: short by {short:,} samples, {short * length:,} tokens"
+            f"must be built for the {wanted:,} samples that are drawn from it, found {available:,}: short by "
+            f"{wanted - available:,}; raise options.mid_level_dataset_surplus, now "
+            f"{self._config.mid_level_dataset_surplus}"
+        )
+
+    def _over_limit(self, number: int, wanted: int, limit: float, short: int) -> str:
+        return (
+            f"must be at least {self.epochs(number, wanted):.4g} to give {wanted:,} samples, found {limit:g}, "
+            f"which gives {wanted - short:,}: short by {short:,} samples, {short * self.sequence_length:,} tokens"
         )
 
     def _most(self, number: int, limit: float) -> int:

@@ -85,10 +85,13 @@ def plan_blend(blend: MeasuredBlend) -> BlendPlan:
 def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, problems: Problems) -> SplitPlan:
     counter, members = DrawCounter(blend, config, split), blend.of(split)
     draws, stages = counter.count()
-    datasets = [_plan_dataset(counter, member, number, draws) for number, member in enumerate(members)]
-    for member, one in zip(members, datasets, strict=True):
-        if one.shortfall is not None:
-            problems.add(member.entry.where, f"{one.name!r}, split {split.name}: {one.shortfall}")
+    datasets = []
+    for number, member in enumerate(members):
+        short = counter.shortfall(number, draws)
+        if short is not None:
+            where = (*member.entry.where, *([short.key] if short.key else []))
+            problems.add(where, f"of {member.name!r}, split {split.name}, {short.text}")
+        datasets.append(_plan_dataset(counter, member, number, draws, None if short is None else short.text))
     if counter.failure is not None:
         problems.add(("dataset",), f"of {split.name}: {counter.failure}")
     return SplitPlan(
@@ -100,7 +103,9 @@ def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, pr
     )
 
 
-def _plan_dataset(counter: DrawCounter, member: Member, number: int, draws: Draws) -> DatasetPlan:
+def _plan_dataset(
+    counter: DrawCounter, member: Member, number: int, draws: Draws, shortfall: str | None
+) -> DatasetPlan:
     built = draws.built[number]
     drawn = draws.drawn[number]
     return DatasetPlan(
@@ -115,5 +120,5 @@ def _plan_dataset(counter: DrawCounter, member: Member, number: int, draws: Draw
         tokens_drawn=drawn * counter.sequence_length,
         epochs=counter.epochs(number, drawn),
         max_epochs=counter.limits[number],
-        shortfall=counter.shortfall(number, draws),
+        shortfall=shortfall,
     )

@@ -10,7 +10,7 @@ from trackbed.build.blend_file.datasets import read_datasets
 from trackbed.build.blend_file.description import BlendFile, DatasetEntry, SizeEntry
 from trackbed.build.blend_file.options import read_options
 from trackbed.build.blend_file.positions import find_keys
-from trackbed.build.blend_file.sizes import read_sizes
+from trackbed.build.blend_file.sizes import WAYS, read_sizes
 from trackbed.build.blend_file.stages import read_stages
 from trackbed.build.blend_file.tables import (
     TEXT,
@@ -32,12 +32,14 @@ VERSION: Final = 1
 """The version of the format that is read."""
 
 _SYNTAX_LINE: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_NUMBERS: Final = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
 _AT_END: Final = " (at end of document)"
 
 
 def _is_split(value: object) -> bool:
+    """Whether it is a list of numbers. The configuration, as Megatron Core, looks for numbers among any words."""
     try:
-        return isinstance(value, str) and len(parse_and_normalize_split(value)) == len(Split)
+        return isinstance(value, str) and bool(_NUMBERS.fullmatch(value) and parse_and_normalize_split(value))
     except ArgumentError:
         return False
 
@@ -85,9 +87,10 @@ def _fields(reader: TableReader, folder: Path) -> dict[str, Any]:
     split: str | None = reader.take("split", _SPLIT)
     cache = reader.take("cache", TEXT)
     options = read_options(reader.table("options"))
-    sizes, batch = read_sizes(reader.table("size"), sequence_length=length)
+    size = reader.table("size")
+    sizes, batch = read_sizes(size, sequence_length=length)
     datasets = read_datasets(reader, folder, split=split)
-    _check_sizes(reader, sizes, datasets, split, options)
+    _check_sizes(size, sizes, datasets, split, options)
     return {
         "seed": reader.take("seed", _SEED, 1234),
         "sequence_length": length,
@@ -103,7 +106,7 @@ def _fields(reader: TableReader, folder: Path) -> dict[str, Any]:
 
 
 def _check_sizes(
-    reader: TableReader,
+    table: TableReader,
     sizes: SizeEntry,
     datasets: tuple[DatasetEntry, ...],
     split: str | None,
@@ -115,11 +118,10 @@ def _check_sizes(
         if bounds is not None and bounds[one.value] is None:
             continue
         measures = {entry.measure for entry in datasets if entry.splits is None or one in entry.splits}
-        if one is Split.train and measures == {"epochs"}:
-            if sizes.train is not None:
-                reader.refuse("size", "must not say the size of train where its datasets say their epochs, found both")
-        elif (
-            measures - {None} and sizes.of(one) is None and not (one is Split.valid and options.get("full_validation"))
-        ):
-            ways = "train, train_tokens, or train_iters and global_batch_size" if one is Split.train else one.name
-            reader.refuse("size", f"must say the size of {one.name}, whose datasets have weights: {ways}")
+        follows = one is Split.train and measures == {"epochs"}
+        is_full = one is Split.valid and options.get("full_validation")
+        if follows and sizes.train is not None:
+            table.refuse("", "must not say the size of train where its datasets say their epochs, found both")
+        if measures - {None} and not follows and not is_full and not table.given(*WAYS[one]):
+            ways = ", ".join(WAYS[one])
+            table.refuse("", f"must say the size of {one.name}, whose datasets have weights: by {ways}")

@@ -7,9 +7,14 @@ from trackbed.build.blend_file.description import SizeEntry
 from trackbed.build.blend_file.tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader
 from trackbed.index.splits import Split
 
-__all__ = ["Stated", "read_sizes", "samples_for"]
+__all__ = ["WAYS", "Stated", "read_sizes", "samples_for"]
 
-_TRAIN: Final = ("train", "train_tokens", "train_iters")
+WAYS: Final = {
+    Split.train: ("train", "train_tokens", "train_iters"),
+    Split.valid: ("valid", "eval_iters"),
+    Split.test: ("test", "eval_iters"),
+}
+"""The keys that say the size of a split."""
 _EVALUATION: Final = ("eval_interval", "eval_iters")
 Stated = tuple[SizeEntry, int | None]
 """Sizes, and the global batch size if there is one."""
@@ -59,8 +64,8 @@ def _evaluation_sizes(job: dict[str, int | None], train: int | None) -> tuple[in
 
 
 def _check_keys(table: TableReader) -> None:
-    for key in table.given(*_TRAIN)[1:]:
-        table.refuse(key, f"must be the only size of training, found {table.given(*_TRAIN)[0]} too")
+    for key in table.given(*WAYS[Split.train])[1:]:
+        table.refuse(key, f"must be the only size of training, found {table.given(*WAYS[Split.train])[0]} too")
     for key in table.given("train_iters", *_EVALUATION):
         if not table.given("global_batch_size"):
             table.refuse(key, "needs size.global_batch_size, found none")

@@ -102,7 +102,7 @@ class Problems:
         while at and at not in self._lines:
             at = at[:-1]
         line = self._lines.get(at, 1)
-        name = ".".join(key for key in where if isinstance(key, str))
+        name = ".".join(key for key in where if isinstance(key, str) and key)
         self._found.append((line, f"{self._path}:{line}: {name}{' ' if name else ''}{text}"))
 
     def stop(self) -> None:
@@ -166,7 +166,7 @@ class TableReader:
         return list(self._table)
 
     def refuse(self, key: str, text: str) -> None:
-        """Note that something is wrong with a key."""
+        """Note that something is wrong with a key; with the table itself if it is empty."""
         self._problems.add((*self.where, key), text)
 
     def done(self) -> None:
