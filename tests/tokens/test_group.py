@@ -72,11 +72,11 @@ def test_a_range_reaches_over_pairs_that_are_empty(tmp_path):
     assert group.get(0, offset=4, length=3).tolist() == [4, 5, 6]
 
 
-def test_pairs_are_opened_when_they_are_read(tmp_path):
+def test_files_are_mapped_when_they_are_read(tmp_path):
     group, _ = grouped_and_merged(tmp_path, [[2], [2], [2]])
     (tmp_path / "part2.bin").unlink()
     assert group.get(1).tolist() == [2, 3]
-    with pytest.raises(ArgumentError, match=r"missing .*part2\.bin"):
+    with pytest.raises(FormatError, match=r"part2\.bin: the file must be the one that was opened, found nothing"):
         group.get(2)
 
 

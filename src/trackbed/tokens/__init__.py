@@ -8,7 +8,6 @@ from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.seal import seal
-from trackbed.tokens.size import PairSize, pair_size, tokens_before
 from trackbed.tokens.verify import Verified, verify, verify_content
 from trackbed.tokens.writer import IndexedDatasetBuilder
 
@@ -17,7 +16,6 @@ __all__ = [
     "IndexedDataset",
     "IndexedDatasetBuilder",
     "IndexedGroup",
-    "PairSize",
     "SequenceIndex",
     "Verified",
     "get_bin_path",
@@ -26,9 +24,7 @@ __all__ = [
     "identity",
     "merge",
     "open_index",
-    "pair_size",
     "seal",
-    "tokens_before",
     "verify",
     "verify_content",
 ]

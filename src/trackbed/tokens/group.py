@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens.format import SequenceIndex, open_index
-from trackbed.tokens.identity import identity
 from trackbed.tokens.paths import get_idx_path
 from trackbed.tokens.reader import IndexedDataset
-from trackbed.tokens.size import PairSize, pair_size
 from trackbed.tokens.source import Tokens
+from trackbed.tokens.stamp import check_stamp
 
 __all__ = ["GroupIndex", "IndexedGroup"]
 
@@ -30,29 +29,30 @@ __all__ = ["GroupIndex", "IndexedGroup"]
 class IndexedGroup:
     """The documents of all pairs, in the order given: what `merge` would make of them, read where they are.
 
-    Looks at a few bytes of each index when it is made; a pair is opened when one of its sequences is first read. The
-    object can be pickled, and used after a fork.
+    A few bytes of each index are looked at when the group is opened; a file is mapped when it is first read. The object
+    can be pickled, and used after a fork.
 
     Args:
         path_prefix: the name of the whole, used as the prefix of one pair would be.
-        pairs: `[G]` prefixes.
-        sizes: `[G]` what each pair holds.
-        mmap: whether to map the `.bin` files, or to read them piece by piece.
+        members: `[G]` the pairs, at least one.
     """
 
-    def __init__(self, path_prefix: str, pairs: Sequence[str], sizes: Sequence[PairSize], *, mmap: bool = True) -> None:
+    def __init__(self, path_prefix: str, members: Sequence[IndexedDataset]) -> None:
         self.path_prefix = path_prefix
-        self.pairs = tuple(pairs)
-        self.mmap = mmap
-        self._sizes = tuple(sizes)
-        self._first_sequences = list(accumulate((size.sequences for size in sizes), initial=0))
-        self._first_tokens = list(accumulate((size.tokens for size in sizes), initial=0))
-        self._opened: dict[int, IndexedDataset] = {}
+        self.members = tuple(members)
+        tokens = (member.index.data_bytes // member.index.dtype_size for member in members)
+        self._first_sequences = list(accumulate(map(len, members), initial=0))
+        self._first_tokens = list(accumulate(tokens, initial=0))
         self.index = GroupIndex(self)
 
     @classmethod
     def open(cls, path_prefix: str, pairs: Sequence[str], *, mmap: bool = True) -> "IndexedGroup":
-        """The group of these pairs.
+        """The group of the pairs at these prefixes.
+
+        Args:
+            path_prefix: the name of the whole.
+            pairs: `[G]` prefixes, at least one.
+            mmap: whether to map the `.bin` files, or to read them piece by piece.
 
         Raises:
             ArgumentError: no pair, a pair whose files are missing, or pairs of different token types.
@@ -61,27 +61,24 @@ class IndexedGroup:
         if not pairs:
             msg = f"{path_prefix}: a group must have at least one pair, found none"
             raise ArgumentError(msg)
-        sizes = [pair_size(pair) for pair in pairs]
-        for pair, size in zip(pairs, sizes, strict=True):
-            if size.dtype is not sizes[0].dtype:
-                found = f"{np.dtype(sizes[0].dtype).name} in {pairs[0]} and {np.dtype(size.dtype).name} in {pair}"
+        members = [IndexedDataset(pair, mmap=mmap, open_when_read=True) for pair in pairs]
+        first = np.dtype(members[0].index.dtype).name
+        for member in members:
+            name = np.dtype(member.index.dtype).name
+            if name != first:
+                found = f"{first} in {pairs[0]} and {name} in {member.path_prefix}"
                 msg = f"{path_prefix}: the pairs of a group must have tokens of one type, found {found}"
                 raise ArgumentError(msg)
-        return cls(path_prefix, pairs, sizes, mmap=mmap)
+        return cls(path_prefix, members)
 
-    def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_opened", "index", "sequence_lengths", "document_indices")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy opens the pairs anew."""
+        return type(self), (self.path_prefix, self.members)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._opened = {}
-        self.index = GroupIndex(self)
-
-    @cached_property
+    @property
     def identity(self) -> dict[str, Any]:
         """What tells these files from others of the same names: of all of them, and of their order."""
-        found = [identity(pair) for pair in self.pairs]
+        found = [member.identity for member in self.members]
         digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
         return {"bin_bytes": sum(one["bin_bytes"] for one in found), "pairs": len(found), "pairs_sha256": digest}
 
@@ -92,13 +89,13 @@ class IndexedGroup:
     @cached_property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
         """`[N]` tokens in each sequence; copied together when it is first asked for."""
-        return np.concatenate([_index_of(pair).sequence_lengths for pair in self.pairs])
+        return np.concatenate([_index_of(member).sequence_lengths for member in self.members])
 
     @cached_property
     def document_indices(self) -> npt.NDArray[np.int64]:
         """`[D + 1]` first sequence of each document, then N; copied together when it is first asked for."""
-        first = zip(self.pairs, self._first_sequences, strict=False)
-        borders = [_index_of(pair).document_indices[1:] + before for pair, before in first]
+        first = zip(self.members, self._first_sequences, strict=False)
+        borders = [_index_of(member).document_indices[1:] + before for member, before in first]
         return np.concatenate([np.zeros(1, dtype=np.int64), *borders])
 
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Tokens | list[Tokens]:
@@ -126,10 +123,10 @@ class IndexedGroup:
             FormatError: the range lies outside the `.bin` files.
         """
         member, sequence = self.find(idx)
-        pair = self._pair(member)
-        begin = self._first_tokens[member] + int(pair.index.sequence_pointers[sequence]) // pair.index.dtype_size
+        index = self.members[member].index
+        begin = self._first_tokens[member] + int(index.sequence_pointers[sequence]) // index.dtype_size
         start = begin + int(offset)
-        count = int(pair.index.sequence_lengths[sequence]) - int(offset) if length is None else int(length)
+        count = int(index.sequence_lengths[sequence]) - int(offset) if length is None else int(length)
         if not 0 <= start <= start + count <= self._first_tokens[-1]:
             where = f"tokens [{offset}, {int(offset) + count}) of sequence {int(idx)}"
             msg = f"{self.path_prefix}: {where} must lie inside the files, which have {self._first_tokens[-1]}"
@@ -143,7 +140,7 @@ class IndexedGroup:
             member = bisect_right(self._first_tokens, start) - 1
             reach = min(stop, self._first_tokens[member + 1])
             offset = (start - self._first_tokens[member]) * self.index.dtype_size
-            pieces.append(self._pair(member).bin_reader.read(self.index.dtype, reach - start, offset))
+            pieces.append(self.members[member].bin_reader.read(self.index.dtype, reach - start, offset))
             start = reach
         if not pieces:
             return np.empty(0, dtype=self.index.dtype)
@@ -164,27 +161,8 @@ class IndexedGroup:
         return member, wanted - self._first_sequences[member]
 
     def tokens_before_pair(self, member: int) -> int:
-        """Tokens of all pairs before a pair."""
+        """Tokens of all pairs before one of them; of all of them before the G-th."""
         return self._first_tokens[member]
-
-    def pair_index(self, member: int) -> SequenceIndex:
-        """The index of a pair, which is opened."""
-        return self._pair(member).index
-
-    @property
-    def size(self) -> PairSize:
-        """What all pairs hold together."""
-        return PairSize(
-            dtype=self._sizes[0].dtype,
-            sequences=len(self),
-            documents=sum(size.documents for size in self._sizes),
-            tokens=self._first_tokens[-1],
-        )
-
-    def _pair(self, member: int) -> IndexedDataset:
-        if member not in self._opened:
-            self._opened[member] = IndexedDataset(self.pairs[member], mmap=self.mmap)
-        return self._opened[member]
 
 
 class GroupIndex:
@@ -195,19 +173,21 @@ class GroupIndex:
     """
 
     def __init__(self, group: IndexedGroup) -> None:
-        self.dtype = group.size.dtype
-        self.dtype_size = np.dtype(self.dtype).itemsize
+        first = group.members[0].index
+        self.dtype, self.dtype_size = first.dtype, first.dtype_size
         self.sequence_count = len(group)
-        self.document_count = group.size.documents + 1
-        self.sequence_lengths = _Entries(group, lambda member, at: int(group.pair_index(member).sequence_lengths[at]))
-        self.sequence_pointers = _Entries(group, self._pointer_in(group))
+        self.document_count = 1 + sum(member.index.document_count - 1 for member in group.members)
+        self.data_bytes = group.tokens_before_pair(len(group.members)) * self.dtype_size
+        self.sequence_lengths = _Entries(group, self._length)
+        self.sequence_pointers = _Entries(group, self._pointer)
+        self._group = group
 
-    def _pointer_in(self, group: IndexedGroup) -> Callable[[int, int], int]:
-        def pointer(member: int, sequence: int) -> int:
-            before = group.tokens_before_pair(member) * self.dtype_size
-            return before + int(group.pair_index(member).sequence_pointers[sequence])
+    def _length(self, member: int, sequence: int) -> int:
+        return int(self._group.members[member].index.sequence_lengths[sequence])
 
-        return pointer
+    def _pointer(self, member: int, sequence: int) -> int:
+        before = self._group.tokens_before_pair(member) * self.dtype_size
+        return before + int(self._group.members[member].index.sequence_pointers[sequence])
 
 
 class _Entries(Sequence[int]):
@@ -235,5 +215,8 @@ class _Entries(Sequence[int]):
         return self._look_up(*self._group.find(idx))
 
 
-def _index_of(pair: str) -> SequenceIndex:
-    return open_index(Path(get_idx_path(pair)))
+def _index_of(member: IndexedDataset) -> SequenceIndex:
+    """The index of a pair, opened to be read once and let go: thousands of maps would need as many descriptors."""
+    path = Path(get_idx_path(member.path_prefix))
+    check_stamp(path, member.index.ends.stamp)
+    return open_index(path)

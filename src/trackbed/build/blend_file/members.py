@@ -3,19 +3,17 @@
 Only headers of the `.idx` files and single entries of them are read.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
-from itertools import accumulate
 from typing import Any, Final
 
 from trackbed.build.blend_file.description import DatasetEntry
 from trackbed.build.blend_file.tables import Problems
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.index.splits import Bounds, Split, split_range
-from trackbed.tokens import pair_size, tokens_before
+from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["Member", "find_members"]
 
@@ -92,37 +90,36 @@ def _try_measure(
 
 
 def _measure(entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], bounds: Sequence[Bounds | None]) -> Member:
-    sizes = [pair_size(pair) for pair in pairs]
-    kinds = {size.dtype.__name__ for size in sizes}
-    if len(kinds) > 1:
-        msg = f"{prefix}: the pairs of a group must have tokens of one type, found {', '.join(sorted(kinds))}"
-        raise ArgumentError(msg)
-    sequences = list(accumulate((size.sequences for size in sizes), initial=0))
-    tokens = list(accumulate((size.tokens for size in sizes), initial=0))
+    is_group = entry.kind == "group"
+    dataset = IndexedGroup.open(prefix, pairs) if is_group else IndexedDataset(prefix, open_when_read=True)
 
-    def before(sequence: int) -> int:
-        """Tokens of the whole dataset before a sequence."""
-        pair = bisect_right(sequences, sequence) - 1
-        if pair == len(pairs) or sequence == sequences[pair]:
-            return tokens[pair]
-        return tokens[pair] + tokens_before(pairs[pair], [sequence - sequences[pair]])[0]
-
-    def in_split(split: Split, part: Bounds | None) -> int | None:
+    def in_split(split: Split) -> int | None:
+        part = bounds[split.value]
         if part is None or (entry.splits is not None and split not in entry.splits):
             return None
-        start, stop = split_range(part, sequences[-1])
-        return before(stop) - before(start)
+        start, stop = split_range(part, len(dataset))
+        return _tokens_before(dataset, stop) - _tokens_before(dataset, start)
 
     return Member(
         name=entry.name if entry.kind != "glob" else prefix.rpartition("/")[2],
         prefix=prefix,
         pairs=pairs,
         entry=entry,
-        documents=sum(size.documents for size in sizes),
-        tokens=tokens[-1],
-        split_tokens=tuple(in_split(split, bounds[split.value]) for split in Split),  # type: ignore[arg-type]  # three
+        documents=dataset.index.document_count - 1,
+        tokens=_tokens_before(dataset, len(dataset)),
+        split_tokens=(in_split(Split.train), in_split(Split.valid), in_split(Split.test)),
         part=1.0,
     )
+
+
+def _tokens_before(dataset: IndexedDataset | IndexedGroup, sequence: int) -> int:
+    """Tokens before a sequence in `[0, len]`: one entry of an index, as sequences lie one after the other."""
+    index = dataset.index
+    end = index.data_bytes if sequence == len(dataset) else int(index.sequence_pointers[sequence])
+    if not 0 <= end <= index.data_bytes:
+        msg = f"{dataset.path_prefix}: sequence {sequence} must begin in [0, {index.data_bytes}], found {end}"
+        raise FormatError(msg)
+    return end // index.dtype_size
 
 
 def _with_parts(members: Sequence[Member]) -> tuple[Member, ...]:
