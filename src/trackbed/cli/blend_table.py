@@ -43,10 +43,11 @@ def compact(number: int) -> str:
 
 def largest_first(split: "SplitPlan", most: int) -> Chosen:
     """Numbers of the datasets, those that give most first; those that fall short are always among the shown ones."""
-    by_samples = sorted(range(len(split.datasets)), key=lambda number: -split.datasets[number].samples)
+    datasets = split.datasets
+    by_samples = sorted(range(len(datasets)), key=lambda one: (-datasets[one].samples, -datasets[one].tokens))
     if len(by_samples) <= most + 1:  # a rest of one is shown itself
         return Chosen(by_samples, [])
-    short = [number for number in by_samples[most:] if split.datasets[number].shortfall is not None][:most]
+    short = [number for number in by_samples[most:] if datasets[number].shortfall is not None][:most]
     shown = by_samples[: most - len(short)] + short
     return Chosen(shown, [number for number in by_samples if number not in set(shown)])
 

@@ -52,9 +52,9 @@ def make_tokenizer(entry: TokenizerEntry) -> Any:
 
 def read_tokenizer(reader: TableReader, folder: Path) -> TokenizerEntry | None:
     """What `tokenizer` says, as a text or as a table; None where there is none."""
-    if not reader.given("tokenizer"):
+    given = reader.take("tokenizer", _FILE_OR_TABLE)
+    if given is None:
         return None
-    given = reader.take("tokenizer", _FILE_OR_TABLE, "bytes")
     if isinstance(given, str):
         return TokenizerEntry(file=_tokenizer_path(given, folder))
     table = reader.table("tokenizer")
