@@ -17,7 +17,7 @@ from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["Member", "find_members"]
 
-_THREADS: Final = 16  # they wait for file systems, not for processors
+_THREADS: Final = 4  # they wait for file systems; more of them stand in each other's way where files are near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,8 @@ def _measure(entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], bounds: S
 def _tokens_before(dataset: IndexedDataset | IndexedGroup, sequence: int) -> int:
     """Tokens before a sequence in `[0, len]`: one entry of an index, as sequences lie one after the other."""
     index = dataset.index
+    if sequence == 0:
+        return 0  # without a look, which would map the file
     end = index.data_bytes if sequence == len(dataset) else int(index.sequence_pointers[sequence])
     if not 0 <= end <= index.data_bytes:
         msg = f"{dataset.path_prefix}: sequence {sequence} must begin in [0, {index.data_bytes}], found {end}"
