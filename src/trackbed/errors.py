@@ -2,6 +2,7 @@
 
     TrackbedError
     +-- FormatError       a file is not what its format says
+    |   +-- BlendFileError    a blend file says what cannot be meant
     +-- CacheError        an index cannot be opened, built or published
     +-- PlanError         what was asked for cannot be had from the data
     |   +-- OversampleError   a blend draws more samples than a dataset has
@@ -12,8 +13,11 @@
 A message says where, what must hold, and what was found.
 """
 
+from collections.abc import Sequence
+
 __all__ = [
     "ArgumentError",
+    "BlendFileError",
     "CacheError",
     "CollectiveError",
     "FormatError",
@@ -29,6 +33,22 @@ class TrackbedError(Exception):
 
 class FormatError(TrackbedError):
     """A file is damaged, truncated or of another format."""
+
+
+class BlendFileError(FormatError):
+    """A blend file says what cannot be meant.
+
+    Args:
+        problems: what is wrong, each beginning with file and line; at least one.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[type["BlendFileError"], tuple[tuple[str, ...]]]:
+        """A copy is made from the problems, in another process too."""
+        return type(self), (self.problems,)
 
 
 class CacheError(TrackbedError):

@@ -1,7 +1,8 @@
 """The command line: `trackbed COMMAND ...`.
 
 Every command parses, calls the library, and prints. Exit status: 0, or 1 with one line on stderr if the library
-says no, or 2 if the command line is wrong, or 128 and the signal's number if a signal ended it.
+says no (one for each thing that is wrong with a blend file), or 2 if the command line is wrong, or 128 and the
+signal's number if a signal ended it.
 """
 
 import errno
@@ -12,9 +13,10 @@ from typing import Any, NoReturn
 import click
 
 from trackbed import __version__
+from trackbed.cli.blend import blend
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
-from trackbed.cli.messages import EXPECTED, describe
+from trackbed.cli.messages import EXPECTED, describe_all
 from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.train_tokenizer import train_tokenizer
@@ -34,7 +36,8 @@ class _OneLineErrors(click.Group):
         except EXPECTED as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # whoever reads our output has seen enough, which click knows how to take
-            click.echo(f"trackbed: {describe(error)}", err=True)
+            for line in describe_all(error):
+                click.echo(f"trackbed: {line}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("trackbed: interrupted", err=True)
@@ -47,7 +50,7 @@ def trackbed() -> None:
     """Token files for LLM pre-training, in Megatron's format."""
 
 
-for command in (preprocess, train_tokenizer, merge, inspect, verify, seal):
+for command in (blend, preprocess, train_tokenizer, merge, inspect, verify, seal):
     trackbed.add_command(command)
 
 

@@ -1,8 +1,8 @@
 """What the user gets to read when something is wrong: one line."""
 
-from trackbed.errors import ArgumentError, TrackbedError
+from trackbed.errors import ArgumentError, BlendFileError, TrackbedError
 
-__all__ = ["EXPECTED", "describe"]
+__all__ = ["EXPECTED", "describe", "describe_all"]
 
 EXPECTED = (TrackbedError, ArgumentError, OSError)
 """Errors that say what is wrong with the user's files or options; any other one is a mistake of ours."""
@@ -18,3 +18,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return " ".join(message.splitlines())
+
+
+def describe_all(error: BaseException) -> list[str]:
+    """One line, or one for each thing that is wrong with a blend file."""
+    return list(error.problems) if isinstance(error, BlendFileError) else [describe(error)]

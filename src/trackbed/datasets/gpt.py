@@ -32,7 +32,7 @@ from trackbed.datasets.low_level import identify, most_tokens
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
-from trackbed.tokens import IndexedDataset
+from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["GPTDataset"]
 
@@ -113,7 +113,7 @@ class GPTDataset(MegatronDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]
-        """Open the pair at a prefix.
+        """Open the pair at a prefix, or the group of that name.
 
         Raises:
             ArgumentError: a file is missing, or `sequences_per_dataset` lacks the prefix.
@@ -122,6 +122,8 @@ class GPTDataset(MegatronDataset):
         if dataset_path is None:
             msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
             raise ArgumentError(msg)
+        if config.groups is not None and dataset_path in config.groups:
+            return IndexedGroup.open(dataset_path, config.groups[dataset_path], mmap=config.mmap_bin_files)
         counts = config.sequences_per_dataset
         if counts and dataset_path not in counts:
             msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"

@@ -1,7 +1,7 @@
 """What decides the samples of GPT datasets."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,9 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """Whether samples hold `cu_seqlens` and `max_seqlen`, from the sequence borders of the files,
     which are those of documents where each document is one sequence."""
 
+    groups: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
+    """Prefixes of the blend that stand for several pairs: their documents, one pair after the other, as if merged."""
+
     def __post_init__(self) -> None:
         """Check the fields, and fill in `token_dtype_code`."""
         super().__post_init__()
@@ -80,6 +83,9 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
                 raise ArgumentError(msg)
         if self.hybrid_context_parallel:
             msg = "hybrid_context_parallel must be False, found True"
+            raise ArgumentError(msg)
+        if self.groups is not None and self.sequences_per_dataset is not None:
+            msg = "sequences_per_dataset must be None with groups, which look at their files, found both"
             raise ArgumentError(msg)
         if not hasattr(self.tokenizer, "unique_identifiers"):
             found = type(self.tokenizer).__name__

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
-from trackbed.tokens import IndexedDataset
+from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["InstantSamples", "StoredSample"]
 
@@ -55,7 +55,7 @@ class InstantSamples:
 
     def __post_init__(self) -> None:
         """Refuse what has no stretch of tokens to cut."""
-        if not isinstance(self.dataset, IndexedDataset):
+        if not isinstance(self.dataset, (IndexedDataset, IndexedGroup)):
             msg = f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
             raise ArgumentError(msg)
         run = self.documents

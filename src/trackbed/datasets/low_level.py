@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from trackbed.tokens import IndexedDataset
+from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["identify", "most_tokens"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
     """The identity of its files, or of its lengths where it has none."""
-    if isinstance(dataset, IndexedDataset):
+    if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
     return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}
@@ -20,6 +20,6 @@ def identify(dataset: Any) -> dict[str, Any]:
 
 def most_tokens(dataset: Any) -> int | None:
     """Tokens that its `.bin` has room for, or None where it has none."""
-    if isinstance(dataset, IndexedDataset):
+    if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return int(dataset.identity["bin_bytes"]) // dataset.index.dtype_size
     return None

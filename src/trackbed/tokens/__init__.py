@@ -2,6 +2,7 @@
 
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.group import IndexedGroup
 from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
@@ -14,6 +15,7 @@ __all__ = [
     "DType",
     "IndexedDataset",
     "IndexedDatasetBuilder",
+    "IndexedGroup",
     "SequenceIndex",
     "Verified",
     "get_bin_path",

@@ -1,0 +1,32 @@
+"""Large numbers as people write them: 2T, 1.5B, 300_000."""
+
+import re
+from decimal import Decimal
+from typing import Final
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["parse_count"]
+
+_POWERS: Final = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
+_COUNT: Final = re.compile(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMBT]?)")
+
+
+def parse_count(text: str) -> int:
+    """The whole number that is meant.
+
+    Args:
+        text: digits, which may be grouped by `_` or `,`, then K, M, B or T: thousands to trillions.
+
+    Raises:
+        ArgumentError: the text is not one, or a fraction is left.
+
+    >>> parse_count("1.5T"), parse_count("300_000")
+    (1500000000000, 300000)
+    """
+    match = _COUNT.fullmatch(text.strip())
+    number = Decimal(re.sub("[_,]", "", match[1])).scaleb(_POWERS[match[2]]) if match else Decimal("NaN")
+    if not match or number != number.to_integral_value():
+        msg = f"a count must be a whole number such as 300_000, 20M, 1.5B or 2T, found {text!r}"
+        raise ArgumentError(msg)
+    return int(number)

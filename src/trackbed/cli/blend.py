@@ -1,0 +1,78 @@
+"""`trackbed blend`: what a blend file comes to."""
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from trackbed.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from trackbed.build import BlendPlan
+
+__all__ = ["blend"]
+
+
+class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.5 on
+    """A whole number such as 300_000, 20M, 1.5B or 2T."""
+
+    name = "count"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number that is meant."""
+        from trackbed.build.blend_file import parse_count
+
+        try:
+            count = parse_count(str(value))
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+        if count < 1:
+            self.fail(f"a budget must be at least 1, found {count}", param, ctx)
+        return count
+
+
+@click.command()
+@click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
+@click.option("--tokens", type=_Count(), metavar="COUNT", help="Train on so many tokens, such as 2T, 1.5B or 20M.")
+@click.option("--samples", type=_Count(), metavar="COUNT", help="Train on so many samples.")
+@click.option("--all", "show_all", is_flag=True, help="Show every dataset, not the largest ones and the rest.")
+@click.option("--plot", metavar="FILE", help="Draw proportions and epochs: .svg, .png or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def blend(
+    path: str, *, tokens: int | None, samples: int | None, show_all: bool, plot: str | None, as_json: bool
+) -> None:
+    """Show what a blend file comes to, without building it.
+
+    BLEND.toml names datasets, weights and sizes. For each dataset this shows the tokens, samples and epochs that a run
+    will take from it, and for each stage the proportions. Exit status 1 if a dataset falls short.
+    """
+    from trackbed.build.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
+
+    if tokens is not None and samples is not None:
+        msg = "--tokens and --samples exclude each other"
+        raise click.UsageError(msg)
+    file = read_blend_file(path)
+    if tokens is not None:
+        samples = samples_for(tokens, file.sequence_length)
+    if samples is not None:
+        file = file.with_train_samples(samples)
+    plan = plan_blend(measure_blend(file))
+    if as_json:
+        click.echo(_to_json(plan))
+    else:
+        from trackbed.cli.blend_table import show_plan
+
+        show_plan(plan, show_all=show_all)
+    if plot is not None:
+        from trackbed.cli.blend_plot import draw_plan
+
+        draw_plan(plan, plot)
+    plan.problems.stop()
+
+
+def _to_json(plan: "BlendPlan") -> str:
+    from dataclasses import asdict
+
+    splits = [asdict(split) for split in plan.splits]
+    fields = {"order": plan.order, "sequence_length": plan.sequence_length, "splits": splits}
+    return json.dumps(fields, ensure_ascii=False, indent=1)

@@ -1,0 +1,133 @@
+import json
+import time
+
+import pytest
+
+from blends import write_pair, write_pairs
+
+BLEND = """\
+version = 1
+sequence_length = 16
+order = "instant"
+split = "8,2"
+[size]
+train = 100
+valid = 5
+[[dataset]]
+path = "pair0"
+weight = 0.5
+max_epochs = 3
+[[dataset]]
+glob = "pair[12]"
+weight = 0.5
+[[stage]]
+from_sample = 60
+weights = {"pair[12]" = 1}
+"""
+
+
+@pytest.fixture
+def blend(tmp_path):
+    """A blend of pair0, pair1 and pair2 in the folder that commands run in."""
+    write_pairs(tmp_path)
+    (tmp_path / "blend.toml").write_text(BLEND)
+    return tmp_path / "blend.toml"
+
+
+def test_it_shows_every_dataset_by_split_and_stage(run, blend):
+    found = run("blend", "blend.toml")
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert 'order "instant", samples of 16 tokens' in found.stdout
+    lines = found.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("train: 3 datasets, 10") for line in lines)
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["pair0"]][:1]
+    assert row[1] == "30"
+    assert row[-1] == "3"
+    (stage,) = [line.split() for line in lines if line.split()[:1] == ["pair0"] and "%" in line][1:2]
+    assert stage[-2:] == ["50.00%", "0.00%"]
+
+
+def test_programs_get_json(run, blend):
+    found = json.loads(run("blend", "blend.toml", "--json").stdout)
+    train, valid = found["splits"]
+    assert (found["order"], train["split"], valid["split"]) == ("instant", "train", "valid")
+    assert sum(one["samples"] for one in train["datasets"]) == train["samples"]
+    assert [stage["first_sample"] for stage in train["stages"]] == [0, 60]
+
+
+@pytest.mark.parametrize(("option", "samples"), [(["--samples", "1K"], 1000), (["--tokens", "0.8M"], 50_000)])
+def test_a_budget_takes_the_place_of_the_files(run, blend, option, samples):
+    blend.write_text(BLEND.replace("max_epochs = 3", "").replace("from_sample = 60", "from_sample = 0"))
+    found = json.loads(run("blend", "blend.toml", "--json", *option).stdout)
+    assert samples <= found["splits"][0]["samples"] <= samples + 3
+
+
+def test_a_dataset_that_falls_short_is_marked_and_named(run, blend):
+    found = run("blend", "blend.toml", "--samples", "1K", "--plot", "plot.svg")
+    assert found.exit_code == 0
+    blend.write_text(BLEND.replace("max_epochs = 3", "max_epochs = 0.5"))
+    found = run("blend", "blend.toml", "--plot", "plot.svg")
+    assert found.exit_code == 1
+    assert "0.5 short" in found.stdout
+    assert found.stderr.startswith("trackbed: blend.toml:11: dataset.max_epochs of 'pair0', split train, must be at ")
+    assert "short by" in found.stderr
+
+
+def test_each_thing_that_is_wrong_is_a_line(run, blend):
+    blend.write_text(BLEND.replace("weight = 0.5", "weight = -1"))
+    found = run("blend", "blend.toml")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr.splitlines() == [
+        f"trackbed: blend.toml:{line}: dataset.weight must be a finite number of at least 0, found -1"
+        for line in (10, 14)
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_plot_is_a_picture(run, blend, suffix):
+    assert run("blend", "blend.toml", "--plot", f"plot.{suffix}").exit_code == 0
+    raw = blend.with_name(f"plot.{suffix}").read_bytes()
+    assert raw.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in raw
+    assert run("blend", "blend.toml", "--plot", "plot.txt").stderr == (
+        "trackbed: plot.txt: a plot must be called .svg, .png, .pdf, found .txt\n"
+    )
+
+
+def test_wrong_command_lines(run, blend):
+    assert run("blend", "nowhere.toml").exit_code == 2
+    assert run("blend", "blend.toml", "--tokens", "1", "--samples", "1").exit_code == 2
+    assert run("blend", "blend.toml", "--tokens", "many").exit_code == 2
+    assert run("blend", "blend.toml", "--samples", "0").exit_code == 2
+
+
+def test_many_datasets_are_summed_up_largest_first(run, tmp_path):
+    for number in range(60):
+        write_pair(tmp_path / f"d{number:02}", [20] * (number + 1))
+    text = "version = 1\nsequence_length = 16\nsplit = '1'\nsize.train = 500\n[[dataset]]\nglob = 'd*'\nratio = 1\n"
+    (tmp_path / "blend.toml").write_text(text)
+    started = time.monotonic()
+    short = run("blend", "blend.toml").stdout
+    assert time.monotonic() - started < 5
+    names = [line.split()[0] for line in short.splitlines() if line.strip().startswith("d")][1:]
+    assert set(names) == {f"d{number:02}" for number in range(40, 60)}
+    assert "40 others" in short
+    everything = run("blend", "blend.toml", "--all").stdout
+    assert "others" not in everything
+    assert "d00" in everything
+
+
+def test_a_dataset_that_falls_short_is_shown_however_small_it_is(run, tmp_path):
+    for number in range(40):
+        write_pair(tmp_path / f"d{number:02}", [20] * (number + 10))
+    text = (
+        "version = 1\nsequence_length = 16\nsplit = '1'\nsize.train = 500\n[[dataset]]\nglob = 'd[123]*'\nratio = 1\n"
+    )
+    (tmp_path / "blend.toml").write_text(
+        text
+        + "[[dataset]]\nglob = 'd0*'\nratio = 1\n".replace("d0*", "d0[1-9]")
+        + "[[dataset]]\npath = 'd00'\nratio = 1\nmax_epochs = 0.1\n"
+    )
+    found = run("blend", "blend.toml")
+    assert found.exit_code == 1
+    assert "0.1 short" in found.stdout
