@@ -18,6 +18,7 @@ from trackbed.cache import (
     Arrays,
     ArraySpec,
     Entry,
+    Pending,
     fingerprint,
     in_memory,
     open_entry,
