@@ -3,29 +3,24 @@
 The one place that asks which processes there are.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
-from threading import Event
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trackbed.build.sizes import Shares, blend_of, check_sizes, plan_shares
-from trackbed.cache import Access, access
+from trackbed.build.ranks import Builders
+from trackbed.build.sizes import blend_of, check_sizes, plan_shares
+from trackbed.cache import Access, access, collecting
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
-from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
+from trackbed.kernels import watched
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
-_NOT_DISTRIBUTED = "not yet distributed: build this cache in one process first"
 _NOT_FAST = "fast_cache_load needs every index to be there: build this cache without it first"
 
 Matrix = Sequence[Bounds | None]
@@ -65,8 +60,9 @@ class BlendedMegatronDatasetBuilder:
     def build(self) -> list[Any]:
         """The dataset of each split: a `BlendedDataset`, a dataset of class `cls`, or None.
 
-        Called on all ranks. In one process, indices that are not in the cache are built. Among several, each
-        opens a complete cache by itself.
+        Collective over the group, unless `fast_cache_load`. Indices that are not in the cache are built by all ranks
+        that want datasets, each a fair part; if a rank fails, every rank raises an error that names it and the cause.
+        What a rank did not build it opens when it is first read.
 
         Returns:
             Three datasets. None for a split without data, and for all on a rank that does not want them. With
@@ -76,20 +72,36 @@ class BlendedMegatronDatasetBuilder:
             PlanError: the data cannot give the samples asked for.
             CacheError: an index cannot be read, built or written.
             FormatError: a token file is damaged.
+            CollectiveError: among several ranks, one of them failed, or they ask for different datasets.
         """
         group = self._group or current_group()
-        if group is not None and not self.is_built_on_rank():
-            return [None] * len(Split)
-        with _access(group or SOLO, fast_cache_load=self.config.fast_cache_load):
-            if self.config.mock:
-                built = self._build_mock()
-            elif self.config.blend is not None:
-                built = self._build_shared(*self.config.blend)
-            else:
-                built = [self._build_separate(split) for split in Split]
-        for dataset in built:
-            _check_length(dataset)
+        wants = group is None or self.is_built_on_rank()
+        if self.config.fast_cache_load:
+            with access(Access.open_only, advice=_NOT_FAST):
+                return self._build() if wants else [None] * len(Split)
+        with (group or SOLO).together("building the indices") as step, watched(step.poll):
+            builders = Builders(group or SOLO, wants=wants, num_threads=self.config.num_dataset_builder_threads)
+            if not wants:
+                builders.attend()
+                return [None] * len(Split)
+            with collecting() as pending:
+                built = self._build(lambda: builders.settle(pending, is_last=False))
+                builders.settle(pending, is_last=True)
+                for dataset in built:
+                    _check_length(dataset)
         return built
+
+    def _build(self, settle: Callable[[], None] = lambda: None) -> list[Any]:
+        """The datasets, whose indices may still be pending.
+
+        Args:
+            settle: gets those so far opened or built, where a blend has to know how long its datasets are.
+        """
+        if self.config.mock:
+            return self._build_mock()
+        if self.config.blend is not None:
+            return self._build_shared(*self.config.blend, settle)
+        return [self._build_separate(split, settle) for split in Split]
 
     def _build_mock(self) -> list[Any]:
         try:
@@ -98,14 +110,16 @@ class BlendedMegatronDatasetBuilder:
             msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
             raise PlanError(msg) from error
 
-    def _build_shared(self, prefixes: Sequence[str], weights: Sequence[float] | None) -> list[Any]:
+    def _build_shared(
+        self, prefixes: Sequence[str], weights: Sequence[float] | None, settle: Callable[[], None]
+    ) -> list[Any]:
         """All splits from one blend."""
         if len(prefixes) == 1 and weights is None:
             return self._build_members(prefixes, self._matrix, [self.sizes])[0]
         sizes = [None if bounds is None else size for bounds, size in zip(self._matrix, self.sizes, strict=True)]
-        return self._build_blends(prefixes, weights, self._matrix, sizes)
+        return self._build_blends(prefixes, weights, self._matrix, sizes, settle)
 
-    def _build_separate(self, split: Split) -> Any:
+    def _build_separate(self, split: Split, settle: Callable[[], None]) -> Any:
         """One split from a blend of its own."""
         blend = blend_of(split, self.config)
         if blend is None:
@@ -117,10 +131,15 @@ class BlendedMegatronDatasetBuilder:
             return self._build_members(prefixes, matrix, [sizes])[0][split.value]
         if split is Split.valid and self.config.multiple_validation_sets:
             return [member[split.value] for member in self._build_members(prefixes, matrix, [sizes] * len(prefixes))]
-        return self._build_blends(prefixes, weights, matrix, sizes)[split.value]
+        return self._build_blends(prefixes, weights, matrix, sizes, settle)[split.value]
 
     def _build_blends(
-        self, prefixes: Sequence[str], weights: Sequence[float] | None, matrix: Matrix, sizes: Sizes
+        self,
+        prefixes: Sequence[str],
+        weights: Sequence[float] | None,
+        matrix: Matrix,
+        sizes: Sizes,
+        settle: Callable[[], None],
     ) -> list[Any]:
         """A blend per split whose bounds are given."""
         shares = None
@@ -132,8 +151,9 @@ class BlendedMegatronDatasetBuilder:
                 [None if share is None else share.per_dataset[member] for share in shares]
                 for member in range(len(prefixes))
             ]
-        with self._blends_ahead([share for share in shares or [] if share is not None]):
-            members = self._build_members(prefixes, matrix, wanted)
+        members = self._build_members(prefixes, matrix, wanted)
+        if shares is None:
+            settle()
         blends: list[Any] = []
         for split, bounds in zip(Split, matrix, strict=True):
             datasets = [member[split.value] for member in members]
@@ -153,51 +173,9 @@ class BlendedMegatronDatasetBuilder:
             blends.append(BlendedDataset(datasets, lengths, size, self.config))
         return blends
 
-    @contextlib.contextmanager
-    def _blends_ahead(self, shares: Sequence[Shares]) -> Iterator[None]:
-        """In the order "balanced", build the indices of the blends meanwhile: they need no dataset, only their size.
-
-        They go to the cache, where the blends find them. What goes wrong with them is an error at the block's end, and
-        an error in the block ends them.
-        """
-        config = self.config
-        if config.order != "balanced" or config.path_to_cache is None or config.defer_npy_index_mmap:
-            yield
-            return
-        stopped = Event()
-
-        def look(_done: int) -> None:
-            if stopped.is_set():
-                raise CancelledError
-
-        with ThreadPoolExecutor(1, thread_name_prefix="trackbed-blend") as pool:
-            seed, directory = self.config.random_seed, self.config.path_to_cache
-            indices = [BalancedIndices(normalize(share.weights), share.size, seed, directory) for share in shares]
-            futures = [pool.submit(copy_context().run, partial(each.open, poll=look)) for each in indices]
-            try:
-                yield
-                for future in futures:
-                    future.result()
-            finally:
-                stopped.set()
-                for future in futures:
-                    future.cancel()
-
     def _build_members(self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]) -> list[list[Any]]:
         """For each prefix, a dataset per split whose bounds are given."""
-        threads = min(self.config.num_dataset_builder_threads, len(prefixes))
-        if threads == 1:
-            return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
-        with ThreadPoolExecutor(threads) as pool:
-            futures = [
-                pool.submit(copy_context().run, self._build_splits, prefix, matrix, wanted)
-                for prefix, wanted in zip(prefixes, sizes, strict=True)
-            ]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
 
     def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:
         low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
@@ -239,23 +217,11 @@ def build_generic_dataset(
         is_built_on_rank: whether this process wants it; asked only under `torch.distributed`.
         synchronize_ranks: of no effect, as no rank waits for another.
         *args: what `cls` is called with.
-
-    Raises:
-        CacheError: among several processes, an index is not in the cache.
     """
     group = current_group()
     if group is not None and not is_built_on_rank():
         return None
-    with _access(group or SOLO, fast_cache_load=False):
-        return cls(*args)
-
-
-def _access(group: Group, *, fast_cache_load: bool) -> contextlib.AbstractContextManager[None]:
-    if group.size > 1:
-        return access(Access.open_only, advice=_NOT_DISTRIBUTED)
-    if fast_cache_load:
-        return access(Access.open_only, advice=_NOT_FAST)
-    return contextlib.nullcontext()
+    return cls(*args)
 
 
 def _check_length(dataset: Any) -> None:

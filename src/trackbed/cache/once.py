@@ -64,6 +64,11 @@ class Pending(Arrays):
         self._expected = expected
         self._build = build
         self._arrays: Arrays | None = None
+        self._advice: str | None = None
+
+    def expect_others(self, advice: str | None) -> None:
+        """From now on, an entry that is missing is an error that ends with `advice`; or is built, with None."""
+        self._advice = advice
 
     @property
     def is_open(self) -> bool:
@@ -82,7 +87,9 @@ class Pending(Arrays):
         Raises:
             CacheError: it is not there and must not be built here, or it cannot be written.
         """
-        if self._arrays is None:
+        if self._arrays is None and self._advice is not None:
+            self._arrays = open_entry(self.entry, expected=self._expected, advice=self._advice)
+        elif self._arrays is None:
             self._arrays = _open_or_build(self.entry, self._expected, self._build)
         return self._arrays
 

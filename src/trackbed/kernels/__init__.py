@@ -12,7 +12,7 @@ from trackbed.kernels.permutation import (
     permute,
     permute_blocks,
 )
-from trackbed.kernels.poll import Poll
+from trackbed.kernels.poll import Poll, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
@@ -40,4 +40,5 @@ __all__ = [
     "permute",
     "permute_blocks",
     "sample_index",
+    "watched",
 ]

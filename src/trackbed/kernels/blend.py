@@ -13,7 +13,7 @@ from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_size_and_key
-from trackbed.kernels.poll import Poll
+from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["balanced_blend", "exhaustive_blend", "greedy_blend"]
 
@@ -43,7 +43,7 @@ def greedy_blend(
         msg = f"weights must be a vector of at least one finite number, found {weights}"
         raise ArgumentError(msg)
     _check_outputs(dataset_index, dataset_sample_index)
-    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level(), poll)
+    _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level(), current_poll(poll))
 
 
 def exhaustive_blend(
@@ -68,7 +68,7 @@ def exhaustive_blend(
     _check_outputs(dataset_index, dataset_sample_index)
     sizes = _as_sizes(sizes, len(dataset_index), lowest=1)
     if len(sizes):
-        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level(), poll)
+        _native.exhaustive_blend(sizes, dataset_index, dataset_sample_index, chosen_level(), current_poll(poll))
 
 
 def balanced_blend(
@@ -105,7 +105,9 @@ def balanced_blend(
             msg = f"{name} must hold {number}, found {array.dtype}"
             raise ArgumentError(msg)
     if len(dataset_index):
-        _native.balanced_blend(sizes, key, dataset_index, dataset_sample_index, chosen_level(), num_threads, poll)
+        _native.balanced_blend(
+            sizes, key, dataset_index, dataset_sample_index, chosen_level(), num_threads, current_poll(poll)
+        )
 
 
 def _as_sizes(sizes: npt.NDArray[np.int64], room: int, *, lowest: int) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_blocks
-from trackbed.kernels.poll import Poll
+from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["NODE", "BlendTrees", "EpochShuffles", "draw_phases", "instant_locate", "interleaving_counts"]
 
@@ -148,7 +148,7 @@ def instant_locate(
         draws,
         samples,
         num_threads,
-        poll,
+        current_poll(poll),
     )
 
 

@@ -12,7 +12,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.poll import Poll
+from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["PERMUTATION_VERSION", "check_blocks", "check_positions", "check_size_and_key", "permute", "permute_blocks"]
 
@@ -44,7 +44,7 @@ def permute(
     """
     check_size_and_key(size, key)
     check_positions(positions, images, size=size, num_threads=num_threads)
-    _native.permute(size, key, positions, images, chosen_level(), num_threads, poll)
+    _native.permute(size, key, positions, images, chosen_level(), num_threads, current_poll(poll))
 
 
 def permute_blocks(
@@ -76,7 +76,7 @@ def permute_blocks(
     check_size_and_key(size, key)
     check_blocks(block, window)
     check_positions(positions, images, size=size, num_threads=num_threads)
-    _native.permute_blocks(size, key, block, window, positions, images, chosen_level(), num_threads, poll)
+    _native.permute_blocks(size, key, block, window, positions, images, chosen_level(), num_threads, current_poll(poll))
 
 
 def check_size_and_key(size: int, key: int) -> None:

@@ -1,9 +1,46 @@
 """Looking in on a kernel while it runs."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
-__all__ = ["Poll"]
+__all__ = ["Poll", "current_poll", "watched"]
 
-Poll = Callable[[int], object] | None
+Look = Callable[[int], object]
+
+Poll = Look | None
 """Called with the number of items that are done, at least every 50 ms; what it raises ends the kernel, whose outputs
 then mean nothing. Ctrl-C ends it with or without one."""
+
+_WATCH: ContextVar[Look | None] = ContextVar("watch", default=None)
+
+
+@contextlib.contextmanager
+def watched(look: Look) -> Iterator[None]:
+    """Inside the block, `look` looks in on every kernel, besides the kernel's own poll and besides those around it.
+
+    Kernels run deep inside constructors whose signatures are fixed; this is how the one who calls them sees to it that
+    they end when they are of no use any more.
+    """
+    token = _WATCH.set(_both(_WATCH.get(), look))
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def current_poll(poll: Poll) -> Poll:
+    """What a kernel that was given `poll` is to call."""
+    watch = _WATCH.get()
+    return watch if poll is None else _both(watch, poll)
+
+
+def _both(first: Look | None, second: Look) -> Look:
+    if first is None:
+        return second
+
+    def look(done: int) -> None:
+        first(done)
+        second(done)
+
+    return look

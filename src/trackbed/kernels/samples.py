@@ -11,7 +11,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.poll import Poll
+from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["count_tokens", "sample_index"]
 
@@ -65,7 +65,13 @@ def sample_index(
     visit_type = np.int32 if visits.dtype == np.int32 else np.int64 if rows.dtype == np.int64 else np.int32
     visits = np.require(visits, dtype=visit_type, requirements=["C", "A"])
     first = _native.sample_index(
-        lengths.view(np.uint8), visits, sequence_length, extra_token, rows.reshape(-1), max(num_threads, 1), poll
+        lengths.view(np.uint8),
+        visits,
+        sequence_length,
+        extra_token,
+        rows.reshape(-1),
+        max(num_threads, 1),
+        current_poll(poll),
     )
     if first < len(visits):
         _check_range("visits", visits, len(lengths) - 1)

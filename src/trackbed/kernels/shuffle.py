@@ -12,7 +12,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.poll import Poll
+from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["Twister", "legacy_shuffle", "new_twister"]
 
@@ -58,4 +58,4 @@ def legacy_shuffle(twister: Twister, array: npt.NDArray[np.integer[Any]], *, pol
         msg = f"array must be a vector, found shape {list(array.shape)}"
         raise ArgumentError(msg)
     check_output("array", array, dtypes=(np.int32, np.uint32, np.int64, np.uint64))
-    _native.legacy_shuffle(twister, array.view(f"u{array.dtype.itemsize}"), chosen_level(), poll)
+    _native.legacy_shuffle(twister, array.view(f"u{array.dtype.itemsize}"), chosen_level(), current_poll(poll))
