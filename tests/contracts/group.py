@@ -321,7 +321,7 @@ class SharedGroupContract(GroupContract):
         def work(group):
             with group.together("building") as step:
                 if group.rank == 1:
-                    for item in range(250):
+                    for item in range(160):
                         time.sleep(0.02)
                         step.poll(item)
             return True
