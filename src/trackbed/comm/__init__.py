@@ -1,5 +1,6 @@
-"""Groups of processes."""
+"""Groups of processes that never hang."""
 
-from trackbed.comm.group import SOLO, Group, Solo
+from trackbed.comm.group import SOLO, Group, Solo, Step
+from trackbed.comm.threads import run_ranks
 
-__all__ = ["SOLO", "Group", "Solo"]
+__all__ = ["SOLO", "Group", "Solo", "Step", "run_ranks"]

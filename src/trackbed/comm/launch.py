@@ -1,0 +1,137 @@
+"""The group that a launcher started, for command lines: its variables say which rank this is and where to meet."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from typing import Final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports
+
+from trackbed.comm.group import SOLO, Group
+from trackbed.comm.slurm import first_host, job_port
+from trackbed.comm.store import Store
+from trackbed.comm.store_group import StoreGroup
+from trackbed.comm.torch import is_served_by_agent
+from trackbed.comm.torch_store import connect_to, share_store
+from trackbed.comm.worker import Worker
+from trackbed.errors import ArgumentError, CollectiveError
+
+__all__ = ["Launch", "group_from_environment", "parse_launch"]
+
+DEFAULT_TIMEOUT_SECONDS: Final = 600.0
+_SERIAL: Final = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Which rank this is, and where the ranks meet."""
+
+    rank: int
+    """In `[0, size)`."""
+    size: int
+    """Number of ranks, at least 1."""
+    host: str
+    """Where the store is."""
+    port: int
+    """In `[1, 65536)`."""
+    attempt: str = "0"
+    """What tells this start of the ranks from earlier ones that met at the same place."""
+
+
+def group_from_environment(timeout_seconds: float | None = None) -> Group:
+    """The ranks that torchrun or Slurm's srun started, or `SOLO` where neither did.
+
+    Nothing is connected before the ranks first meet. `torch.distributed` need not be initialised.
+
+    Args:
+        timeout_seconds: see `Group.timeout_seconds`; by default ten minutes.
+
+    Raises:
+        ArgumentError: a variable is missing or not what it should be.
+    """
+    launch = parse_launch(os.environ)
+    if launch is None or launch.size == 1:
+        return SOLO
+    timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+    has_agent = is_served_by_agent()
+    return StoreGroup(
+        partial(_connect, launch, f"trackbed/{launch.attempt}/{next(_SERIAL)}", timeout_seconds, has_agent=has_agent),
+        rank=launch.rank,
+        size=launch.size,
+        timeout_seconds=timeout_seconds,
+        store_host=None if has_agent else 0,
+    )
+
+
+def parse_launch(environment: Mapping[str, str]) -> Launch | None:
+    """What the variables of torchrun or else of Slurm say; None if there are none.
+
+    Raises:
+        ArgumentError: a variable is missing or not what it should be.
+    """
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        names = ("RANK", "WORLD_SIZE")
+    elif "SLURM_PROCID" in environment and "SLURM_NTASKS" in environment:
+        names = ("SLURM_PROCID", "SLURM_NTASKS")
+    else:
+        return None
+    size = _number(environment, names[1], 1, 2**31)
+    rank = _number(environment, names[0], 0, size)
+    if size == 1:
+        return Launch(rank=0, size=1, host="localhost", port=1)
+    host = environment.get("MASTER_ADDR") or first_host(_nodes(environment))
+    return Launch(rank=rank, size=size, host=host, port=_port(environment), attempt=_attempt(environment))
+
+
+def _nodes(environment: Mapping[str, str]) -> str:
+    # A step of a job may have fewer hosts, and rank 0 on the first of these.
+    return environment.get("SLURM_STEP_NODELIST") or _text(environment, "SLURM_NODELIST", "MASTER_ADDR")
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    if environment.get("MASTER_PORT"):
+        return _number(environment, "MASTER_PORT", 1, 2**16)
+    _text(environment, "SLURM_JOB_ID", "MASTER_PORT")
+    return job_port(_number(environment, "SLURM_JOB_ID", 0, 2**63))
+
+
+def _attempt(environment: Mapping[str, str]) -> str:
+    names = ("SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return "/".join(environment[name] for name in names if name in environment) or "0"
+
+
+def _text(environment: Mapping[str, str], name: str, instead: str) -> str:
+    if not environment.get(name):
+        msg = f"{instead} must be set where several ranks are to meet, but neither it nor {name} is"
+        raise ArgumentError(msg)
+    return environment[name]
+
+
+def _number(environment: Mapping[str, str], name: str, start: int, stop: int) -> int:
+    text = environment.get(name, "")
+    if not (text.isascii() and text.isdigit() and start <= int(text) < stop):
+        msg = f"{name} must be an integer in [{start}, {stop}), but is {text!r}"
+        raise ArgumentError(msg)
+    return int(text)
+
+
+def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: bool) -> Store:
+    open_store = connect_to if has_agent or launch.rank > 0 else _serve
+    # It may take as long as the timeout, and torch does not hear Ctrl-C.
+    opened = Worker().submit(lambda: open_store(launch.host, launch.port, timeout_seconds=timeout_seconds))
+    try:
+        store = opened.result()
+    except RuntimeError as error:
+        words = str(error).partition("\n")[0]
+        msg = f"{launch.host}:{launch.port}: rank 0 must serve the group's store there, but: {words}"
+        raise CollectiveError(msg) from None
+    return share_store(store, prefix, timeout_seconds=timeout_seconds)
+
+
+def _serve(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
+    timeout = timedelta(seconds=timeout_seconds)
+    # A process that makes two groups serves both from one place.
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, multi_tenant=True)

@@ -1,0 +1,38 @@
+"""What Slurm's variables say. Pure."""
+
+import re
+from typing import Final
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["first_host", "job_port"]
+
+_FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)?(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?(?:,|$)")
+_FIRST_PORT: Final = 10_000
+_NUM_PORTS: Final = 20_000
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list in Slurm's short form.
+
+    Raises:
+        ArgumentError: it is none.
+
+    >>> first_host("gpu[007-009,12],login1"), first_host("a1,a2"), first_host("rack[1-2]-ib,b")
+    ('gpu007', 'a1', 'rack1-ib')
+    """
+    match = _FIRST.match(nodes.strip())
+    name = "".join(match.group("prefix", "number", "suffix")[i] or "" for i in range(3)) if match else ""
+    if not name:
+        msg = f"SLURM_NODELIST must be a list of hosts, but is {nodes!r}"
+        raise ArgumentError(msg)
+    return name
+
+
+def job_port(job: int) -> int:
+    """The port at which the ranks of a job meet; below those that systems hand out by themselves.
+
+    >>> job_port(123456)
+    13456
+    """
+    return _FIRST_PORT + job % _NUM_PORTS

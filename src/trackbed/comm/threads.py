@@ -1,0 +1,75 @@
+"""Ranks that are threads of one process: for tests, and to try out how things grow with the number of ranks."""
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from trackbed.comm.store import MemoryStore, Store
+from trackbed.comm.store_group import StoreGroup
+from trackbed.errors import ArgumentError, CollectiveError
+
+__all__ = ["run_ranks"]
+
+T = TypeVar("T")
+
+_TIMEOUT_SECONDS: Final = 60.0
+
+
+def run_ranks(
+    size: int,
+    function: Callable[[StoreGroup], T],
+    *,
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+    connect: Callable[[], Store] | None = None,
+) -> list[T]:
+    """What `function` returns on each of `size` ranks, in rank order.
+
+    A rank whose function has ended has left the group: if others wait for it, they raise.
+
+    Args:
+        size: number of threads, at least 1.
+        function: called with the group, once on each rank.
+        timeout_seconds: that of the group.
+        connect: gives a rank its way to the store that they share; by default one in memory.
+
+    Raises:
+        ArgumentError: `size` is below 1.
+        BaseException: what the first rank that failed raised.
+
+    >>> run_ranks(3, lambda group: sum(group.all_gather(group.rank)))
+    [3, 3, 3]
+    """
+    if size < 1:
+        msg = f"size must be at least 1, but is {size}"
+        raise ArgumentError(msg)
+    if connect is None:
+        store = MemoryStore()
+        connect = lambda: store  # noqa: E731  the default of an argument
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        group = StoreGroup(connect, rank=rank, size=size, timeout_seconds=timeout_seconds)
+        words = "has left: its function has returned"
+        try:
+            results[rank] = function(group)
+        except BaseException as error:  # noqa: BLE001  it is raised in the caller
+            errors.append(error)
+            words = f"has left: {type(error).__name__}: {error}"
+        group.leave(words)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise min(errors, key=_is_told)
+    return [results[rank] for rank in range(size)]
+
+
+def _is_told(error: BaseException) -> int:
+    """How far an error is from what went wrong: 0 for the thing itself, 2 for one that another rank told."""
+    if not isinstance(error, CollectiveError):
+        return 0
+    return 2 if error.__cause__ is None else 1

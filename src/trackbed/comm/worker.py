@@ -1,0 +1,48 @@
+"""Calls that one can stop waiting for, though nothing can end them."""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["Worker"]
+
+T = TypeVar("T")
+
+_Task = tuple[Future[Any], Callable[[], Any]]
+
+
+class Worker:
+    """A thread that makes calls one after the other.
+
+    For calls into libraries that may block for ever and do not hear Ctrl-C. The thread starts with the first call and
+    ends with the last reference to the worker; it never keeps the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._started = False
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have `call` made as soon as those before it have returned."""
+        if not self._started:
+            self._started = True
+            # The executors of concurrent.futures wait for their threads at exit, which may be for ever.
+            threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="trackbed-store").start()
+            weakref.finalize(self, self._tasks.put, None).atexit = False
+        future: Future[T] = Future()
+        self._tasks.put((future, call))
+        return future
+
+
+def _work(tasks: "queue.SimpleQueue[_Task | None]") -> None:
+    while (task := tasks.get()) is not None:
+        future, call = task
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  whoever waits for the call raises it
+            future.set_exception(error)
+        # An idle thread must not keep alive what the last call was about.
+        del task, future, call

@@ -1,0 +1,80 @@
+"""One rank of a test with real processes: `rank.py HOW MODE WHO TIMEOUT`. Writes what became of it as a line of JSON.
+
+HOW is where its group comes from: "environment", or "torch" for a process group over gloo. In the middle of a step, rank
+WHO does what MODE says.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+from trackbed.errors import CacheError, CollectiveError
+
+
+def make_group(how, timeout):
+    if how == "environment":
+        from trackbed.comm.launch import group_from_environment
+
+        return group_from_environment(timeout)
+    import torch.distributed as dist
+
+    from trackbed.comm.torch import TorchGroup, current_group
+
+    dist.init_process_group("gloo")
+    if how == "subgroup":
+        # Ranks 0 and 2 of four, and 1 and 3, in the other order.
+        pairs = [dist.new_group([0, 2]), dist.new_group([3, 1])]
+        return TorchGroup(pairs[dist.get_rank() % 2], timeout_seconds=timeout)
+    assert current_group() is current_group()
+    return TorchGroup(timeout_seconds=timeout)
+
+
+def misbehave(mode):
+    if mode == "raise":
+        raise CacheError("/x/y: must be whole, but is not")
+    if mode == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+    if mode == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if mode == "hang":
+        time.sleep(60)
+
+
+def work(group, mode, who):
+    gathered = group.all_gather(os.getpid())
+    report(pids=gathered)
+    with group.together("building the indices") as step:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.5 or mode == "raise":
+            time.sleep(0.02)
+            step.poll(0)
+            if group.rank == who and time.monotonic() - began > 0.3:
+                report(failed=time.time())
+                misbehave(mode)
+    group.barrier()
+
+
+def report(**found):
+    print(json.dumps(found), flush=True)
+
+
+def main():
+    how, mode, who, timeout = sys.argv[1:]
+    group = make_group(how, float(timeout))
+    report(rank=group.rank, size=group.size)
+    try:
+        work(group, mode, int(who))
+    except CollectiveError as error:
+        report(raised=str(error), at=time.time(), cause=repr(error.__cause__))
+    except KeyboardInterrupt:
+        report(raised="KeyboardInterrupt", at=time.time(), cause="None")
+    else:
+        report(raised=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""All groups keep the contract."""
+
+from itertools import count
+
+import pytest
+from torch.distributed import FileStore, HashStore, TCPStore
+
+from contracts.group import GroupContract, SharedGroupContract
+from trackbed.comm import SOLO, run_ranks
+from trackbed.comm.torch_store import share_store
+
+TIMEOUT_SECONDS = 30
+
+
+class TestSolo(GroupContract):
+    def run(self, size, function):
+        return [function(SOLO)]
+
+    def test_its_errors_go_up_unchanged(self):
+        error = ValueError("no")
+        with pytest.raises(ValueError) as caught, SOLO.together("building"):
+            raise error
+        assert caught.value is error
+
+
+class TestMemory(SharedGroupContract):
+    sizes = (1, 2, 3, 4, 5)
+
+    def run(self, size, function, *, timeout_seconds=TIMEOUT_SECONDS):
+        return run_ranks(size, function, timeout_seconds=timeout_seconds)
+
+
+class TorchStores(SharedGroupContract):
+    """Groups of threads over a store of torch's; each run has keys of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _serials(self):
+        self.serials = count()
+
+    def run(self, size, function, *, timeout_seconds=TIMEOUT_SECONDS):
+        prefix = f"run{next(self.serials)}"
+
+        def connect():
+            return share_store(self.open(), prefix, timeout_seconds=timeout_seconds)
+
+        return run_ranks(size, function, timeout_seconds=timeout_seconds, connect=connect)
+
+
+class TestHashStore(TorchStores):
+    @pytest.fixture(autouse=True)
+    def _store(self):
+        self.store = HashStore()
+
+    def open(self):
+        return self.store
+
+
+class TestFileStore(TorchStores):
+    @pytest.fixture(autouse=True)
+    def _path(self, tmp_path):
+        self.path = tmp_path / "store"
+
+    def open(self):
+        return FileStore(str(self.path), -1)
+
+
+class TestTCPStore(TorchStores):
+    @pytest.fixture(autouse=True)
+    def _server(self, monkeypatch):
+        # For its messages torch asks for the name of every address, in vain where no name server answers.
+        monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+        self.server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def open(self):
+        return self.server

@@ -1,0 +1,177 @@
+"""Real processes, one of which fails, dies or hangs in the middle of a step."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.dist
+
+RANK = Path(__file__).with_name("rank.py")
+LIMIT_SECONDS = 60
+# Time enough for a loaded machine to start all, and for torch to ask a name server that is not there.
+TIMEOUT_SECONDS = 4
+QUIET = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def environments(size, launcher="torch"):
+    """What a launcher sets for each rank."""
+    port = free_port()
+    for rank in range(size):
+        if launcher == "srun":
+            names = {
+                "SLURM_PROCID": rank,
+                "SLURM_NTASKS": size,
+                "SLURM_NODELIST": "localhost",
+                "SLURM_JOB_ID": port - 10_000,
+            }
+            if not 10_000 <= port < 30_000:
+                names["MASTER_PORT"] = port
+        else:
+            names = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        yield {**os.environ, **QUIET, **{name: str(value) for name, value in names.items()}}
+
+
+def run(how, mode, who, *, size=3, timeout=TIMEOUT_SECONDS, launcher="torch"):
+    """What each rank reported; of one that does not end by itself, what it had until the others did."""
+    arguments = [sys.executable, "-W", "ignore", str(RANK), how, mode, str(who), str(timeout)]
+    ranks = [
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for environment in environments(size, launcher)
+    ]
+    deadline = time.monotonic() + LIMIT_SECONDS
+    try:
+        for rank, process in enumerate(ranks):
+            if not (rank == who and mode in ("stop", "hang")):
+                process.wait(timeout=deadline - time.monotonic())
+    finally:
+        for process in ranks:
+            process.send_signal(signal.SIGKILL)
+    return [reported(process.communicate()[0]) for process in ranks]
+
+
+def reported(output):
+    found = {}
+    for line in output.splitlines():
+        found.update(json.loads(line))
+    return found
+
+
+def others(ranks, who):
+    return [rank for number, rank in enumerate(ranks) if number != who]
+
+
+def delays(ranks, who):
+    """Seconds from the failure to each rank's error."""
+    return [rank["at"] - ranks[who]["failed"] for rank in ranks if "at" in rank]
+
+
+@pytest.mark.parametrize("launcher", ["torch", "srun"])
+def test_all_is_well(launcher):
+    ranks = run("environment", "nothing", -1, launcher=launcher)
+    assert [rank["raised"] for rank in ranks] == [None] * 3
+    assert [(rank["rank"], rank["size"]) for rank in ranks] == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_an_exception_is_raised_on_every_rank_within_two_seconds(who):
+    ranks = run("environment", "raise", who)
+    text = f"building the indices: rank {who}: CacheError: /x/y: must be whole, but is not"
+    assert [rank["raised"] for rank in ranks] == [text] * 3
+    assert ranks[who]["cause"].startswith("CacheError(")
+    assert max(delays(ranks, who)) < 2
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_ctrl_c_on_one_rank_is_told_to_the_others(who):
+    ranks = run("environment", "interrupt", who)
+    assert ranks[who]["raised"] == "KeyboardInterrupt"
+    assert {rank["raised"] for rank in others(ranks, who)} == {f"building the indices: rank {who}: KeyboardInterrupt"}
+    assert max(delays(ranks, who)) < 2
+
+
+@pytest.mark.parametrize("mode", ["kill", "stop", "hang"])
+@pytest.mark.parametrize("who", [1, 2])
+def test_a_rank_that_dies_or_hangs_is_named_in_time(mode, who):
+    ranks = run("environment", mode, who)
+    text = (
+        f"building the indices: rank {who} gave no sign of life for 4 s, "
+        f"while ranks {'0 and 2' if who == 1 else '0 and 1'} waited"
+    )
+    assert [rank["raised"] for rank in others(ranks, who)] == [text] * 2
+    assert max(delays(ranks, who)) < 1.2 * TIMEOUT_SECONDS + 2
+
+
+@pytest.mark.parametrize("mode", ["kill", "stop"])
+def test_the_host_of_the_store_is_named_when_it_dies_or_stops(mode):
+    ranks = run("environment", mode, 0)
+    for rank in others(ranks, 0):
+        assert rank["raised"].startswith("building the indices: the store over which the ranks meet must answer, but")
+        assert "its host (usually rank 0) cannot be reached" in rank["raised"]
+    assert max(delays(ranks, 0)) < TIMEOUT_SECONDS + 2
+
+
+def test_a_host_that_hangs_but_serves_the_store_is_named_as_a_rank():
+    ranks = run("environment", "hang", 0)
+    text = "building the indices: rank 0 gave no sign of life for 4 s, while ranks 1 and 2 waited"
+    assert [rank["raised"] for rank in others(ranks, 0)] == [text] * 2
+
+
+@pytest.mark.parametrize("mode", ["raise", "kill"])
+def test_a_process_group_of_torch_meets_over_its_store(mode):
+    ranks = run("torch", mode, 1)
+    words = "rank 1: CacheError" if mode == "raise" else "rank 1 gave no sign of life for 4 s"
+    assert all(words in rank["raised"] for rank in ranks if "raised" in rank)
+    assert len([rank for rank in ranks if "raised" in rank]) == (3 if mode == "raise" else 2)
+
+
+def test_subgroups_meet_by_themselves():
+    ranks = run("subgroup", "raise", 1, size=4)
+    assert [rank["size"] for rank in ranks] == [2] * 4
+    assert [rank["pids"] == ranks[0]["pids"] for rank in ranks] == [True, False, True, False]
+    for pair in ((0, 2), (1, 3)):
+        assert {ranks[rank]["raised"].split(": ")[1] for rank in pair} == {"rank 1"}
+
+
+@pytest.mark.parametrize("how", ["environment", "torch"])
+def test_under_torchrun(how, tmp_path):
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    places = [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        f"--log-dir={tmp_path}",
+        "--redirects=1",
+    ]
+    subprocess.run(
+        [*torchrun, *places, str(RANK), how, "raise", "2", "30"],
+        env={**os.environ, **QUIET},
+        timeout=LIMIT_SECONDS,
+        check=True,
+        capture_output=True,
+    )
+    ranks = [reported(path.read_text()) for path in sorted(tmp_path.rglob("stdout.log"))]
+    text = "building the indices: rank 2: CacheError: /x/y: must be whole, but is not"
+    assert [rank["raised"] for rank in ranks] == [text] * 3
+
+
+@pytest.mark.slow
+def test_whatever_happens_to_whom_every_other_rank_hears_of_it():
+    draw = random.Random(1234)
+    for _ in range(100):
+        mode, who = draw.choice(["raise", "interrupt", "kill", "stop", "hang"]), draw.randrange(3)
+        ranks = run("environment", mode, who, timeout=3)
+        assert all(rank["raised"] for rank in others(ranks, who)), (mode, who, ranks)
+        assert max(delays(ranks, who)) < (2 if mode in ("raise", "interrupt") else 6), (mode, who, ranks)

@@ -1,0 +1,353 @@
+"""What every group must do."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trackbed.errors import ArgumentError, CacheError, CollectiveError
+
+QUICK = settings(max_examples=settings().max_examples // 5)
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def outcome(function):
+    """What `function()` returns, or what it raises."""
+    try:
+        return function()
+    except BaseException as error:
+        return error
+
+
+class GroupContract:
+    """Derive from this class, and give `run(size, function, **options)`: what each rank's `function(group)` returns."""
+
+    sizes = (1,)
+
+    @pytest.fixture(autouse=True)
+    def _in_time(self):
+        began = time.monotonic()
+        yield
+        assert time.monotonic() - began < 60
+
+    def every(self, function, **options):
+        """For each size: it, and what the ranks return or raise."""
+        for size in self.sizes:
+            yield size, self.run(size, lambda group: outcome(lambda: function(group)), **options)
+
+    def test_ranks_are_numbered(self):
+        for size, ranks in self.every(lambda group: (group.rank, group.size)):
+            assert ranks == [(rank, size) for rank in range(size)]
+
+    def test_a_gather_brings_each_ranks_value_to_all_in_rank_order(self):
+        for size, found in self.every(lambda group: group.all_gather({"rank": group.rank, "pair": (1, None)})):
+            assert found == [[{"rank": rank, "pair": [1, None]} for rank in range(size)]] * size
+
+    def test_a_broadcast_brings_the_value_of_its_source(self):
+        for size, found in self.every(lambda group: [group.broadcast(group.rank, source=k) for k in range(group.size)]):
+            assert found == [list(range(size))] * size
+
+    def test_only_the_sources_value_need_be_json(self):
+        for size, found in self.every(lambda group: group.broadcast(7 if group.rank == 0 else object())):
+            assert found == [7] * size
+
+    @pytest.mark.parametrize("source", [-1, 5, 6])
+    def test_a_source_that_is_no_rank_is_refused(self, source):
+        for size, found in self.every(lambda group: group.broadcast(0, source=source)):
+            assert [(type(error), str(error)) for error in found] == [
+                (ArgumentError, f"source must be a rank in [0, {size}), but is {source}")
+            ] * size
+
+    def test_values_of_any_json_shape_come_back(self):
+        size = min(2, max(self.sizes))
+
+        @QUICK
+        @given(values=st.lists(json_values, max_size=8))
+        def check(values):
+            found = self.run(size, lambda group: [group.all_gather([group.rank, value]) for value in values])
+            assert found == [[[[rank, value] for rank in range(size)] for value in values]] * size
+
+        check()
+
+    def test_nobody_passes_a_barrier_before_all_have_come(self):
+        for size in self.sizes:
+            come = []
+
+            def meet(group, come=come):
+                time.sleep(0.02 * group.rank)
+                come.append(group.rank)
+                group.barrier()
+                return len(come)
+
+            assert self.run(size, meet) == [size] * size
+
+    def test_nobody_leaves_a_step_before_all_have_done_theirs(self):
+        for size in self.sizes:
+            done = []
+
+            def work(group, done=done):
+                with group.together("working") as step:
+                    for item in range(5 * group.rank):
+                        time.sleep(0.002)
+                        step.poll(item)
+                    done.append(group.rank)
+                return len(done)
+
+            assert self.run(size, work) == [size] * size
+
+    def test_collectives_follow_each_other_and_stand_inside_steps(self):
+        def work(group):
+            found = []
+            for turn in range(5):
+                with group.together("outside") as outside:
+                    outside.poll(0)
+                    found.append(group.broadcast(turn, source=turn % group.size))
+                    with group.together("inside") as inside:
+                        inside.poll(0)
+                        found.append(group.all_gather(group.rank))
+                group.barrier()
+                group.agree("the turn", turn)
+            return found
+
+        for size, found in self.every(work):
+            assert found == [[part for turn in range(5) for part in (turn, list(range(size)))]] * size
+
+    def test_ranks_agree_on_equal_values_whatever_the_order_of_keys(self):
+        def agree(group):
+            value = {"a": 1, "b": [2]}
+            return group.agree("the plan", value if group.rank % 2 else dict(reversed(value.items())))
+
+        for size, found in self.every(agree):
+            assert found == [None] * size
+
+
+class SharedGroupContract(GroupContract):
+    """What groups must do beyond, that can have more than one rank."""
+
+    sizes = (1, 2, 3, 5)
+
+    def fails(self, size, work, **options):
+        """The one text of the CollectiveErrors that all ranks raise, and their causes."""
+        found = self.run(size, lambda group: outcome(lambda: work(group)), **options)
+        assert [type(error) for error in found] == [CollectiveError] * size, found
+        assert len({str(error) for error in found}) == 1
+        return str(found[0]), [error.__cause__ for error in found]
+
+    @pytest.mark.parametrize("when", ["at entry", "inside", "at exit"])
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_a_failure_is_raised_on_every_rank_with_its_words(self, failing, when):
+        original = CacheError("/x/y: must be whole, but is not")
+
+        def work(group):
+            with group.together("building the indices") as step:
+                if group.rank == failing and when == "at entry":
+                    raise original
+                for item in range(10_000 if group.rank == (failing + 1) % 3 else 20):
+                    time.sleep(0.002)
+                    step.poll(item)
+                    if group.rank == failing and when == "inside" and item == 10:
+                        raise original
+                if group.rank == failing:
+                    raise original
+
+        text, causes = self.fails(3, work)
+        assert text == f"building the indices: rank {failing}: CacheError: /x/y: must be whole, but is not"
+        assert causes == [original if rank == failing else None for rank in range(3)]
+
+    def test_two_that_fail_at_once_are_both_named_by_all(self):
+        def work(group):
+            group.barrier()
+            with group.together("building"):
+                if group.rank in (1, 3):
+                    raise ValueError(f"number {group.rank}")
+
+        text, _ = self.fails(5, work)
+        assert text == "building: rank 1: ValueError: number 1; rank 3: ValueError: number 3"
+
+    def test_all_that_fail_for_one_reason_stand_together(self):
+        def work(group):
+            group.barrier()
+            with group.together("building"):
+                raise OSError("full")
+
+        text, _ = self.fails(3, work)
+        assert text == "building: rank 0, rank 1 and rank 2: OSError: full"
+
+    def test_a_rank_that_was_stopped_is_not_named_whatever_it_made_of_it(self):
+        def work(group):
+            with group.together("building") as step:
+                if group.rank == 1:
+                    raise ValueError("no")
+                try:
+                    while True:
+                        time.sleep(0.002)
+                        step.poll(0)
+                except Exception as error:
+                    raise CacheError("it went wrong") from error
+
+        text, causes = self.fails(3, work)
+        assert text == "building: rank 1: ValueError: no"
+        assert [type(cause) for cause in causes] == [type(None), ValueError, type(None)]
+
+    def test_a_rank_that_takes_no_notice_of_being_stopped_raises_too(self):
+        def work(group):
+            with group.together("building") as step:
+                if group.rank == 1:
+                    raise ValueError("no")
+                for _ in range(100):
+                    time.sleep(0.002)
+                    try:
+                        step.poll(0)
+                    except Exception:
+                        break
+
+        assert self.fails(3, work)[0] == "building: rank 1: ValueError: no"
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_those_who_wait_inside_a_step_for_a_rank_that_failed_are_stopped(self, failing):
+        def work(group):
+            with group.together("outside"):
+                group.barrier()
+                with group.together("inside") as step:
+                    if group.rank == (failing + 1) % 3:
+                        while True:
+                            time.sleep(0.002)
+                            step.poll(0)
+                    if group.rank == failing:
+                        raise ValueError("no")
+                    group.all_gather(1)
+
+        assert (
+            self.fails(3, work)[0]
+            == f"outside: rank {failing}: CollectiveError: inside: rank {failing}: ValueError: no"
+        )
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_those_who_wait_at_a_gather_for_a_rank_that_failed_are_stopped(self, failing):
+        def work(group):
+            with group.together("building") as step:
+                group.barrier()
+                if group.rank == failing:
+                    raise ValueError("no")
+                if group.rank == (failing + 1) % 3:
+                    while True:
+                        time.sleep(0.002)
+                        step.poll(0)
+                group.all_gather(1)
+
+        assert self.fails(3, work)[0] == f"building: rank {failing}: ValueError: no"
+
+    def test_a_value_that_is_not_json_is_an_error_on_every_rank(self):
+        text, causes = self.fails(3, lambda group: group.all_gather({1} if group.rank == 1 else 1))
+        assert text == "all_gather: rank 1: TypeError: Type is not JSON serializable: set"
+        assert isinstance(causes[1], TypeError)
+
+    def test_ranks_that_differ_are_named_with_both_values(self):
+        text, _ = self.fails(5, lambda group: group.agree("the plan", {"tasks": 7 if group.rank in (1, 4) else 8}))
+        assert text == (
+            'the plan: must be the same on every rank, but ranks 1 and 4 have {"tasks":7}, '
+            'and ranks 0, 2 and 3 have {"tasks":8}'
+        )
+
+    def test_the_group_meets_again_after_a_failure(self):
+        def work(group):
+            found = []
+            for turn in range(6):
+                try:
+                    with group.together("building") as step:
+                        group.barrier()
+                        if group.rank == turn % group.size:
+                            raise ValueError(turn)
+                        if turn % 2:
+                            step.poll(0)
+                            group.barrier()
+                except CollectiveError as error:
+                    found.append(str(error))
+                found.append(group.all_gather(turn))
+            return found
+
+        for size, found in self.every(work):
+            told = [
+                part
+                for turn in range(6)
+                for part in (f"building: rank {turn % size}: ValueError: {turn}", [turn] * size)
+            ]
+            assert found == [told] * size
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+    def test_what_is_no_exception_goes_on_up_unchanged_when_the_others_know(self, error):
+        def work(group):
+            with group.together("building") as step:
+                if group.rank == 1:
+                    raise error
+                while True:
+                    time.sleep(0.002)
+                    step.poll(0)
+
+        found = self.run(3, lambda group: outcome(lambda: work(group)))
+        assert found[1] is error
+        words = f"building: rank 1: {type(error).__name__}" + (": 3" if error.args else "")
+        assert [str(found[0]), str(found[2])] == [words] * 2
+        assert type(found[0]) is type(found[2]) is CollectiveError
+
+    def test_a_rank_that_is_silent_is_named_and_the_group_is_broken(self):
+        late = threading.Event()
+
+        def meet(group):
+            group.barrier()
+            if group.rank == 1:
+                late.wait(30)
+            found = [outcome(group.barrier), outcome(lambda: group.all_gather(1))]
+            late.set()
+            return found
+
+        found = self.run(3, meet, timeout_seconds=1)
+        texts = {str(error) for errors in found for error in errors}
+        assert texts == {"barrier: rank 1 gave no sign of life for 1 s, while ranks 0 and 2 waited"}
+        assert {type(error) for errors in found for error in errors} == {CollectiveError}
+
+    def test_a_rank_that_polls_may_take_its_time(self):
+        def work(group):
+            with group.together("building") as step:
+                if group.rank == 1:
+                    for item in range(160):
+                        time.sleep(0.02)
+                        step.poll(item)
+            return True
+
+        assert self.run(3, work, timeout_seconds=1) == [True] * 3
+
+    def test_a_rank_that_stops_polling_is_named(self):
+        release = threading.Event()
+
+        def work(group):
+            with group.together("building") as step:
+                if group.rank == 1:
+                    for item in range(75):
+                        time.sleep(0.02)
+                        step.poll(item)
+                    release.wait(30)
+
+        def meet(group):
+            began = time.monotonic()
+            found = outcome(lambda: work(group))
+            release.set()
+            return str(found), time.monotonic() - began
+
+        found = self.run(3, meet, timeout_seconds=1)
+        assert {text for text, _ in found} == {
+            "building: rank 1 gave no sign of life for 1 s, while ranks 0 and 2 waited"
+        }
+        # 1.5 s of work; then the timeout, and at most a fifth of it, and what a loaded machine adds.
+        assert all(2.3 < seconds < 4 for _, seconds in found), found
