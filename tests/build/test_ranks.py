@@ -1,4 +1,4 @@
-"""Under more than one rank, in real processes: each rank opens a complete cache by itself."""
+"""Under more than one rank, in real processes."""
 
 import json
 import os
@@ -72,11 +72,24 @@ def test_a_rank_that_does_not_want_datasets_gets_none(tmp_path):
     assert found[0][0] is not None
 
 
-def test_an_index_that_is_missing_is_an_error_on_every_rank_that_says_what_to_do(tmp_path):
+def files_in(folder):
+    """Bytes of each file of a cache, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("absent", [(), (0,), (1,)])
+def test_ranks_that_want_datasets_build_what_is_missing(tmp_path, absent):
     prefixes = write_pairs(tmp_path)
-    for found in run_ranks(tmp_path / "cache", prefixes):
-        assert found.startswith("CacheError")
-        assert "not yet distributed: build this cache in one process first" in found
+    alone = build(gpt_config(tmp_path / "alone", blend=(prefixes, [3, 2, 1]), split="8,1,1"))
+    wanted = [tokens_of(dataset, range(5)) for dataset in alone]
+    found = run_ranks(tmp_path / "cache", prefixes, absent=absent)
+    assert found == [[None] * 3 if rank in absent else wanted for rank in range(2)]
+    assert files_in(tmp_path / "cache") == files_in(tmp_path / "alone")
+
+
+def test_ranks_that_all_want_nothing_build_nothing(tmp_path):
+    prefixes = write_pairs(tmp_path)
+    assert run_ranks(tmp_path / "cache", prefixes, absent=[0, 1]) == [[None] * 3] * 2
     assert not (tmp_path / "cache").exists()
 
 

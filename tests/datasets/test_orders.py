@@ -3,17 +3,19 @@
 import pickle
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
-from trackbed.datasets import BlendedDataset, GPTDataset, MockGPTDataset
-from trackbed.datasets.balanced import BalancedIndices
-from trackbed.errors import ArgumentError, PlanError
+from trackbed.datasets import BlendedDataset, MockGPTDataset, balanced
+from trackbed.datasets.gpt_indices import GPTIndices
+from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import InstantOrder, Permutation, largest_remainders
 from trackbed.tokens import IndexedDataset
+from trackbed.tokens.format import HEADER_BYTES
 
 S = 16
 
@@ -84,35 +86,41 @@ def test_a_balanced_blend_of_all_samples(tmp_path, prefixes):
 
 def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypatch):
     timeline = []
-    real_open, real_init = BalancedIndices.open, GPTDataset.__init__
+    real_blend, real_build = balanced.balanced_blend, GPTIndices.build
 
-    def open_(self, **options):
+    def balanced_blend(*arguments, **options):
         timeline.append("blend begins")
         try:
-            return real_open(self, **options)
+            return real_blend(*arguments, **options)
         finally:
             timeline.append("blend ends")
 
-    def init(self, *arguments):
+    def build_indices(self, allocate):
         timeline.append("dataset begins")
         time.sleep(0.05)
-        real_init(self, *arguments)
+        made = real_build(self, allocate)
         timeline.append("dataset ends")
+        return made
 
-    monkeypatch.setattr(BalancedIndices, "open", open_)
-    monkeypatch.setattr(GPTDataset, "__init__", init)
+    monkeypatch.setattr(balanced, "balanced_blend", balanced_blend)
+    monkeypatch.setattr(GPTIndices, "build", build_indices)
     build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order="balanced"), [60, 0, 0])
     last_dataset = len(timeline) - 1 - timeline[::-1].index("dataset ends")
     assert timeline.index("blend begins") < timeline.index("dataset ends")
     assert timeline.index("blend ends") < last_dataset
 
 
-def test_a_dataset_that_fails_ends_the_blend_that_is_built_meanwhile(tmp_path, prefixes, monkeypatch):
-    config = gpt_config(
-        tmp_path / "cache", blend=([str(tmp_path / "missing"), *prefixes], [1] * 4), split="1", order="balanced"
-    )
-    with pytest.raises(ArgumentError, match="missing"):
-        build(config, [200_000_000, 0, 0])
+def test_a_dataset_that_fails_ends_the_blend_that_is_built_meanwhile(tmp_path):
+    prefixes = write_pairs(tmp_path)
+    index = Path(f"{prefixes[1]}.idx")
+    raw = bytearray(index.read_bytes())
+    raw[HEADER_BYTES : HEADER_BYTES + 4] = (-5).to_bytes(4, "little", signed=True)
+    index.write_bytes(raw)
+    config = gpt_config(tmp_path / "cache", blend=(prefixes, [1] * 3), split="1", order="balanced")
+    started = time.monotonic()
+    with pytest.raises(FormatError, match=f"{prefixes[1]}, split train: documents must have at least 0"):
+        build(config, [400_000_000, 0, 0])
+    assert time.monotonic() - started < 2
     left = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "balanced" in path.name]
     assert left == []
 

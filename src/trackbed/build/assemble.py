@@ -226,11 +226,10 @@ def build_generic_dataset(
 
 def _check_length(dataset: Any) -> None:
     """Rounding in single precision may leave a dataset short: better here than in the middle of a run."""
-    if isinstance(dataset, MegatronDataset) and dataset.num_samples is not None:
-        have = len(dataset)
-        if 0 < have < dataset.num_samples:
-            msg = (
-                f"{dataset.dataset_path}, split {dataset.index_split.name}: at least {dataset.num_samples} "
-                f"samples must come out, found {have}"
-            )
-            raise PlanError(msg)
+    wanted = dataset.num_samples if isinstance(dataset, MegatronDataset) else None
+    if wanted is not None and not dataset.can_give(wanted) and len(dataset) > 0:
+        msg = (
+            f"{dataset.dataset_path}, split {dataset.index_split.name}: at least {wanted} "
+            f"samples must come out, found {len(dataset)}"
+        )
+        raise PlanError(msg)

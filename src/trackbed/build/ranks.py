@@ -5,7 +5,7 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from threading import Event
 from typing import Any, Final
@@ -39,8 +39,9 @@ class Builders:
         self._num_threads = num_threads
 
     def settle(self, pending: Sequence[Pending], *, is_last: bool) -> None:
-        """Collective over the group: when this returns, every entry is there, or being built by a rank that is still
-        in this step; unless `is_last`, none is being built any more.
+        """Collective over the group: find or build every entry.
+
+        When this returns, another rank may still be building its part, unless `is_last` is False.
 
         Each rank looks for its share of the entries and says what is missing, and all make the same plan. What others
         found or built is opened when it is first read.
@@ -128,7 +129,8 @@ def make_all(pending: Sequence[Pending], *, num_threads: int) -> None:
     with ThreadPoolExecutor(num_threads, thread_name_prefix="trackbed-build") as pool:
         futures = [pool.submit(copy_context().run, make, one) for one in pending]
         try:
-            for future in futures:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
                 future.result()
         except BaseException:
             stopped.set()

@@ -282,7 +282,8 @@ class GPTDataset(MegatronDataset):
 
     def can_give(self, num_samples: int) -> bool:
         """Whether there are so many samples; where the indices are still to be built, at least as many as asked for."""
-        is_open = not isinstance(self._arrays, Pending) or self._arrays.is_open
+        arrays = vars(self).get("_arrays")
+        is_open = not isinstance(arrays, Pending) or arrays.is_open
         return (not is_open and num_samples <= (self.num_samples or 0)) or num_samples <= len(self)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
