@@ -1,13 +1,14 @@
 """One rank of a test with real processes: `rank.py HOW MODE WHO TIMEOUT`. Writes what became of it as a line of JSON.
 
-HOW is where its group comes from: "environment", or "torch" for a process group over gloo. In the middle of a step, rank
-WHO does what MODE says.
+HOW is where its group comes from: "environment"; or "torch", a process group over gloo; or "subgroup", a part of that.
+In the middle of a step, rank WHO does what MODE says.
 """
 
 import json
 import os
 import signal
 import sys
+import threading
 import time
 
 from trackbed.errors import CacheError, CollectiveError
@@ -49,6 +50,10 @@ def work(group, mode, who):
     report(pids=gathered)
     with group.together("building the indices") as step:
         began = time.monotonic()
+        if mode == "interrupt while waiting" and group.rank == who:
+            report(failed=time.time() + 0.2)
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+            return
         while time.monotonic() - began < 0.5 or mode == "raise":
             time.sleep(0.02)
             step.poll(0)

@@ -95,16 +95,15 @@ def test_an_exception_is_raised_on_every_rank_within_two_seconds(who):
     assert max(delays(ranks, who)) < 2
 
 
-@pytest.mark.parametrize("who", [0, 2])
-def test_ctrl_c_on_one_rank_is_told_to_the_others(who):
-    ranks = run("environment", "interrupt", who)
+@pytest.mark.parametrize(("mode", "who"), [("interrupt", 0), ("interrupt", 2), ("interrupt while waiting", 1)])
+def test_ctrl_c_on_one_rank_is_told_to_the_others(mode, who):
+    ranks = run("environment", mode, who)
     assert ranks[who]["raised"] == "KeyboardInterrupt"
     assert {rank["raised"] for rank in others(ranks, who)} == {f"building the indices: rank {who}: KeyboardInterrupt"}
     assert max(delays(ranks, who)) < 2
 
 
-@pytest.mark.parametrize("mode", ["kill", "stop", "hang"])
-@pytest.mark.parametrize("who", [1, 2])
+@pytest.mark.parametrize(("mode", "who"), [("kill", 1), ("kill", 2), ("stop", 2), ("hang", 1)])
 def test_a_rank_that_dies_or_hangs_is_named_in_time(mode, who):
     ranks = run("environment", mode, who)
     text = (

@@ -317,6 +317,30 @@ class SharedGroupContract(GroupContract):
         assert texts == {"barrier: rank 1 gave no sign of life for 1 s, while ranks 0 and 2 waited"}
         assert {type(error) for errors in found for error in errors} == {CollectiveError}
 
+    def test_a_rank_that_is_silent_inside_a_step_is_waited_for_once(self):
+        release = threading.Event()
+
+        def work(group):
+            with group.together("building") as step:
+                if group.rank == 0:
+                    while not release.is_set():
+                        time.sleep(0.01)
+                        step.poll(0)
+                if group.rank == 1:
+                    release.wait(30)
+                group.all_gather(1)
+
+        def meet(group):
+            began = time.monotonic()
+            text = str(outcome(lambda: work(group)))
+            if group.rank != 0:
+                release.set()
+            return text, time.monotonic() - began
+
+        found = self.run(3, meet, timeout_seconds=1)
+        assert {text for text, _ in found} == {"all_gather: rank 1 gave no sign of life for 1 s, while rank 2 waited"}
+        assert all(seconds < 2 for _, seconds in found)
+
     def test_a_rank_that_polls_may_take_its_time(self):
         def work(group):
             with group.together("building") as step:

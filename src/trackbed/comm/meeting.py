@@ -73,6 +73,7 @@ class Meeting:
         """Tell the others that this rank has failed, before coming."""
         store = self.member.store
         self._failed = store.add(self._key("failures"), 1)
+        self.touched.append(self._key("failures"))
         if self._failed <= _MAX_TOLD_FAILURES:
             key = self._key(f"failure/{self._failed}")
             self.touched.append(key)
@@ -128,7 +129,6 @@ class Meeting:
     def _sum_up(self) -> Verdict:
         store = self.member.store
         total = store.add(self._key("failures"), 0)
-        self.touched.append(self._key("failures"))
         keys = [self._key(f"failure/{order}") for order in range(1, min(total, _MAX_TOLD_FAILURES) + 1)]
         failures = [Failure.decode(store.get(key)) for key in keys if store.has([key])]
         return Verdict(error=describe_failures(self.what, failures, total=total))

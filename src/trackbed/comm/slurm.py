@@ -7,7 +7,7 @@ from trackbed.errors import ArgumentError
 
 __all__ = ["first_host", "job_port"]
 
-_FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)?(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?(?:,|$)")
+_FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?(?:,|$)")
 _FIRST_PORT: Final = 10_000
 _NUM_PORTS: Final = 20_000
 
@@ -22,11 +22,10 @@ def first_host(nodes: str) -> str:
     ('gpu007', 'a1', 'rack1-ib')
     """
     match = _FIRST.match(nodes.strip())
-    name = "".join(match.group("prefix", "number", "suffix")[i] or "" for i in range(3)) if match else ""
-    if not name:
+    if match is None:
         msg = f"SLURM_NODELIST must be a list of hosts, but is {nodes!r}"
         raise ArgumentError(msg)
-    return name
+    return "".join(part or "" for part in match.group("prefix", "number", "suffix"))
 
 
 def job_port(job: int) -> int:

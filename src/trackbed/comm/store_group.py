@@ -164,7 +164,7 @@ class StoreGroup:
         if cause_of(cause, Stopped) is None:
             meeting.fail(cause)
         publish(meeting.member.store, inner, Verdict(is_stop=True))
-        meeting.touched += [f"{inner}/verdict", f"{inner}/bell"]
+        meeting.touched += [f"{inner}/{last}" for last in ("count", "bell", "verdict")]
 
     def _abandon(self, meeting: Meeting, error: BaseException) -> None:
         """Leave in the middle of a meeting, or of the next one, if the others have ended this already."""

@@ -33,7 +33,7 @@ def run_ranks(
         connect: gives a rank its way to the store that they share; by default one in memory.
 
     Raises:
-        ArgumentError: `size` is below 1.
+        ArgumentError: `size` is below 1, or `timeout_seconds` is not above 0.
         BaseException: what the first rank that failed raised.
 
     >>> run_ranks(3, lambda group: sum(group.all_gather(group.rank)))
@@ -48,17 +48,17 @@ def run_ranks(
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
-    def run(rank: int) -> None:
-        group = StoreGroup(connect, rank=rank, size=size, timeout_seconds=timeout_seconds)
+    def run(group: StoreGroup) -> None:
         words = "has left: its function has returned"
         try:
-            results[rank] = function(group)
+            results[group.rank] = function(group)
         except BaseException as error:  # noqa: BLE001  it is raised in the caller
             errors.append(error)
             words = f"has left: {type(error).__name__}: {error}"
         group.leave(words)
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    groups = [StoreGroup(connect, rank=rank, size=size, timeout_seconds=timeout_seconds) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(group,), daemon=True) for group in groups]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,0 +1,90 @@
+"""What collectives cost the store: the same for each rank, however many there are, and nothing while they wait."""
+
+import time
+
+import pytest
+
+from comm.counting import CountingStore
+from trackbed.comm import run_ranks
+from trackbed.comm.store import MemoryStore
+from trackbed.errors import CollectiveError
+
+MAX_REQUESTS = 12
+
+
+def step(group):
+    with group.together("building") as step:
+        step.poll(0)
+
+
+COLLECTIVES = {
+    "all_gather": lambda group: group.all_gather(group.rank),
+    "broadcast": lambda group: group.broadcast(group.rank),
+    "agree": lambda group: group.agree("it", 1),
+    "barrier": lambda group: group.barrier(),
+    "step": step,
+}
+
+
+def requests_of(size, collective, *, turns=10):
+    """The most requests that any rank made for `turns` collectives."""
+    shared, ways = MemoryStore(), []
+
+    def connect():
+        ways.append(CountingStore(shared))
+        return ways[-1]
+
+    def work(group):
+        for _ in range(turns):
+            collective(group)
+
+    run_ranks(size, work, connect=connect)
+    return max(way.requests.total() for way in ways)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_requests_of_a_rank_do_not_grow_with_their_number(name):
+    most = {size: requests_of(size, COLLECTIVES[name]) for size in (2, 16, 256)}
+    assert all(requests <= 10 * MAX_REQUESTS for requests in most.values()), most
+
+
+def test_waiting_costs_no_requests():
+    def wait(group):
+        if group.rank == 1:
+            time.sleep(1.5)
+        group.barrier()
+
+    assert requests_of(3, wait, turns=1) <= MAX_REQUESTS
+
+
+def test_polling_costs_a_write_now_and_then():
+    def work(group):
+        with group.together("building") as step:
+            began = time.monotonic()
+            while time.monotonic() - began < 1.5:
+                step.poll(0)
+
+    assert requests_of(2, work, turns=1) <= MAX_REQUESTS + 2
+
+
+def test_a_long_job_does_not_fill_the_store():
+    store, sizes = MemoryStore(), []
+
+    def work(group):
+        for turn in range(200):
+            try:
+                with group.together("building"):
+                    group.barrier()
+                    if turn % 3 == 0 and group.rank == turn % 4:
+                        raise ValueError(turn)
+                    group.all_gather(turn)
+            except CollectiveError:
+                pass
+            group.agree("the turn", turn)
+            if group.rank == 0:
+                sizes.append(len(store))
+            group.barrier()
+
+    run_ranks(4, work, connect=lambda: store)
+    assert max(sizes[:20]) >= max(sizes[-20:])
+    assert len(store) < 20

@@ -1,0 +1,108 @@
+"""The pure parts: words, silence, launchers' variables."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackbed.comm.launch import Launch, group_from_environment, parse_launch
+from trackbed.comm.report import Failure, describe_difference, describe_failures, name_ranks
+from trackbed.comm.silence import Silence
+from trackbed.comm.slurm import first_host
+from trackbed.errors import ArgumentError
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
+SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_NODELIST": "gpu[012-015]", "SLURM_JOB_ID": "4711"}
+
+
+def test_torchruns_variables_say_rank_and_place():
+    assert parse_launch(TORCHRUN) == Launch(rank=2, size=4, host="10.0.0.7", port=29500)
+
+
+def test_sruns_variables_say_rank_and_place():
+    assert parse_launch(SRUN) == Launch(rank=3, size=8, host="gpu012", port=14711)
+
+
+def test_what_the_user_says_of_the_place_goes_before_slurm():
+    launch = parse_launch({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "77"})
+    assert (launch.host, launch.port) == ("head", 77)
+
+
+def test_a_step_on_some_of_the_hosts_meets_on_its_own_first():
+    assert parse_launch({**SRUN, "SLURM_STEP_NODELIST": "gpu014"}).host == "gpu014"
+
+
+def test_torchruns_variables_go_before_slurms():
+    assert parse_launch({**SRUN, **TORCHRUN}).size == 4
+
+
+def test_without_a_launcher_one_is_alone(monkeypatch):
+    for name in {*TORCHRUN, *SRUN}:
+        monkeypatch.delenv(name, raising=False)
+    assert parse_launch({}) is None
+    assert group_from_environment().size == 1
+
+
+def test_one_rank_needs_no_place():
+    assert parse_launch({"RANK": "0", "WORLD_SIZE": "1"}).size == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"RANK": "4"}, r"RANK must be an integer in \[0, 4\), but is '4'"),
+        ({"RANK": "-1"}, r"RANK must be an integer in \[0, 4\), but is '-1'"),
+        ({"WORLD_SIZE": "many"}, r"WORLD_SIZE must be an integer in \[1, 2147483648\), but is 'many'"),
+        ({"WORLD_SIZE": None}, r"WORLD_SIZE must be an integer in \[1, 2147483648\), but is ''"),
+        ({"MASTER_PORT": "65536"}, r"MASTER_PORT must be an integer in \[1, 65536\), but is '65536'"),
+        ({"MASTER_PORT": None}, "MASTER_PORT must be set where several ranks are to meet, but neither it nor SLURM_"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR must be set where several ranks are to meet, but neither it nor SLURM_"),
+    ],
+)
+def test_variables_that_are_wrong_are_named_with_what_they_are(changes, words):
+    environment = {name: value for name, value in {**TORCHRUN, **changes}.items() if value is not None}
+    with pytest.raises(ArgumentError, match=words):
+        parse_launch(environment)
+
+
+@pytest.mark.parametrize("nodes", ["", "[1-2]", ",", "  "])
+def test_a_list_of_no_hosts_is_refused(nodes):
+    with pytest.raises(ArgumentError, match="SLURM_NODELIST must be a list of hosts"):
+        first_host(nodes)
+
+
+@given(st.sets(st.integers(0, 20_000), min_size=1, max_size=50))
+def test_ranks_in_words_are_short_and_count_right(ranks):
+    words = name_ranks(ranks)
+    assert len(words) < 80
+    named = [int(word) for word in words.replace(",", "").split() if word.isdigit()]
+    if words.endswith("others"):
+        assert sorted(ranks)[:8] == named[:-1]
+        assert len(named) - 1 + named[-1] == len(ranks)
+    else:
+        assert named == sorted(ranks)
+
+
+def test_of_very_many_failures_some_are_told_and_the_rest_counted():
+    text = describe_failures("building", [Failure(5, "OSError: full"), Failure(2, "ValueError: no")], total=900)
+    assert text == "building: rank 2: ValueError: no; rank 5: OSError: full; 898 more failed"
+
+
+def test_a_long_value_is_cut():
+    text = describe_difference("the plan", {0: b"1", 1: b"2" * 5000})
+    assert len(text) < 400
+    assert "(5000 characters)" in text
+
+
+def test_who_writes_is_not_silent():
+    silence = Silence(1.0)
+    for second in range(20):
+        silence.look({0: b"%d" % second, 1: b"same", 2: None}, 1.0)
+    assert silence.silent_for(10, [0, 1, 2]) == [1, 2]
+    assert silence.silent_for(20, [0, 1, 2]) == []
+
+
+def test_time_in_which_nobody_looked_does_not_count():
+    silence = Silence(1.0)
+    silence.look({0: b"same"}, 0.0)
+    silence.look({0: b"same"}, 3600.0)
+    assert silence.silent_for(3, [0]) == []

@@ -1,0 +1,89 @@
+"""Ranks that are threads."""
+
+import threading
+import time
+
+import pytest
+
+from trackbed.comm import run_ranks
+from trackbed.comm.worker import Worker
+from trackbed.errors import ArgumentError, CollectiveError
+
+
+def test_results_come_in_rank_order():
+    assert run_ranks(5, lambda group: group.rank**2) == [0, 1, 4, 9, 16]
+
+
+def test_what_a_rank_raises_is_raised_and_not_what_others_made_of_it():
+    error = ValueError("no")
+
+    def work(group):
+        if group.rank == 2:
+            raise error
+        group.barrier()
+
+    with pytest.raises(ValueError) as caught:
+        run_ranks(3, work)
+    assert caught.value is error
+
+
+def test_of_errors_that_all_raise_that_with_the_cause_is_raised():
+    def work(group):
+        with group.together("building"):
+            if group.rank == 1:
+                raise ValueError("no")
+
+    with pytest.raises(CollectiveError, match="building: rank 1: ValueError: no") as caught:
+        run_ranks(3, work)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_nobody_waits_for_a_rank_whose_function_has_returned():
+    found = []
+
+    def work(group):
+        if group.rank:
+            with pytest.raises(CollectiveError) as caught:
+                group.barrier()
+            found.append(str(caught.value))
+
+    began = time.monotonic()
+    run_ranks(3, work)
+    assert time.monotonic() - began < 10
+    assert set(found) == {"rank 0 has left: its function has returned"}
+
+
+def test_a_group_of_none_is_refused():
+    with pytest.raises(ArgumentError, match="size must be at least 1, but is 0"):
+        run_ranks(0, lambda group: None)
+
+
+@pytest.mark.parametrize("timeout_seconds", [0, -1, float("nan")])
+def test_a_timeout_must_be_positive(timeout_seconds):
+    with pytest.raises(ArgumentError, match="timeout_seconds must be above 0"):
+        run_ranks(1, lambda group: None, timeout_seconds=timeout_seconds)
+
+
+def test_a_worker_makes_calls_in_turn_and_gives_what_they_raise():
+    worker = Worker()
+    futures = [worker.submit(lambda number=number: 1 // number) for number in (1, 0, 2)]
+    assert futures[0].result() == 1
+    assert isinstance(futures[1].exception(), ZeroDivisionError)
+    assert futures[2].result() == 0
+
+
+def test_one_can_stop_waiting_for_a_worker():
+    worker, release = Worker(), threading.Event()
+    future = worker.submit(lambda: release.wait(30))
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    release.set()
+    assert future.result(30)
+
+
+def test_a_workers_thread_ends_with_its_last_reference():
+    worker = Worker()
+    thread = worker.submit(threading.current_thread).result()
+    del worker
+    thread.join(10)
+    assert not thread.is_alive()
