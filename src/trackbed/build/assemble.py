@@ -3,10 +3,12 @@
 The one place that asks which processes there are.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trackbed.build.ranks import Builders
+from trackbed.build.plan import Plan, Task, plan_tasks
+from trackbed.build.ranks import Builders, Progress, tasks_of
 from trackbed.build.sizes import blend_of, check_sizes, plan_shares
 from trackbed.cache import Access, access, collecting
 from trackbed.comm import SOLO, Group
@@ -27,6 +29,10 @@ Matrix = Sequence[Bounds | None]
 Sizes = Sequence[int | None]
 
 
+class _LengthsUnknown(Exception):  # noqa: N818  it is caught in this module
+    """A blend cannot be planned before its datasets are built."""
+
+
 class BlendedMegatronDatasetBuilder:
     """Builds the datasets of all three splits.
 
@@ -36,6 +42,7 @@ class BlendedMegatronDatasetBuilder:
         is_built_on_rank: whether this process wants the datasets; asked only among several processes.
         config: what decides the samples.
         group: the processes; by default those of `torch.distributed`.
+        progress: told of each index that this process has built.
 
     Raises:
         ArgumentError: sizes that the configuration cannot mean.
@@ -49,6 +56,7 @@ class BlendedMegatronDatasetBuilder:
         config: BlendedMegatronDatasetConfig,
         *,
         group: Group | None = None,
+        progress: Progress | None = None,
     ) -> None:
         check_sizes(sizes, config)
         self.cls = cls
@@ -56,6 +64,31 @@ class BlendedMegatronDatasetBuilder:
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self._group = group
+        self._progress = progress
+
+    def plan(self, num_ranks: int) -> tuple[list[Task], Plan]:
+        """What `build` would build, and who of so many ranks would build it. Nothing is built.
+
+        A blend that takes whole datasets, whose lengths are not known before they are built, is not in the plan.
+
+        Args:
+            num_ranks: at least 1.
+
+        Returns:
+            The indices that are missing, with the nanoseconds that one thread takes for each, roughly; and the plan.
+
+        Raises:
+            The same as `build`, as far as it is seen without building.
+        """
+        with collecting() as pending, contextlib.suppress(_LengthsUnknown):
+
+            def settle() -> None:
+                if not all(one.find() for one in pending):
+                    raise _LengthsUnknown
+
+            self._build(settle)
+        tasks = tasks_of([one for one in pending if not one.find()])
+        return tasks, plan_tasks(tasks, num_ranks)
 
     def build(self) -> list[Any]:
         """The dataset of each split: a `BlendedDataset`, a dataset of class `cls`, or None.
@@ -80,7 +113,12 @@ class BlendedMegatronDatasetBuilder:
             with access(Access.open_only, advice=_NOT_FAST):
                 return self._build() if wants else [None] * len(Split)
         with (group or SOLO).together("building the indices") as step, watched(step.poll):
-            builders = Builders(group or SOLO, wants=wants, num_threads=self.config.num_dataset_builder_threads)
+            builders = Builders(
+                group or SOLO,
+                wants=wants,
+                num_threads=self.config.num_dataset_builder_threads,
+                progress=self._progress,
+            )
             if not wants:
                 builders.attend()
                 return [None] * len(Split)

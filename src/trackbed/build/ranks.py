@@ -4,19 +4,23 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from threading import Event
+from threading import Event, Lock
 from typing import Any, Final
 
-from trackbed.build.plan import Plan, Task, plan_tasks
+from trackbed.build.plan import Task, plan_tasks
 from trackbed.cache import Pending
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 from trackbed.kernels import watched
 
-__all__ = ["Builders", "make_all"]
+__all__ = ["Builders", "Progress", "make_all", "tasks_of"]
+
+Progress = Callable[[int, int, float], None]
+"""Called with the entries that this rank has built, those that it builds in all, and the share of its work that is done
+by what they cost, in `[0, 1]`; by one thread at a time."""
 
 _UNSEEN: Final = (
     "another rank found or built it: see that path_to_cache leads to the same folder on every host, "
@@ -31,10 +35,12 @@ class Builders:
         group: all ranks.
         wants: whether this rank wants datasets. One that does not looks at no data, and builds nothing.
         num_threads: of this rank, at least 1.
+        progress: told of each entry that this rank has built.
     """
 
-    def __init__(self, group: Group, *, wants: bool, num_threads: int) -> None:
+    def __init__(self, group: Group, *, wants: bool, num_threads: int, progress: Progress | None = None) -> None:
         self._group = group
+        self._progress = progress
         self._wants = wants
         self._num_threads = num_threads
 
@@ -90,52 +96,70 @@ class Builders:
         return said
 
     def _build(self, pending: Sequence[Pending], missing: Sequence[int], builders: Sequence[int]) -> None:
-        plan = plan_pending([pending[number] for number in missing], len(builders))
+        plan = plan_tasks(tasks_of([pending[number] for number in missing]), len(builders))
         mine = plan.by_rank[builders.index(self._group.rank)]
-        make_all([pending[missing[task]] for task in mine], num_threads=self._num_threads)
+        make_all([pending[missing[task]] for task in mine], num_threads=self._num_threads, progress=self._progress)
 
 
-def plan_pending(pending: Sequence[Pending], num_ranks: int) -> Plan:
-    """Who builds which of these entries."""
-    tasks = [Task(f"{one.entry.stem} {number}", one.cost, one.is_blend) for number, one in enumerate(pending)]
-    return plan_tasks(tasks, num_ranks)
+def tasks_of(pending: Sequence[Pending]) -> list[Task]:
+    """Building these entries, as tasks to be planned."""
+    return [Task(f"{one.entry.stem} {number}", one.cost, one.is_blend) for number, one in enumerate(pending)]
 
 
-def make_all(pending: Sequence[Pending], *, num_threads: int) -> None:
+def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress | None = None) -> None:
     """Build these entries, in their order; a blend, which one thread builds, beside the others.
 
     Args:
         pending: blends first.
         num_threads: for the other entries, at least 1.
+        progress: told of each entry that was built.
 
     Raises:
         Exception: what was raised first. Everything that was still running is stopped then.
     """
+    making = _Making(pending, progress)
     num_threads += any(one.is_blend for one in pending)
     if min(num_threads, len(pending)) < 2:
         for one in pending:
-            one.make()
+            making.make(one)
         return
-    stopped = Event()
-
-    def look(_done: int) -> None:
-        if stopped.is_set():
-            raise CancelledError
-
-    def make(one: Pending) -> None:
-        with watched(look):
-            one.make()
-
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="trackbed-build") as pool:
-        futures = [pool.submit(copy_context().run, make, one) for one in pending]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="trackbed-build") as pool, watched(making.look):
+        futures = [pool.submit(copy_context().run, making.make, one) for one in pending]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
         except BaseException:
-            stopped.set()
+            making.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+class _Making:
+    """How far the building of some entries is."""
+
+    def __init__(self, pending: Sequence[Pending], progress: Progress | None) -> None:
+        self.stopped = Event()
+        self._total = len(pending)
+        self._cost = sum(one.cost for one in pending)
+        self._done = 0
+        self._done_cost = 0.0
+        self._progress = progress
+        self._lock = Lock()
+
+    def look(self, _done: int) -> None:
+        """End kernels that are of no use any more."""
+        if self.stopped.is_set():
+            raise CancelledError
+
+    def make(self, one: Pending) -> None:
+        """Build an entry, and tell of it."""
+        one.make()
+        with self._lock:
+            self._done += 1
+            self._done_cost += one.cost
+            if self._progress is not None:
+                self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
 
 
 def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
