@@ -1,0 +1,157 @@
+"""`trackbed build`: the indices of a blend, ahead of the job."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from trackbed.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from trackbed.build import MeasuredBlend
+    from trackbed.comm import Group
+    from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
+
+__all__ = ["build"]
+
+_MEGATRON: Final = "megatron-core"
+MOST_DATASETS: Final = 32_766
+"""What its int16 dataset numbers hold."""
+
+
+@click.command()
+@click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
+@click.option("--cache", metavar="FOLDER", help="Where the indices go, in place of the file's `cache`.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of this process; by default all its cores.")
+@click.option("--plan", "plan_only", is_flag=True, help="Only show what is missing and who would build it.")
+@click.option("--ranks", type=click.IntRange(min=1), help="With --plan: for so many processes.")
+@click.option(
+    "--for", "reader", type=click.Choice(["trackbed", _MEGATRON]), default="trackbed", show_default=True,
+    help="Who will read the indices.",
+)  # fmt: skip
+@click.option(
+    "--tokenizer-identity", metavar="JSON", help='What Megatron calls its tokenizer: {"class": ..., "path": ...}.'
+)
+@click.option("--check-against", type=click.Choice([_MEGATRON]), help="Start it on the indices: it must build nothing.")
+@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds for which a process may give no sign of life.")
+def build(
+    path: str,
+    *,
+    cache: str | None,
+    threads: int | None,
+    plan_only: bool,
+    ranks: int | None,
+    reader: str,
+    tokenizer_identity: str | None,
+    check_against: str | None,
+    timeout: float | None,
+) -> None:
+    """Build the indices of a blend file ahead of the job, so that the job starts at once.
+
+    Alone, or as many processes under torchrun or srun: each builds a fair part. What is there already is not built
+    again.
+    """
+    from trackbed.build import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+    from trackbed.comm.launch import group_from_environment
+
+    if ranks is not None and not plan_only:
+        msg = "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
+        raise click.UsageError(msg)
+    group = group_from_environment(timeout)
+    blend = measure_blend(read_blend_file(path))
+    plan_blend(blend).problems.stop()
+    config = _config(blend, cache, threads, _identity(tokenizer_identity))
+    if reader == _MEGATRON or check_against is not None:
+        _check_readable(config, blend)
+    make = partial(BlendedMegatronDatasetBuilder, blend.dataset_class, blend.sizes, lambda: True, config)
+    if plan_only:
+        from trackbed.cli.build_plan import show_plan
+
+        show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)
+        return
+    _run(make, group, config)
+    if check_against is not None and group.rank == 0:
+        from trackbed.cli.check_against import check_against_megatron
+
+        check_against_megatron(config, blend.sizes)
+        click.echo(f"{_MEGATRON} starts from {config.path_to_cache} and builds nothing")
+
+
+def _config(
+    blend: "MeasuredBlend", cache: str | None, threads: int | None, identity: "MegatronIdentity | None"
+) -> "GPTDatasetConfig":
+    from trackbed.kernels import available_threads
+
+    config = blend.config(tokenizer=_tokenizer(blend, identity), cache=cache)
+    if config.path_to_cache is None and config.order != "instant":
+        msg = f"{blend.file.path}: cache must name a folder for the indices, found none: give --cache FOLDER"
+        raise ArgumentError(msg)
+    config.num_dataset_builder_threads = threads or available_threads()
+    return config
+
+
+def _identity(text: str | None) -> "MegatronIdentity | None":
+    from trackbed.datasets import MegatronIdentity
+
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        return MegatronIdentity(fields["class"], fields.get("path"), fields.get("options", {}))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        msg = f'--tokenizer-identity must be JSON like {{"class": ..., "path": ..., "options": {{}}}}, found {text}'
+        raise click.UsageError(msg) from error
+
+
+def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> Any:
+    """The file's tokenizer under this identity; one that has nothing else where the file names none; None without."""
+    from dataclasses import replace
+
+    from trackbed.build.blend_file import StatedTokenizer
+    from trackbed.build.blend_file.tokenizer import make_tokenizer
+
+    if identity is None:
+        return None
+    entry = blend.file.tokenizer
+    if entry is None:
+        return StatedTokenizer(eod=0, vocab_size=1, megatron_identity=identity)
+    return make_tokenizer(replace(entry, megatron=identity))
+
+
+def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
+    """Refuse what megatron-core could not read."""
+    wrong = None
+    if config.order != "megatron":
+        wrong = f'order must be "megatron", found "{config.order}"'
+    elif config.groups:
+        wrong = "groups must be merged into pairs, found some: give their files as datasets, or run trackbed merge"
+    elif len(blend.members) > MOST_DATASETS:
+        wrong = f"a blend must have at most {MOST_DATASETS} datasets, found {len(blend.members)}"
+    elif "tokenizer_path" not in config.tokenizer.unique_identifiers:  # type: ignore[union-attr]  # config() gives one
+        wrong = "tokenizer.megatron or --tokenizer-identity must say what the job calls its tokenizer, found neither"
+    if wrong is not None:
+        msg = f"{blend.file.path}: for {_MEGATRON}, {wrong}"
+        raise ArgumentError(msg)
+
+
+def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -> None:
+    """Build, and show on the first process how far it is."""
+    from trackbed.cli.build_progress import show_building
+
+    started = monotonic()
+    with show_building(group) as progress:
+        built = make(group=group, progress=progress).build()
+    if group.rank > 0:
+        return
+    names = ("train", "valid", "test")
+    samples = ", ".join(f"{name} {_length(one):,}" for name, one in zip(names, built, strict=True) if one is not None)
+    where = "there is nothing to build" if config.order == "instant" else f"indices are in {config.path_to_cache}"
+    processes = f" with {group.size} processes" if group.size > 1 else ""
+    click.echo(f"{where}, after {monotonic() - started:.1f} s{processes}; samples: {samples}")
+
+
+def _length(built: Any) -> int:
+    return sum(map(len, built)) if isinstance(built, list) else len(built)

@@ -1,0 +1,49 @@
+"""What `trackbed build --plan` shows: who would build what, and how long it takes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from trackbed.build.plan import Plan, Task
+
+__all__ = ["show_plan"]
+
+_MOST_ROWS: Final = 20
+
+
+def show_plan(tasks: "Sequence[Task]", plan: "Plan", *, num_threads: int) -> None:
+    """Print who builds how many indices, and the predicted time."""
+    if not tasks:
+        click.echo("every index is there: nothing to build")
+        return
+    ranks = len(plan.by_rank)
+    click.echo(
+        f"{len(tasks):,} indices to build, {sum(task.is_blend for task in tasks):,} of them of blends, "
+        f"by {ranks:,} process{'' if ranks == 1 else 'es'} of {num_threads} thread{'' if num_threads == 1 else 's'}"
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("process", "indices", "of blends", "predicted"):
+        table.add_column(column, justify="right")
+    for rank, mine in list(enumerate(plan.by_rank))[:_MOST_ROWS]:
+        blends = sum(tasks[number].is_blend for number in mine)
+        seconds = _seconds([tasks[number] for number in mine], num_threads)
+        table.add_row(f"{rank:,}", f"{len(mine):,}", f"{blends:,}", f"{seconds:,.1f} s")
+    Console(markup=False, highlight=False).print(table)
+    if ranks > _MOST_ROWS:
+        click.echo(f"and {ranks - _MOST_ROWS:,} more processes")
+    longest = max(_seconds([tasks[number] for number in mine], num_threads) for mine in plan.by_rank)
+    click.echo(
+        f"predicted: {longest:,.1f} s; the process with most to do has {plan.makespan / plan.lower_bound:.2f} times "
+        "what the best plan could give it"
+    )
+
+
+def _seconds(tasks: "Sequence[Task]", num_threads: int) -> float:
+    """Blends one after the other, and beside them the rest over all threads: whatever takes longer, or all of it."""
+    blends = sum(task.cost for task in tasks if task.is_blend)
+    return max(blends, sum(task.cost for task in tasks) / num_threads) / 1e9

@@ -1,0 +1,98 @@
+"""Starting megatron-core on indices that Trackbed built: it must find every one of them."""
+
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from trackbed.errors import CacheError
+
+if TYPE_CHECKING:
+    from trackbed.datasets import GPTDatasetConfig
+
+__all__ = ["check_against_megatron"]
+
+
+def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | None]) -> None:
+    """Start megatron-core, in a process of its own, on the cache of `config`.
+
+    Raises:
+        CacheError: it is not installed, fails, or builds an index.
+    """
+    folder = Path(str(config.path_to_cache))
+    request = {
+        "config": {
+            field.name: getattr(config, field.name) for field in fields(config) if _is_plain(config, field.name)
+        },
+        "sizes": list(sizes),
+        "tokenizer": list(config.tokenizer.unique_identifiers.items()),  # type: ignore[union-attr]  # it was built with
+    }
+    before = _stamps(folder)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "trackbed.cli.check_against"],
+        input=json.dumps(request),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        msg = f"{folder}: megatron-core must start from it, but: {last[0]}"
+        raise CacheError(msg)
+    after = _stamps(folder)
+    changed = sorted(name for name in after if after[name] != before.get(name))
+    if changed:
+        msg = (
+            f"{folder}: megatron-core must find every index, but it built {len(changed)} files, {changed[0]} among "
+            "them: compare the job's tokenizer and options with the blend file's"
+        )
+        raise CacheError(msg)
+
+
+def _is_plain(config: "GPTDatasetConfig", name: str) -> bool:
+    """Whether a field is one that goes as it is; what is None has its default there too."""
+    return name not in ("tokenizer", "split_matrix", "mock") and getattr(config, name) is not None
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+class _Tokenizer(SimpleNamespace):
+    """What megatron-core asks of a tokenizer when it opens indices."""
+
+    eod = eos = vocab_size = 1
+    pad = None
+
+
+def main() -> None:
+    """Open the datasets of a request from standard input with megatron-core."""
+    request = json.load(sys.stdin)
+    import tempfile
+
+    import torch.distributed
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    known = {field.name for field in fields(GPTDatasetConfig) if field.init}
+    given = {name: value for name, value in request["config"].items() if name in known}
+    if given.get("blend"):
+        given["blend"] = tuple(given["blend"])
+    if given.get("blend_per_split"):
+        given["blend_per_split"] = [one and tuple(one) for one in given["blend_per_split"]]
+    tokenizer: Any = _Tokenizer(unique_identifiers=OrderedDict(request["tokenizer"]))
+    with tempfile.TemporaryDirectory() as meeting:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=0, world_size=1)
+        config = GPTDatasetConfig(tokenizer=tokenizer, **given)
+        BlendedMegatronDatasetBuilder(GPTDataset, request["sizes"], lambda: True, config).build()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
