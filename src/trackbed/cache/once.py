@@ -5,21 +5,19 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any
 
 import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
 from trackbed.cache.survey import Expected, State, survey
-from trackbed.cache.write import Build, write_entry
+from trackbed.cache.write import SMALL_BYTES, Build, write_entry
 from trackbed.errors import CacheError
 
 __all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
 
 logger = logging.getLogger(__name__)
-
-_SMALL_BYTES: Final = 256 << 10
 
 
 class Access(Enum):
@@ -159,9 +157,9 @@ def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
     if allowed is Access.open_only:
         raise _missing(entry, why, advice)
     arrays = write_entry(entry, place, build)
-    if sum(array.nbytes for array in arrays.values()) > _SMALL_BYTES:
+    if sum(array.nbytes for array in arrays.values()) > SMALL_BYTES:
         return OpenedArrays(place, specs_of(arrays))
-    for array in arrays.values():  # to map thousands of small files takes longer than to keep what is in them
+    for array in arrays.values():
         array.flags.writeable = False
     return arrays
 

@@ -5,6 +5,7 @@ import errno
 import math
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,9 @@ class Allocate(Protocol):
 
 Build = Callable[[Allocate], Arrays]
 
+SMALL_BYTES: Final = 256 << 10
+"""Arrays of an entry that together take no more are kept as they were built: to map thousands of small files takes longer
+than to keep what is in them. Larger ones are forgotten."""
 _IN_PLACE_BYTES: Final = 4 << 20
 _BEHIND_BYTES: Final = 256 << 20
 _NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
@@ -51,7 +55,8 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
     those that a killed writer left.
 
     Returns:
-        The arrays, as they were built.
+        The arrays, as they were built. Where they take more than `SMALL_BYTES`, the next entry that this thread writes
+        may use their memory.
 
     Raises:
         CacheError: the folder cannot be written, or the disk is full; nothing partial is left behind.
@@ -69,6 +74,29 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
     finally:
         writing.clear()
     return arrays
+
+
+class _Scratch(threading.local):
+    """Memory for arrays that are forgotten once they are written, one for each name and thread.
+
+    Fresh memory costs more than what is done with it: the system clears it page by page.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array that is valid until the next one of this name and more than `SMALL_BYTES` is asked for."""
+        size = math.prod(shape) * dtype.itemsize
+        if size <= SMALL_BYTES:
+            return np.empty(shape, dtype=dtype)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
+        return buffer[:size].view(dtype).reshape(shape)
+
+
+_SCRATCH: Final = _Scratch()
 
 
 class _InMemory:
@@ -110,7 +138,7 @@ class _Writing:
         """An array to be filled."""
         wanted = np.dtype(dtype)
         if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
-            return np.empty(shape, dtype=wanted)
+            return _SCRATCH.array(name, shape, wanted)
         try:
             with self.explained():
                 array, mapped, descriptor = create_npy(self._begin(self._place.array(name)), wanted, shape)
