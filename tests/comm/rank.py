@@ -69,6 +69,8 @@ def report(**found):
 
 def main():
     how, mode, who, timeout = sys.argv[1:]
+    # Whoever starts the tests in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     group = make_group(how, float(timeout))
     report(rank=group.rank, size=group.size)
     try:
