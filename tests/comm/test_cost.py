@@ -19,6 +19,7 @@ def step(group):
 
 COLLECTIVES = {
     "all_gather": lambda group: group.all_gather(group.rank),
+    "combine": lambda group: group.combine(group.rank, sum),
     "broadcast": lambda group: group.broadcast(group.rank),
     "agree": lambda group: group.agree("it", 1),
     "barrier": lambda group: group.barrier(),

@@ -54,6 +54,10 @@ class GroupContract:
         for size, found in self.every(lambda group: group.all_gather({"rank": group.rank, "pair": (1, None)})):
             assert found == [[{"rank": rank, "pair": [1, None]} for rank in range(size)]] * size
 
+    def test_values_are_combined_for_all(self):
+        for size, found in self.every(lambda group: group.combine([group.rank], lambda values: sum(values, []))):
+            assert found == [list(range(size))] * size
+
     def test_a_broadcast_brings_the_value_of_its_source(self):
         for size, found in self.every(lambda group: [group.broadcast(group.rank, source=k) for k in range(group.size)]):
             assert found == [list(range(size))] * size

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from itertools import chain
 from threading import Event, Lock
 from typing import Any, Final
 
@@ -59,10 +60,9 @@ class Builders:
         Raises:
             CollectiveError: ranks want different datasets.
         """
-        said = self._look_and_say(pending, is_last=is_last)
-        builders = [rank for rank, one in enumerate(said) if one["wants"]]
-        if builders and self._wants:
-            self._build(pending, [number for one in said for number in one["missing"]], builders)
+        found = self._look_and_say(pending, is_last=is_last)
+        if self._wants:
+            self._build(pending, found["missing"], self._builders(found))
             for entry in pending:
                 entry.expect_others(_UNSEEN if self._group.size > 1 else None)
         if not is_last:
@@ -70,30 +70,33 @@ class Builders:
 
     def attend(self) -> None:
         """Collective over the group: `settle`, as often as the others do, for a rank that wants nothing."""
-        while not all(one["is_last"] for one in self._look_and_say([], is_last=True) if one["wants"]):
+        while not self._look_and_say([], is_last=True)["is_last"]:
             self._group.barrier()
 
-    def _look_and_say(self, pending: Sequence[Pending], *, is_last: bool) -> list[dict[str, Any]]:
-        """What each rank said: whether it wants datasets, and which of the entries that it looked for are missing."""
+    def _look_and_say(self, pending: Sequence[Pending], *, is_last: bool) -> dict[str, Any]:
+        """What all ranks know: see `_sum_up`. The share of a rank that wants nothing is shared out again."""
         rank, size = self._group.rank, self._group.size
-        said = self._group.all_gather(
-            {
-                "wants": self._wants,
-                "is_last": is_last,
-                "wanted": _digest(pending) if self._wants else None,
-                "missing": _missing(pending, range(rank, len(pending), size)),
-            }
-        )
-        builders = [other for other, one in enumerate(said) if one["wants"]]
-        _check_agreement({other: said[other]["wanted"] for other in builders})
+        own = {
+            "is_last": is_last,
+            "wanted": _digest(pending) if self._wants else None,
+            "missing": _missing(pending, range(rank, len(pending), size)),
+        }
+        found: dict[str, Any] = self._group.combine(own, _sum_up)
+        _check_agreement(found["different"])
+        builders = self._builders(found)
         if 0 < len(builders) < size:
             share: list[int] = []
             if self._wants:
-                unseen = [number for number in range(len(pending)) if not said[number % size]["wants"]]
+                lookers = set(builders)
+                unseen = [number for number in range(len(pending)) if number % size not in lookers]
                 share = _missing(pending, unseen[builders.index(rank) :: len(builders)])
-            for one, missing in zip(said, self._group.all_gather(share), strict=True):
-                one["missing"] += missing
-        return said
+            found["missing"] = sorted([*found["missing"], *self._group.combine(share, _joined)])
+        return found
+
+    def _builders(self, found: dict[str, Any]) -> Sequence[int]:
+        """The ranks that want datasets."""
+        builders: Sequence[int] | None = found["builders"]
+        return range(self._group.size) if builders is None else builders
 
     def _build(self, pending: Sequence[Pending], missing: Sequence[int], builders: Sequence[int]) -> None:
         plan = plan_tasks(tasks_of([pending[number] for number in missing]), len(builders))
@@ -172,12 +175,30 @@ def _digest(pending: Sequence[Pending]) -> str:
     return hashlib.sha256("\n".join(one.entry.stem for one in pending).encode()).hexdigest()[:16]
 
 
-def _check_agreement(wanted: dict[int, str]) -> None:
-    first = next(iter(wanted), None)
-    others = [rank for rank, digest in wanted.items() if first is not None and digest != wanted[first]]
-    if others:
+def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks said, in a few bytes however many they are.
+
+    `builders` are the ranks that want datasets, None for all; `is_last`, whether none of them has more to ask for;
+    `different`, two that want different datasets; `missing`, the entries that were looked for and are not there.
+    """
+    builders = [rank for rank, one in enumerate(said) if one["wanted"] is not None]
+    others = [rank for rank in builders if said[rank]["wanted"] != said[builders[0]]["wanted"]]
+    return {
+        "builders": None if len(builders) == len(said) else builders,
+        "is_last": all(said[rank]["is_last"] for rank in builders),
+        "different": [builders[0], others[0]] if others else None,
+        "missing": _joined([one["missing"] for one in said]),
+    }
+
+
+def _joined(shares: list[list[int]]) -> list[int]:
+    return sorted(chain.from_iterable(shares))
+
+
+def _check_agreement(different: Sequence[int] | None) -> None:
+    if different is not None:
         msg = (
-            f"every rank must ask for the same datasets, but rank {others[0]} asks for others than rank {first}: "
-            "compare their configurations and sizes"
+            f"every rank must ask for the same datasets, but rank {different[1]} asks for others than rank "
+            f"{different[0]}: compare their configurations and sizes"
         )
         raise CollectiveError(msg)

@@ -39,8 +39,9 @@ class Allocate(Protocol):
 Build = Callable[[Allocate], Arrays]
 
 SMALL_BYTES: Final = 256 << 10
-"""Arrays of an entry that together take no more are kept as they were built: to map thousands of small files takes longer
-than to keep what is in them. Larger ones are forgotten."""
+"""Arrays of an entry that together take no more are kept as they were built: to map thousands of small files would
+take longer. Larger ones are forgotten."""
+
 _IN_PLACE_BYTES: Final = 4 << 20
 _BEHIND_BYTES: Final = 256 << 20
 _NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -84,6 +84,17 @@ class Group(Protocol):
         """
         ...
 
+    def combine(self, value: Any, function: Callable[[list[Any]], Any]) -> Any:
+        """Collective over the group: what `function` makes of the values of all ranks, in rank order.
+
+        One rank computes it for all, so that each of the others reads the result alone.
+
+        Args:
+            value: what this rank has to say.
+            function: the same on every rank, without side effects; it must not raise.
+        """
+        ...
+
     def agree(self, what: str, value: Any) -> None:
         """Collective over the group: return if all ranks have the same value.
 
@@ -125,6 +136,10 @@ class Solo:
         """The value, as JSON gives it back."""
         check_source(source, self.size)
         return orjson.loads(orjson.dumps(value))
+
+    def combine(self, value: Any, function: Callable[[list[Any]], Any]) -> Any:
+        """What `function` makes of the value, as JSON gives it back."""
+        return orjson.loads(orjson.dumps(function(self.all_gather(value))))
 
     def agree(self, what: str, value: Any) -> None:
         """Return: one alone agrees."""

@@ -76,6 +76,10 @@ class StoreGroup:
         offered = value if self.rank == source else None
         return self._exchange("broadcast", lambda: orjson.dumps(offered), partial(_read_from, source))
 
+    def combine(self, value: Any, function: Callable[[list[Any]], Any]) -> Any:
+        """Collective over the group: what `function` makes of the values of all ranks. See `Group`."""
+        return self._exchange("combine", lambda: orjson.dumps(value), partial(_combined, function))
+
     def agree(self, what: str, value: Any) -> None:
         """Collective over the group: return if all ranks have the same value. See `Group`."""
         self._exchange(what, lambda: orjson.dumps(value), partial(_compared, what))
@@ -206,6 +210,10 @@ def _describe_unreachable(what: str, error: StoreUnreachable) -> str:
 
 def _gathered(member: Member) -> Verdict:
     return Verdict(value=[record.value for record in member.read_all()])
+
+
+def _combined(function: Callable[[list[Any]], Any], member: Member) -> Verdict:
+    return Verdict(value=function([record.value for record in member.read_all()]))
 
 
 def _read_from(source: int, member: Member) -> Verdict:
