@@ -1,4 +1,5 @@
 import contextlib
+import io
 import os
 import time
 
@@ -8,11 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trackbed.cache.npy import encode_npy_header, map_npy, write_npy
-from trackbed.errors import FormatError
+from trackbed.errors import ArgumentError, FormatError
 
 
 def header_of(array):
     return encode_npy_header(array.dtype, array.shape)
+
+
+@given(
+    st.sampled_from(["i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8", "?"]),
+    st.lists(st.integers(0, 2**62), max_size=5).map(tuple),
+)
+def test_a_header_is_numpys(dtype, shape):
+    file = io.BytesIO()
+    fields = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+    assert encode_npy_header(np.dtype(dtype), shape) == file.getvalue()
+
+
+@pytest.mark.parametrize("dtype", [">i4", "O", "M8[s]", "S3"])
+def test_only_plain_numbers_are_kept(dtype):
+    with pytest.raises(ArgumentError, match="plain numbers"):
+        encode_npy_header(np.dtype(dtype), (1,))
 
 
 FUZZ_SECONDS = float(os.environ.get("TRACKBED_FUZZ_SECONDS", "3"))

@@ -3,7 +3,6 @@
 Shapes: whatever the header says, once it was compared with the size of the file.
 """
 
-import io
 import math
 import mmap
 import os
@@ -15,12 +14,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import FormatError
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, write_new
 
 __all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
 
 _LONGEST_HEADER: Final = 4096
+_ALIGNMENT: Final = 64
+_GROWTH_DIGITS: Final = 21
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 _HEADER: Final = re.compile(
     rb"\{'descr': '(?P<dtype>\|[iu]1|<[iu][248]|<f[248])', 'fortran_order': False, "
@@ -96,11 +97,20 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
 
 
 def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The bytes that `numpy.save` puts before the data of an array in C order."""
-    file = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
-    return file.getvalue()
+    """The bytes that `numpy.save` puts before the data of an array of numbers in C order.
+
+    numpy.save leaves room for the first length to grow to 21 digits, and fills up, by 1 to 64 spaces, to a multiple of 64 bytes.
+
+    Raises:
+        ArgumentError: the type is no plain number's.
+    """
+    if dtype.kind not in "biuf" or not dtype.isnative:
+        msg = f"a .npy of the cache must hold plain numbers, found {dtype}"
+        raise ArgumentError(msg)
+    described = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape!r}, }}"
+    described += " " * (_GROWTH_DIGITS - len(str(shape[0])) if shape else 0)
+    filled = described.ljust(((len(described) + 11) // _ALIGNMENT + 1) * _ALIGNMENT - 11) + "\n"
+    return _MAGIC + len(filled).to_bytes(2, "little") + filled.encode()
 
 
 def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap, int]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -63,6 +64,7 @@ class Pending(Arrays):
         self._build = build
         self._arrays: Arrays | None = None
         self._advice: str | None = None
+        self._place: Place | None = None
 
     def expect_others(self, advice: str | None) -> None:
         """From now on, an entry that is missing is an error that ends with `advice`; or is built, with None."""
@@ -76,7 +78,7 @@ class Pending(Arrays):
     def find(self) -> bool:
         """Open the entry if it is there. Returns whether it is."""
         if self._arrays is None:
-            self._arrays, _, _ = _find(self.entry, self._expected)
+            self._arrays, self._place, _ = _find(self.entry, self._expected)
         return self._arrays is not None
 
     def make(self) -> Arrays:
@@ -87,6 +89,8 @@ class Pending(Arrays):
         """
         if self._arrays is None and self._advice is not None:
             self._arrays = open_entry(self.entry, expected=self._expected, advice=self._advice)
+        elif self._arrays is None and self._place is not None and not os.path.exists(self._place.manifest):  # noqa: PTH110  see Place
+            self._arrays = _build(self.entry, self._place, self._build)  # nobody has built it since it was looked for
         elif self._arrays is None:
             self._arrays = _open_or_build(self.entry, self._expected, self._build)
         return self._arrays
@@ -156,6 +160,10 @@ def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
     allowed, advice = _ACCESS.get()
     if allowed is Access.open_only:
         raise _missing(entry, why, advice)
+    return _build(entry, place, build)
+
+
+def _build(entry: Entry, place: Place, build: Build) -> Arrays:
     arrays = write_entry(entry, place, build)
     if sum(array.nbytes for array in arrays.values()) > SMALL_BYTES:
         return OpenedArrays(place, specs_of(arrays))

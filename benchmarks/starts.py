@@ -1,0 +1,265 @@
+"""`python -m benchmarks.starts`: the builder against megatron-core's, with as many ranks, in fresh processes.
+
+Each figure is the median of runs that alternate. The floor is what it costs to write and rename fresh files of the same
+sizes as the cache's. `--full` takes 1,000 datasets of 10,000 to 10 million documents, 4 GB of disk and some minutes.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import machine
+
+__all__ = ["Start", "Times", "measure", "table"]
+
+SEQUENCE_LENGTH: Final = 4096
+NUM_DATASETS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One way of starting a job."""
+
+    what: str
+    folder: Path
+    """Holds `NUM_DATASETS` pairs."""
+    train_samples: int
+    ranks: int = 1
+    threads: int = 1
+    rounds: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Medians, in seconds; and MiB that a rank took above what importing took, at its peak."""
+
+    start: Start
+    cold: dict[str, float]
+    warm: dict[str, float]
+    peak: dict[str, float]
+    floor: float
+
+
+def make_pairs(folder: Path, documents: npt.NDArray[np.int64]) -> None:
+    """Pairs of so many documents, 600 tokens each on average, whose `.bin` files take no room."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(np.log(600) - 0.5, 1.0, int(documents.max())), 50_000).astype("<i4") + 1
+    ends = np.cumsum(lengths, dtype=np.int64) * 2
+    borders = np.arange(len(lengths) + 1, dtype="<i8")
+    for number, count in enumerate(documents.tolist()):
+        with (folder / f"pair{number:04d}.idx").open("wb") as file:
+            file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + b"\x08")
+            file.write(np.array([count, count + 1], "<u8").tobytes())
+            for array in (lengths[:count], np.append(0, ends[: count - 1]), borders[: count + 1]):
+                array.tofile(file)
+        with (folder / f"pair{number:04d}.bin").open("wb") as file:
+            file.truncate(int(ends[count - 1]))
+
+
+def spread(low: float, high: float, total: float) -> npt.NDArray[np.int64]:
+    """`[NUM_DATASETS]` sizes, evenly spread in their logarithms, scaled to a sum of about `total`."""
+    sizes = np.exp(np.random.default_rng(0).uniform(np.log(low), np.log(high), NUM_DATASETS))
+    for _ in range(50):
+        sizes = np.clip(sizes * total / sizes.sum(), low, high)
+    return sizes.astype(np.int64)
+
+
+def measure(start: Start, scratch: Path) -> Times:
+    """Cold and warm starts of both, one after the other."""
+    found: dict[str, dict[str, list[float]]] = {
+        what: {"trackbed": [], "megatron": []} for what in ("cold", "warm", "peak")
+    }
+    floors = []
+    for number in range(start.rounds):
+        for library in ("trackbed", "megatron")[:: 1 if number % 2 else -1]:
+            cache = scratch / f"{library}{number}"
+            cold = run_ranks(start, library, cache)
+            found["cold"][library].append(max(one["seconds"] for one in cold))
+            found["peak"][library].append(max(one["peak"] for one in cold))
+            found["warm"][library].append(max(one["seconds"] for one in run_ranks(start, library, cache)))
+        floors.append(floor_seconds(scratch / f"trackbed{number}", scratch / f"floor{number}"))
+        for used in scratch.iterdir():
+            # Emptied, not removed: a file system that has just lost thousands of files is slow to make new ones.
+            for path in used.rglob("*"):
+                if path.is_file() and path.stat().st_size > 1 << 16:
+                    os.truncate(path, 0)
+    medians = {
+        what: {library: statistics.median(values) for library, values in by_library.items()}
+        for what, by_library in found.items()
+    }
+    return Times(start, medians["cold"], medians["warm"], medians["peak"], statistics.median(floors))
+
+
+def run_ranks(start: Start, library: str, cache: Path) -> list[dict[str, float]]:
+    """What each rank of a start measured."""
+    with tempfile.TemporaryDirectory() as meeting:
+        processes = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-W", "ignore", "-m", "benchmarks.starts", "--rank", str(rank)),
+                    json.dumps(
+                        {
+                            "library": library,
+                            "folder": str(start.folder),
+                            "cache": str(cache),
+                            "train_samples": start.train_samples,
+                            "ranks": start.ranks,
+                            "threads": start.threads,
+                            "meeting": meeting,
+                        }
+                    ),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(start.ranks)
+        ]
+        said = [process.communicate()[0] for process in processes]
+    return [json.loads(one.splitlines()[-1]) for one in said]
+
+
+def one_rank(rank: int, asked: dict[str, Any]) -> dict[str, float]:
+    """Build, in this process: seconds, and MiB above what importing took."""
+    import logging
+    import resource
+
+    import torch.distributed
+
+    logging.disable(logging.WARNING)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{asked['meeting']}/store", rank=rank, world_size=asked["ranks"]
+    )
+    builder = _builder(asked)
+    torch.distributed.barrier()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    built = builder.build()
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return {"seconds": seconds, "peak": peak / 1024, "samples": float(len(built[0]))}
+
+
+def _builder(asked: dict[str, Any]) -> Any:
+    prefixes = [str(path.with_suffix("")) for path in sorted(Path(asked["folder"]).glob("*.bin"))]
+    sizes = [float(Path(f"{prefix}.bin").stat().st_size) for prefix in prefixes]
+    samples = asked["train_samples"]
+    options = {
+        "random_seed": 1234,
+        "sequence_length": SEQUENCE_LENGTH,
+        "blend": (prefixes, sizes),
+        "split": "98,1,1",
+        "path_to_cache": asked["cache"],
+        "num_dataset_builder_threads": asked["threads"],
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "create_attention_mask": False,
+    }
+    wanted = [samples, samples // 100, samples // 100]
+    if asked["library"] == "trackbed":
+        from trackbed.build import BlendedMegatronDatasetBuilder
+        from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
+
+        config = GPTDatasetConfig(tokenizer=NullTokenizer(50_000), **options)
+        return BlendedMegatronDatasetBuilder(GPTDataset, wanted, lambda: True, config)
+    from megatron.core.datasets import blended_megatron_dataset_builder, gpt_dataset
+
+    from benchmarks.against_megatron import theirs_tokenizer
+
+    config = gpt_dataset.GPTDatasetConfig(tokenizer=theirs_tokenizer(), **options)
+    return blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder(
+        gpt_dataset.GPTDataset, wanted, lambda: True, config
+    )
+
+
+def floor_seconds(cache: Path, folder: Path) -> float:
+    """Seconds to write as many fresh files of the same sizes as a cache has, manifests included, and to rename them."""
+    sizes = [path.stat().st_size for path in cache.rglob("*") if path.is_file()]
+    (folder / "partial").mkdir(parents=True)
+    content = bytes(max(sizes))
+    started = time.perf_counter()
+    for number, size in enumerate(sizes):
+        path = f"{folder}/partial/{number}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        view = memoryview(content)[:size]
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.close(descriptor)
+        os.rename(path, f"{folder}/{number}")  # noqa: PTH104  pathlib would be measured too
+    return time.perf_counter() - started
+
+
+def table(rows: Sequence[Times]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| | Trackbed, s | megatron-core, s | times faster | of the floor | MiB | megatron-core, MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        for name, times in (("cold", row.cold), ("warm", row.warm)):
+            ours, theirs = times["trackbed"], times["megatron"]
+            lines.append(
+                f"| {row.start.what}, {name} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} | "
+                + (f"{ours / row.floor:.1f} of {row.floor:.2f} s" if name == "cold" else "")
+                + (f" | {row.peak['trackbed']:.0f} | {row.peak['megatron']:.0f} |" if name == "cold" else " | | |")
+            )
+    return "\n".join(lines)
+
+
+def rows(scratch: Path, *, full: bool) -> Iterator[Times]:
+    """The starts that are measured."""
+    small, large = scratch / "small", scratch / "large"
+    make_pairs(small, np.full(NUM_DATASETS, 1_000, dtype=np.int64))
+    yield measure(Start("1,000 datasets of 1,000 documents, 1 rank", small, 120_000), _fresh(scratch, "a"))
+    if not full:
+        return
+    shutil.rmtree(small)
+    make_pairs(large, spread(1e4, 1e7, 2e8))
+    what = "1,000 datasets of 2e8 documents in all"
+    yield measure(Start(f"{what}, 1 rank of 2 threads", large, 28_000_000, threads=2), _fresh(scratch, "b"))
+    yield measure(Start(f"{what}, 2 ranks of 1 thread", large, 28_000_000, ranks=2), _fresh(scratch, "c"))
+
+
+def _fresh(scratch: Path, name: str) -> Path:
+    (scratch / name).mkdir()
+    return scratch / name
+
+
+def main() -> int:
+    """Measure and print; or be one rank of a start."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="1,000 datasets of 2e8 documents too")
+    parser.add_argument("--folder", type=Path, help="where the files go: 12 GB; by default the system's")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("asked", nargs="?", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank is not None:
+        print(json.dumps(one_rank(given.rank, json.loads(given.asked))))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="trackbed-starts-", dir=given.folder) as scratch:
+        found = []
+        for row in rows(Path(scratch), full=given.full):
+            print(f"{row.start.what}: cold {row.cold}, warm {row.warm}", file=sys.stderr)
+            found.append(row)
+    print(f"Medians of runs that alternate, each rank a fresh process, on {machine()}.\n\n{table(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
