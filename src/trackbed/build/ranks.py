@@ -4,7 +4,7 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from itertools import chain
@@ -121,20 +121,19 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
         Exception: what was raised first. Everything that was still running is stopped then.
     """
     making = _Making(pending, progress)
-    num_threads += any(one.is_blend for one in pending)
-    if min(num_threads, len(pending)) < 2:
-        for one in pending:
-            making.make(one)
+    blends, others = ([one for one in pending if one.is_blend is wanted] for wanted in (True, False))
+    lanes = [iter(blends)] * bool(blends) + [iter(others)] * min(num_threads, len(others))
+    if len(lanes) < 2:
+        making.make_each(pending)
         return
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="trackbed-build") as pool, watched(making.look):
-        futures = [pool.submit(copy_context().run, making.make, one) for one in pending]
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, watched(making.look):
+        futures = [pool.submit(copy_context().run, making.make_each, lane) for lane in lanes]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
         except BaseException:
             making.stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
@@ -155,14 +154,16 @@ class _Making:
         if self.stopped.is_set():
             raise CancelledError
 
-    def make(self, one: Pending) -> None:
-        """Build an entry, and tell of it."""
-        one.make()
-        with self._lock:
-            self._done += 1
-            self._done_cost += one.cost
-            if self._progress is not None:
-                self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
+    def make_each(self, entries: Iterable[Pending]) -> None:
+        """Build entries until there are no more, and tell of each. Threads may share an iterator over a list."""
+        for one in entries:
+            self.look(0)
+            one.make()
+            with self._lock:
+                self._done += 1
+                self._done_cost += one.cost
+                if self._progress is not None:
+                    self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
 
 
 def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:

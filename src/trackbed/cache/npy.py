@@ -99,7 +99,8 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
 def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """The bytes that `numpy.save` puts before the data of an array of numbers in C order.
 
-    numpy.save leaves room for the first length to grow to 21 digits, and fills up, by 1 to 64 spaces, to a multiple of 64 bytes.
+    numpy.save leaves room for the first length to grow to 21 digits, and fills up, by 1 to 64 spaces, to a multiple
+    of 64 bytes.
 
     Raises:
         ArgumentError: the type is no plain number's.
