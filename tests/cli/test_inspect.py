@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+from blends import build, gpt_config, write_pairs
+
 
 def test_it_shows_counts_and_a_histogram_of_lengths(run, pair):
     found = run("inspect", pair)
@@ -68,3 +70,21 @@ def test_a_folder_stands_for_its_only_pair(run, pair, tmp_path):
 
 def test_an_end_of_document_token_without_a_tokenizer_is_refused(run, pair):
     assert run("inspect", pair, "--eod-token", "x").exit_code == 2
+
+
+def test_the_counts_of_many_pairs_are_written_for_a_job(run, tmp_path):
+    prefixes = write_pairs(tmp_path)
+    found = run("inspect", *prefixes, "--counts-json", "counts.json")
+    assert (found.exit_code, found.stdout) == (0, "counts.json: counts of 3 pairs\n")
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert list(counts) == prefixes
+    blend = {"blend_per_split": [(prefixes, [3, 2, 1]), None, None], "sequences_per_dataset": counts}
+    (train, *_) = build(gpt_config(tmp_path / "cache", **blend), [50, 0, 0])
+    assert len(train) >= 50
+
+
+def test_a_pair_that_is_not_there_leaves_no_counts(run, tmp_path):
+    found = run("inspect", "missing", "--counts-json", "counts.json")
+    assert found.exit_code == 1
+    assert "missing.idx" in found.stderr
+    assert not list(tmp_path.glob("counts.json*"))

@@ -1,6 +1,7 @@
 """`trackbed inspect`: what is in a pair."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,27 +13,42 @@ __all__ = ["inspect"]
 
 
 @click.command()
-@click.argument("prefix", metavar="PREFIX")
+@click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @click.option("--tokenizer", metavar="FILE", help="Decode the first documents: tokenizer.json, or: bytes.")
 @click.option("--eod-token", metavar="TOKEN", help="The tokenizer's end-of-document token, if it has no usual name.")
 @click.option("--documents", type=click.IntRange(min=0), default=3, show_default=True, help="How many of them.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens of each.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option(
+    "--counts-json",
+    metavar="FILE",
+    help="Only write the counts of all pairs to FILE, for the option sequences_per_dataset of a job.",
+)
 def inspect(
-    prefix: str, *, tokenizer: str | None, eod_token: str | None, documents: int, max_tokens: int, as_json: bool
+    prefixes: tuple[str, ...],
+    *,
+    tokenizer: str | None,
+    eod_token: str | None,
+    documents: int,
+    max_tokens: int,
+    as_json: bool,
+    counts_json: str | None,
 ) -> None:
     """Show what a pair of .bin and .idx files holds.
 
-    PREFIX is the path of the pair without .bin and .idx, or a folder with one pair.
+    PREFIX is the path of the pair without .bin and .idx, or a folder with one pair; with --counts-json, of any number.
     """
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
 
+    if counts_json is not None:
+        _write_counts(find_pairs(prefixes), counts_json)
+        return
     if tokenizer is None and eod_token is not None:
         msg = "--eod-token needs --tokenizer"
         raise click.UsageError(msg)
-    pair, *others = find_pairs([prefix])
+    pair, *others = find_pairs(prefixes)
     if others:
-        msg = f"PREFIX must be one pair, {prefix} has {1 + len(others)}"
+        msg = f"PREFIX must be one pair without --counts-json, {' '.join(prefixes)} has {1 + len(others)}"
         raise click.UsageError(msg)
     found = inspect_pair(pair)
     first = None
@@ -43,6 +59,24 @@ def inspect(
         click.echo(_to_json(found, first))
     else:
         _draw(found, first or [])
+
+
+def _write_counts(pairs: list[str], path: str) -> None:
+    """Sequences and document borders of each pair, as the headers of the indices say them."""
+    from trackbed.files import new_partial, publish, write_new
+    from trackbed.tokens import get_idx_path, open_index
+
+    counts = {}
+    for pair in pairs:
+        index = open_index(Path(get_idx_path(pair)))
+        counts[pair] = [index.sequence_count, index.document_count]
+    partial = new_partial(Path(path))
+    try:
+        write_new(partial, (json.dumps(counts, indent=1) + "\n").encode())
+        publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    click.echo(f"{path}: counts of {len(counts):,} pairs")
 
 
 def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
