@@ -25,7 +25,7 @@ def answer(request, tokenizer, root):
         A dictionary: for each split None or a description; and digests of all cache files. Or `error`.
     """
     try:
-        datasets = [describe(dataset) for dataset in build(request, tokenizer, root)]
+        datasets = [describe(dataset, request.get("positions")) for dataset in build(request, tokenizer, root)]
     except Exception as error:  # whatever it is, it is an answer
         return {"error": f"{type(error).__name__}: {error}"}
     return {"datasets": datasets, "files": digests(Path(request["config"]["path_to_cache"]))}
@@ -39,18 +39,18 @@ def build(request, tokenizer, root):
     return builder(gpt.GPTDataset, list(request["sizes"]), lambda: True, config).build()
 
 
-def describe(dataset):
-    """Length, indices, members and some samples of a dataset."""
+def describe(dataset, at=None):
+    """Length, indices, members and some samples of a dataset, or those `at` some positions."""
     if dataset is None:
         return None
     if isinstance(dataset, list):
-        return [describe(member) for member in dataset]
+        return [describe(member, at) for member in dataset]
     arrays = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
     found = {
         "type": type(dataset).__name__,
         "length": len(dataset),
         "arrays": {name: digest(getattr(dataset, name)) for name in arrays if hasattr(dataset, name)},
-        "samples": {str(position): sample(dataset, position) for position in positions(dataset)},
+        "samples": {str(position): sample(dataset, position) for position in at or positions(dataset)},
     }
     if hasattr(dataset, "datasets"):
         found["members"] = [describe(member) for member in dataset.datasets]
