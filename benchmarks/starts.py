@@ -23,9 +23,13 @@ import numpy.typing as npt
 
 from benchmarks.harness import machine
 
-__all__ = ["Start", "Times", "measure", "table"]
+__all__ = ["LEGEND", "Start", "Times", "measure", "rows", "table"]
 
 SEQUENCE_LENGTH: Final = 4096
+LEGEND: Final = (
+    f"Medians of runs that alternate, each rank a fresh process, on {machine()}.\nThe floor: writing and renaming fresh "
+    "files of the cache's sizes. MiB: what a rank takes at its peak above what importing took."
+)
 NUM_DATASETS: Final = 1_000
 
 
@@ -257,7 +261,7 @@ def main() -> int:
         for row in rows(Path(scratch), full=given.full):
             print(f"{row.start.what}: cold {row.cold}, warm {row.warm}", file=sys.stderr)
             found.append(row)
-    print(f"Medians of runs that alternate, each rank a fresh process, on {machine()}.\n\n{table(found)}")
+    print(f"{LEGEND}\n\n{table(found)}")
     return 0
 
 

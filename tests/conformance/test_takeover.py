@@ -1,4 +1,4 @@
-"""Taking over a running Megatron job: from its arguments and what it has consumed, the next batch is the one it would read."""
+"""Taking over a Megatron job: from its arguments and what it has consumed, the next batch is the one it would read."""
 
 import pytest
 from cases import DEFAULT_TOKENIZER, VOCAB, identity
