@@ -27,8 +27,8 @@ __all__ = ["LEGEND", "Start", "Times", "measure", "rows", "table"]
 
 SEQUENCE_LENGTH: Final = 4096
 LEGEND: Final = (
-    f"Medians of runs that alternate, each rank a fresh process, on {machine()}.\nThe floor: writing and renaming fresh "
-    "files of the cache's sizes. MiB: what a rank takes at its peak above what importing took."
+    f"Medians of runs that alternate, each rank a fresh process, on {machine()}.\nThe floor: writing and renaming "
+    "fresh files of the cache's sizes. MiB: what a rank takes at its peak above what importing took."
 )
 NUM_DATASETS: Final = 1_000
 
