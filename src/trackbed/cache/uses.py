@@ -84,7 +84,10 @@ def _note(own: str, listing: bytes) -> None:
         if time.time() - os.stat(path).st_mtime > DAY_SECONDS:  # noqa: PTH116  see Place
             os.utime(path)
         return
-    for folder in (own, f"{own}/uses", f"{own}/partial"):
+    for folder in (
+        f"{own}/uses",
+        f"{own}/partial",
+    ):  # a folder that Megatron Core alone has written to is left as it is
         Path(folder).mkdir(exist_ok=True)
     partial = f"{own}/partial/{partial_name(path.rpartition('/')[2])}"
     try:
