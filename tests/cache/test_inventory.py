@@ -271,3 +271,13 @@ def test_a_warm_start_asks_the_file_system_eight_times_for_an_entry_and_once_for
     assert json.loads(direct.replace("'", '"')) == {**per_entry, "stat": 500}  # whether note of its use was taken
     assert json.loads(start.replace("'", '"')) == {**per_entry, "stat": 401}
     assert for_all == "0 1"
+
+
+def test_a_folder_that_only_megatron_core_has_written_to_is_left_as_it_is(tmp_path):
+    write_as_megatron(tmp_path, STEM)
+    (tmp_path / f"{STEM}-description.txt").write_text("what it is")
+    before = sorted(tmp_path.rglob("*"))
+    with collecting():
+        open_(tmp_path)
+    open_(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
