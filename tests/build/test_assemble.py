@@ -193,3 +193,16 @@ def test_a_third_partys_dataset_can_be_blended(tmp_path):
 def test_a_generic_dataset_is_what_its_class_makes_of_the_arguments():
     assert build_generic_dataset(dict, lambda: False, True, [("a", 1)]) == {"a": 1}
     assert BlendedMegatronDatasetBuilder.build_generic_dataset(list, lambda: True, False, "ab") == ["a", "b"]
+
+
+def test_data_of_the_same_sizes_replaced_under_the_same_path_gets_indices_of_its_own(tmp_path, caplog):
+    prefix = write_pair(tmp_path / "pair", [10, 70] * 20)
+    config = gpt_config(tmp_path / "cache", blend=([prefix], None), split="1")
+    before = build(config, (None, None, None))[0].sample_index.tolist()
+    sizes = [(tmp_path / f"pair.{suffix}").stat().st_size for suffix in ("bin", "idx")]
+    write_pair(tmp_path / "pair", [70, 10] * 20)
+    assert [(tmp_path / f"pair.{suffix}").stat().st_size for suffix in ("bin", "idx")] == sizes
+    after = build(config, (None, None, None))[0].sample_index.tolist()
+    assert after != before
+    assert "another index has this name (data:" in caplog.text
+    assert build(config, (None, None, None))[0].sample_index.tolist() == after

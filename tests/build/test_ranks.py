@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from blends import build, gpt_config, tokens_of, write_pairs
+from trackbed.build import BlendedMegatronDatasetBuilder
+from trackbed.comm.threads import run_ranks as run_ranks_in_threads
+from trackbed.datasets import GPTDataset
+from trackbed.errors import CacheError
 
 pytestmark = pytest.mark.dist
 
@@ -98,3 +102,20 @@ def test_one_rank_alone_builds(tmp_path):
     (found,) = run_ranks(tmp_path / "cache", prefixes, size=1)
     assert len(found) == 3
     assert list((tmp_path / "cache").glob("*.npy"))
+
+
+def test_ranks_with_a_folder_each_say_that_they_do_not_see_what_the_other_built(tmp_path):
+    prefixes = write_pairs(tmp_path)
+
+    def read(group):
+        config = gpt_config(tmp_path / f"node{group.rank}", blend=(prefixes, [3, 2, 1]), split="1,0,0")
+        (train, _, _) = BlendedMegatronDatasetBuilder(GPTDataset, [50, 0, 0], lambda: True, config, group=group).build()
+        try:
+            return tokens_of(train, range(50))
+        except CacheError as error:
+            return str(error)
+
+    for found in run_ranks_in_threads(2, read):
+        assert "node" in found
+        assert "the index must appear, looked for it for 5." in found
+        assert "see that path_to_cache leads to the same folder on every host" in found

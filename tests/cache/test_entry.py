@@ -3,9 +3,6 @@
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -254,67 +251,6 @@ def test_a_build_that_fails_half_way_leaves_nothing(tmp_path, failure):
     with pytest.raises(failure):
         open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np
-from pathlib import Path
-from trackbed.cache import Entry, open_or_build, ArraySpec
-from trackbed.files import publish as module
-import trackbed.cache.write as write
-
-after = int(sys.argv[2])
-real = write.publish
-
-def publish(partial, final):
-    global after
-    if after == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    after -= 1
-    real(partial, final)
-
-write.publish = publish
-entry = Entry(directory=Path(sys.argv[1]), stem="abc-GPTDataset-train", description="what it is",
-              arrays=("numbers", "none"), decisions={"seed": 1})
-expected = {"numbers": ArraySpec(np.dtype(np.int32), (10,)), "none": ArraySpec(np.dtype(np.int64), (0, 2))}
-open_or_build(entry, expected=lambda: expected,
-              build=lambda _: {"numbers": np.arange(10, dtype=np.int32), "none": np.empty((0, 2), dtype=np.int64)})
-"""
-
-
-@pytest.mark.parametrize("files_published", range(4))
-def test_a_writer_killed_between_files_is_finished_by_the_next(tmp_path, files_published):
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(files_published)], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert list((tmp_path / ".trackbed" / "partial").iterdir())
-    # Without its last file, the manifest, an entry that looks whole is served; any other is built again.
-    build = Builder()
-    assert open_(tmp_path, build)["numbers"].tolist() == NUMBERS.tolist()
-    assert build.builds == (0 if files_published == 3 else 1)
-    if build.builds:
-        assert not list((tmp_path / ".trackbed" / "partial").iterdir())
-        assert manifest(tmp_path).exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_named_and_nothing_partial_stays(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"this machine does not let tests mount: {mounted.stderr.decode().strip()}")
-    try:
-        with pytest.raises(CacheError, match="No space left on device"):
-            open_(disk, Builder(np.arange(100_000, dtype=np.int32)))
-        assert not [path for path in disk.rglob("*") if path.is_file()]
-        with pytest.raises(CacheError, match="No space left on device"):  # not a bus error
-            open_or_build(entry(disk), expected=lambda: LARGE, build=fill_large)
-        assert not [path for path in disk.rglob("*") if path.is_file()]
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("says_how_far", [True, False])

@@ -49,11 +49,13 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.split() == []
-    for command in ("blend", "inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"):
+    for command in ("blend", "cache", "inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"):
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["blend", "inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"])
+@pytest.mark.parametrize(
+    "command", ["blend", "cache", "inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"]
+)
 def test_the_help_of_every_command_fits_a_terminal_of_80_columns(run, command):
     found = run(command, "--help")
     assert found.exit_code == 0

@@ -2,27 +2,45 @@
 
 from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions, fingerprint
+from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
+from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile, take_inventory
 from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, Pending, access, collecting, open_entry, open_or_build
 from trackbed.cache.opened import Arrays, shape_of
+from trackbed.cache.uses import DAY_SECONDS
+from trackbed.cache.verify import bytes_to_read, find_problems
+from trackbed.cache.visibility import await_entry
 from trackbed.cache.write import Allocate, Build, in_memory
 
 __all__ = [
+    "DAY_SECONDS",
     "Access",
     "Allocate",
     "ArraySpec",
     "Arrays",
     "Build",
+    "Condition",
     "Decisions",
     "Entry",
+    "Inventory",
     "Pending",
+    "Removal",
+    "StoredEntry",
+    "StoredFile",
     "access",
+    "await_entry",
+    "bytes_to_read",
     "collecting",
+    "entries_in_use",
+    "find_problems",
     "fingerprint",
     "in_memory",
     "map_npy",
     "open_entry",
     "open_or_build",
+    "plan_removal",
     "read_npy_spec",
+    "remove",
     "shape_of",
+    "take_inventory",
 ]

@@ -1,7 +1,6 @@
 """Opening an entry, or building it where it is not there."""
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -11,14 +10,15 @@ from typing import Any
 import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
+from trackbed.cache.look import find
 from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
-from trackbed.cache.survey import Expected, State, survey
+from trackbed.cache.survey import Expected
+from trackbed.cache.uses import note_use, noting
+from trackbed.cache.visibility import await_entry
 from trackbed.cache.write import SMALL_BYTES, Build, write_entry
 from trackbed.errors import CacheError
 
 __all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
-
-logger = logging.getLogger(__name__)
 
 
 class Access(Enum):
@@ -40,7 +40,8 @@ def access(allowed: Access, *, advice: str) -> Iterator[None]:
     """
     token = _ACCESS.set((allowed, advice))
     try:
-        yield
+        with noting():
+            yield
     finally:
         _ACCESS.reset(token)
 
@@ -78,7 +79,8 @@ class Pending(Arrays):
     def find(self) -> bool:
         """Open the entry if it is there. Returns whether it is."""
         if self._arrays is None:
-            self._arrays, self._place, _ = _find(self.entry, self._expected)
+            found = find(self.entry, self._expected)
+            self._arrays, self._place = found.arrays, found.place
         return self._arrays is not None
 
     def make(self) -> Arrays:
@@ -88,7 +90,7 @@ class Pending(Arrays):
             CacheError: it is not there and must not be built here, or it cannot be written.
         """
         if self._arrays is None and self._advice is not None:
-            self._arrays = open_entry(self.entry, expected=self._expected, advice=self._advice)
+            self._arrays = await_entry(self.entry, expected=self._expected, advice=self._advice)
         elif self._arrays is None and self._place is not None and not os.path.exists(self._place.manifest):  # noqa: PTH110  see Place
             self._arrays = _build(self.entry, self._place, self._build)  # nobody has built it since it was looked for
         elif self._arrays is None:
@@ -118,12 +120,15 @@ _COLLECTED: ContextVar[list[Pending] | None] = ContextVar("collected", default=N
 def collecting() -> Iterator[list[Pending]]:
     """Inside the block, entries are neither opened nor built by `open_or_build`, but collected in the list given.
 
-    So that it can be planned who builds which of them: dataset constructors have a fixed signature (see `access`).
+    So that it can be planned who builds which of them: dataset constructors have a fixed signature (see `access`). At
+    the end of the block, note is taken that they are in use (see `trackbed.cache.uses`).
     """
     collected: list[Pending] = []
     token = _COLLECTED.set(collected)
     try:
-        yield collected
+        with noting() as noted:
+            yield collected
+            noted += [pending.entry for pending in collected]
     finally:
         _COLLECTED.reset(token)
 
@@ -154,22 +159,23 @@ def open_or_build(
 
 
 def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
-    opened, place, why = _find(entry, expected)
-    if opened is not None:
-        return opened
+    found = find(entry, expected)
+    if found.arrays is not None:
+        note_use(entry)
+        return found.arrays
     allowed, advice = _ACCESS.get()
     if allowed is Access.open_only:
-        raise _missing(entry, why, advice)
-    return _build(entry, place, build)
+        raise _missing(entry, found.why, advice)
+    return _build(entry, found.place, build)
 
 
 def _build(entry: Entry, place: Place, build: Build) -> Arrays:
-    arrays = write_entry(entry, place, build)
-    if sum(array.nbytes for array in arrays.values()) > SMALL_BYTES:
-        return OpenedArrays(place, specs_of(arrays))
-    for array in arrays.values():
+    written = write_entry(entry, place, build)
+    if sum(array.nbytes for array in written.arrays.values()) > SMALL_BYTES:
+        return OpenedArrays(written.place, specs_of(written.arrays))
+    for array in written.arrays.values():
         array.flags.writeable = False
-    return arrays
+    return written.arrays
 
 
 def open_entry(entry: Entry, *, expected: Expected, advice: str) -> Arrays:
@@ -178,28 +184,11 @@ def open_entry(entry: Entry, *, expected: Expected, advice: str) -> Arrays:
     Raises:
         CacheError: it is not; the message ends with `advice`.
     """
-    opened, _, why = _find(entry, expected)
-    if opened is None:
-        raise _missing(entry, why, advice)
-    return opened
-
-
-def _find(entry: Entry, expected: Expected) -> tuple[Arrays | None, Place, str]:
-    """The entry's arrays if it is there, else where it is to be built, and what was found there."""
-    place = entry.shared if entry.megatron else entry.aside
-    found = survey(entry, place, expected)
-    if found.state is State.foreign and entry.megatron:
-        place = entry.aside
-        logger.warning(
-            "%s: another index has this name (%s); this one lies in %s",
-            entry.shared.array("*"),
-            found.why,
-            place.directory,
-        )
-        found = survey(entry, place, expected)
-    if found.state is not State.whole:
-        return None, place, found.why
-    return OpenedArrays(place, found.specs), place, ""
+    found = find(entry, expected)
+    if found.arrays is None:
+        raise _missing(entry, found.why, advice)
+    note_use(entry)
+    return found.arrays
 
 
 def _missing(entry: Entry, why: str, advice: str) -> CacheError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.npy import map_npy
 from trackbed.errors import CacheError, FormatError
@@ -45,7 +46,10 @@ class OpenedArrays(Arrays):
         path, spec = self._place.array(name), self.specs[name]
         try:
             array = map_npy(path)
-        except (FormatError, OSError) as error:
+        except OSError as error:
+            msg = f"{path}: the index cannot be read: {error.strerror}; {advice_on(error)}"
+            raise CacheError(msg) from error
+        except FormatError as error:
             msg = f"{error}; remove it and start again: then the index is built anew"
             raise CacheError(msg) from error
         if (array.dtype, array.shape) != (spec.dtype, spec.shape):

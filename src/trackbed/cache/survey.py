@@ -12,7 +12,7 @@ from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
 
-__all__ = ["Finding", "State", "survey"]
+__all__ = ["Expected", "Finding", "State", "file_size", "survey"]
 
 Expected = Callable[[], Mapping[str, ArraySpec]]
 """What the arrays must look like; asked only where no manifest answers, as it may cost reading lengths."""
@@ -46,15 +46,15 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
     killed while writing it) every file is compared with what the configuration asks for.
     """
     paths = place.files(entry.arrays)
-    sizes = {path: _size(path) for path in paths.values()}
-    if all(size is None for size in sizes.values()):
-        return Finding(State.absent)
+    sizes = {path: file_size(path) for path in paths.values()}
     try:
         manifest = read_manifest(place.manifest)
     except (FormatError, OSError):
         manifest = None
     if manifest is not None:
         return _by_manifest(entry, place, manifest, sizes, expected)
+    if all(size is None for size in sizes.values()):
+        return Finding(State.absent)
     return _by_headers(entry, paths, expected())
 
 
@@ -115,7 +115,8 @@ def _judge_array(path: Path, wanted: ArraySpec) -> Finding:
     return Finding(State.whole)
 
 
-def _size(path: str) -> int | None:
+def file_size(path: str) -> int | None:
+    """Bytes in a file, or None where there is none."""
     try:
         return os.stat(path).st_size  # noqa: PTH116  thousands of entries are looked at: pathlib takes as long again
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Putting an entry in its place: every file whole under its final name, the manifest last."""
+"""Building an entry: every file complete under a partial name, before any of them appears."""
 
 import contextlib
 import errno
@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -14,14 +15,25 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cache.advice import advice_on
+from trackbed.cache.appear import Prepared, let_appear
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import create_npy, write_npy
 from trackbed.cache.opened import Arrays, specs_of
 from trackbed.errors import CacheError
-from trackbed.files import FileSum, WrittenBehind, checksum_bytes, clear_dead_partials, partial_name, publish, write_new
+from trackbed.files import (
+    Checksum,
+    FileSum,
+    WrittenBehind,
+    checksum_bytes,
+    clear_dead_partials,
+    is_local,
+    partial_name,
+    write_new,
+)
 
-__all__ = ["Allocate", "Build", "in_memory", "write_entry"]
+__all__ = ["Allocate", "Build", "Written", "in_memory", "write_entry"]
 
 
 class Allocate(Protocol):
@@ -48,7 +60,16 @@ _NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
 """What file systems say that take no room ahead, or cannot be mapped for writing: then arrays are made in memory."""
 
 
-def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An entry that was built."""
+
+    arrays: Arrays
+    place: Place
+    """Where it lies."""
+
+
+def write_entry(entry: Entry, place: Place, build: Build) -> Written:
     """Build the arrays of an entry and write description, arrays and manifest to `place`.
 
     Large arrays are filled in their files, so that they are in memory once. Those of 256 MiB and more are written out
@@ -56,8 +77,8 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
     those that a killed writer left.
 
     Returns:
-        The arrays, as they were built. Where they take more than `SMALL_BYTES`, the next entry that this thread writes
-        may use their memory.
+        The arrays, as they were built, and where they lie: aside, if another entry took the name meanwhile. Where they
+        take more than `SMALL_BYTES`, the next entry that this thread writes may use their memory.
 
     Raises:
         CacheError: the folder cannot be written, or the disk is full; nothing partial is left behind.
@@ -71,10 +92,9 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Arrays:
             _clear_once(f"{entry.own}/partial")
         arrays = build(writing)
         with writing.explained():
-            writing.publish(arrays)
+            return Written(arrays, writing.publish(arrays))
     finally:
         writing.clear()
-    return arrays
 
 
 class _Scratch(threading.local):
@@ -119,7 +139,7 @@ class _Writing:
         self._entry = entry
         self._place = place
         self._partials: dict[str, str] = {}
-        """Path of each partial file, by what it is to become."""
+        """Path of each partial file, by what it holds."""
         self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
         self._behind: dict[str, WrittenBehind] = {}
 
@@ -129,10 +149,8 @@ class _Writing:
         try:
             yield
         except OSError as error:
-            msg = (
-                f"{error.filename or self._place.directory}: the index {self._entry.stem} cannot be written: "
-                f"{error.strerror}; path_to_cache must name a folder with room that you may write to"
-            )
+            where = error.filename or self._place.directory
+            msg = f"{where}: the index {self._entry.stem} cannot be written: {error.strerror}; {advice_on(error)}"
             raise CacheError(msg) from error
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -142,11 +160,11 @@ class _Writing:
             return _SCRATCH.array(name, shape, wanted)
         try:
             with self.explained():
-                array, mapped, descriptor = create_npy(self._begin(self._place.array(name)), wanted, shape)
+                array, mapped, descriptor = create_npy(self._begin(name), wanted, shape)
         except CacheError as error:
             if getattr(error.__cause__, "errno", None) not in _NO_MAPS:
                 raise
-            self.clear(self._place.array(name))
+            self.clear(name)
             return np.empty(shape, dtype=wanted)
         self._in_place[name] = array, mapped
         if array.nbytes < _BEHIND_BYTES:
@@ -167,40 +185,54 @@ class _Writing:
                 header_bytes = len(mapped) - array.nbytes
                 self._behind[name].filled(header_bytes + count * array.strides[0])
 
-    def publish(self, arrays: Arrays) -> None:
-        """Write what is not in its file yet, and let all files appear."""
-        records = {}
-        for name, final in self._place.files(self._entry.arrays).items():
-            if name == "description":
-                checksum = write_new(self._begin(final), self._entry.description.encode())
-            elif name in self._in_place and arrays[name] is self._in_place[name][0]:
-                behind = self._behind.get(name)
-                checksum = checksum_bytes(memoryview(self._in_place[name][1])) if behind is None else behind.finish()
-            else:
-                self.clear(final)
-                checksum = write_npy(self._begin(final), arrays[name])
-            records[final.rpartition("/")[2]] = FileSum.of(checksum)
+    def publish(self, arrays: Arrays) -> Place:
+        """Write what is not in its file yet, and let all files appear. Returns where."""
+        names = ("description", *self._entry.arrays)
+        sums = {name: FileSum.of(self._complete(name, arrays)) for name in names}
+        records = {self._final_name(name): record for name, record in sums.items()}
         manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs_of(arrays))
-        write_new(self._begin(self._place.manifest), encode_manifest(manifest))
-        # An old manifest speaks of other files; without any, an interrupted writer's are judged one by one.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._place.manifest)  # noqa: PTH108  see Place
-        for final in [*self._place.files(self._entry.arrays).values(), self._place.manifest]:
-            publish(self._partials[final], final)
-            del self._partials[final]
+        write_new(self._begin("manifest"), encode_manifest(manifest))
+        files = {name: (self._partials[name], sums[name].size_bytes) for name in names}
+        appeared = let_appear(Prepared(self._entry, self._partials["manifest"], files), self._place)
+        self._partials = {name: path for name, path in self._partials.items() if path in appeared.unused}
+        return appeared.place
 
-    def clear(self, *finals: str) -> None:
-        """Remove the partial files of these, or of all that were not published."""
-        for final in finals or list(self._partials):
-            if final in self._partials:
-                Path(self._partials.pop(final)).unlink(missing_ok=True)
-        if not finals:
+    def _complete(self, name: str, arrays: Arrays) -> Checksum:
+        """Let the partial file of `name` be complete. Returns its checksums."""
+        if name == "description":
+            return write_new(self._begin(name), self._entry.description.encode())
+        if name not in self._in_place or arrays[name] is not self._in_place[name][0]:
+            self.clear(name)
+            return write_npy(self._begin(name), arrays[name])
+        if name in self._behind:
+            return self._behind[name].finish()
+        mapped = self._in_place[name][1]
+        if not _is_local(self._entry.own):
+            mapped.flush()  # else other hosts may read zeros until this one happens to write its pages out
+        return checksum_bytes(memoryview(mapped))
+
+    def clear(self, *names: str) -> None:
+        """Remove the partial files of these, or of all that did not appear."""
+        for name in names or list(self._partials):
+            if name in self._partials:
+                Path(self._partials.pop(name)).unlink(missing_ok=True)
+        if not names:
             for behind in self._behind.values():
                 behind.stop()
 
-    def _begin(self, final: str) -> str:
-        self._partials[final] = f"{self._entry.own}/partial/{partial_name(final.rpartition('/')[2])}"
-        return self._partials[final]
+    def _begin(self, name: str) -> str:
+        self._partials[name] = f"{self._entry.own}/partial/{partial_name(self._final_name(name))}"
+        return self._partials[name]
+
+    def _final_name(self, name: str) -> str:
+        if name == "manifest":
+            return self._place.manifest.rpartition("/")[2]
+        return f"{self._entry.stem}-{'description.txt' if name == 'description' else f'{name}.npy'}"
+
+
+@lru_cache(maxsize=64)
+def _is_local(folder: str) -> bool:
+    return is_local(folder)
 
 
 @lru_cache(maxsize=64)

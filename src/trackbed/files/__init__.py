@@ -2,28 +2,45 @@
 
 from trackbed.files.behind import WrittenBehind
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file
+from trackbed.files.local import is_local
+from trackbed.files.mapped import mapped_files
 from trackbed.files.publish import (
+    PartialFile,
+    Writer,
+    claim,
     clear_dead_partials,
+    find_partials,
     flush_to_disk,
     new_partial,
     partial_name,
     publish,
     write_new,
 )
+from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
 from trackbed.files.writeback import Writeback
 
 __all__ = [
     "CHUNK_BYTES",
     "Checksum",
     "FileSum",
+    "PartialFile",
+    "Stamp",
     "Writeback",
+    "Writer",
     "WrittenBehind",
+    "check_stamp",
     "checksum_bytes",
     "checksum_file",
+    "claim",
     "clear_dead_partials",
+    "find_partials",
     "flush_to_disk",
+    "is_local",
+    "mapped_files",
     "new_partial",
     "partial_name",
     "publish",
+    "remove_unless_changed",
+    "stamp_of",
     "write_new",
 ]

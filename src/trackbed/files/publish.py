@@ -5,20 +5,53 @@ time at which that process started say who writes it, so that the next writer on
 what a killed one left, and nothing that is still being written.
 """
 
+import errno
 import itertools
 import os
 import re
 import socket
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from trackbed.files.checksum import Checksum
 
-__all__ = ["clear_dead_partials", "flush_to_disk", "new_partial", "partial_name", "publish", "write_new"]
+__all__ = [
+    "PartialFile",
+    "Writer",
+    "claim",
+    "clear_dead_partials",
+    "find_partials",
+    "flush_to_disk",
+    "new_partial",
+    "partial_name",
+    "publish",
+    "write_new",
+]
 
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
 _SERIAL: Final = itertools.count()
 _WRITER: Final = re.compile(r"\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+\.partial$")
+
+
+class Writer(Enum):
+    """Who writes a partial file."""
+
+    living = auto()
+    dead = auto()
+    elsewhere = auto()
+    """A process of another host, or of another container: nothing can be said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialFile:
+    """A partial file that was found."""
+
+    path: str
+    final_name: str
+    writer: Writer
 
 
 def new_partial(final: Path, *, directory: Path | None = None) -> Path:
@@ -63,6 +96,27 @@ def publish(partial: str | Path, final: str | Path) -> None:
     os.replace(partial, final)  # noqa: PTH105  also for names of thousands of files, where pathlib takes as long again
 
 
+def claim(partial: str, final: str) -> bool:
+    """Let the complete file `partial` appear as `final` unless there is such a file. Returns whether it did.
+
+    Of several that claim one name, on any host, one wins; but for file systems without hard links, where two that come
+    at the very same moment may both be told that they did.
+    """
+    try:
+        os.link(partial, final)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(final):
+            return False
+        publish(partial, final)
+        return True
+    os.unlink(partial)  # noqa: PTH108  see publish
+    return True
+
+
 def flush_to_disk(path: Path) -> None:
     """Return once the bytes of the file or the entries of the folder `path` are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -75,16 +129,31 @@ def flush_to_disk(path: Path) -> None:
 def clear_dead_partials(directory: Path, *, final_name: str = "") -> list[Path]:
     """Remove the partial files of `final_name` (of all names if empty) whose writer died on this host."""
     removed = []
+    for found in find_partials(directory, final_name=final_name):
+        if found.writer is Writer.dead:
+            path = Path(found.path)
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]:
+    """The partial files of `final_name` (of all names if empty) in a folder, by name.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    found = []
     for name in sorted(os.listdir(directory)):  # noqa: PTH208  pathlib takes ten times as long
         writer = _WRITER.search(name)
         if writer is None or (final_name and name[: writer.start()] != final_name):
             continue
-        path = directory / name
-        pid, start = int(writer["pid"]), int(writer["start"])
-        if writer["host"] == _host() and _start_of(pid) != start:
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
+        state = Writer.elsewhere
+        if writer["host"] == _host():
+            is_alive = _start_of(int(writer["pid"])) == int(writer["start"])
+            state = Writer.living if is_alive else Writer.dead
+        found.append(PartialFile(f"{directory}/{name}", name[: writer.start()], state))
+    return found
 
 
 @lru_cache(maxsize=1)

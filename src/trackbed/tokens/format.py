@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
+from trackbed.files import Stamp, check_stamp
 from trackbed.tokens.dtype import DType
-from trackbed.tokens.stamp import Stamp, check_stamp
 
 __all__ = ["HEADER_BYTES", "Header", "SequenceIndex", "encode_header", "map_file", "open_index"]
 

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
+from trackbed.files import check_stamp
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.paths import get_idx_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.source import Tokens
-from trackbed.tokens.stamp import check_stamp
 
 __all__ = ["GroupIndex", "IndexedGroup"]
 

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
+from trackbed.files import check_stamp, stamp_of
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.identity import identity_of
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
-from trackbed.tokens.stamp import check_stamp, stamp_of
 
 __all__ = ["IndexedDataset"]
 

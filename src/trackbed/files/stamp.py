@@ -1,12 +1,13 @@
 """What tells a file from another that takes its name."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from trackbed.errors import FormatError
 
-__all__ = ["Stamp", "check_stamp", "stamp_of"]
+__all__ = ["Stamp", "check_stamp", "remove_unless_changed", "stamp_of"]
 
 
 class Stamp(NamedTuple):
@@ -29,6 +30,20 @@ def stamp_of(path: str | Path) -> Stamp | None:
         return Stamp.of(os.stat(path))  # noqa: PTH116  thousands of pairs are opened: pathlib takes as long again
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def remove_unless_changed(path: str | Path, wanted: Stamp | None) -> bool:
+    """Remove the file at `path` if it is still the one that was looked at. Returns whether it was removed.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if wanted is None or stamp_of(path) != wanted:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108  thousands of files are removed
+        return True
+    return False
 
 
 def check_stamp(path: Path, wanted: Stamp | None) -> None:

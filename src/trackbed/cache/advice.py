@@ -1,0 +1,29 @@
+"""What to do when the system refuses a file of the cache."""
+
+import errno
+from typing import Final
+
+__all__ = ["advice_on"]
+
+_ADVICE: Final = {
+    errno.EACCES: "path_to_cache must name a folder that you may read from and write to",
+    errno.EPERM: "path_to_cache must name a folder that you may read from and write to",
+    errno.EROFS: "path_to_cache must name a folder that can be written to, or one where every index is built",
+    errno.ENOSPC: "path_to_cache must name a folder with room: `trackbed cache gc` makes some",
+    errno.EDQUOT: "your quota on path_to_cache must have room: `trackbed cache gc` makes some",
+    errno.EMFILE: "the limit on open files (ulimit -n) must be higher",
+    errno.ENOMEM: "the system must have room for one more map: see vm.max_map_count, and ulimit -v",
+    errno.ENOENT: "it was there at the start, and somebody removed it since: start again, and it is built anew",
+    errno.ESTALE: "another host removed or replaced it meanwhile: start again",
+    errno.EIO: "the disk or the file server reports an error of its own: see its log",
+}
+_OTHERS: Final = "path_to_cache must name a folder with room that you may write to"
+
+
+def advice_on(error: OSError) -> str:
+    """What must hold, so that it goes well next time.
+
+    >>> advice_on(OSError(errno.ESTALE, "Stale file handle"))
+    'another host removed or replaced it meanwhile: start again'
+    """
+    return _ADVICE.get(error.errno or 0, _OTHERS)

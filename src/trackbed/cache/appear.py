@@ -1,0 +1,94 @@
+"""Letting the files of an entry appear: its manifest first, as a claim on the name, then what it speaks of.
+
+Two jobs may want different entries under one name at the same moment: other flags, or other data under the same path.
+Whoever's manifest is there first has the name; the other goes aside. So no file appears under a name that is not
+claimed for its fingerprint, and nobody meets files without their manifest. Whoever looks meanwhile finds an entry whose
+files do not fit its manifest, that is, a damaged one: those that did not fit before appear last, so that it looks whole
+only when all files are this entry's.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trackbed.cache.entry import Entry, Place
+from trackbed.cache.manifest import Manifest, read_manifest
+from trackbed.cache.survey import file_size
+from trackbed.errors import CacheError, FormatError
+from trackbed.files import claim, publish, remove_unless_changed, stamp_of
+
+__all__ = ["Appeared", "Prepared", "let_appear"]
+
+logger = logging.getLogger(__name__)
+
+_CLAIMS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An entry whose files are complete, under their partial names."""
+
+    entry: Entry
+    manifest: str
+    """Path of the manifest's partial file."""
+    files: Mapping[str, tuple[str, int]]
+    """Path of each partial file and its size in bytes, by what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """Where an entry is, now that it is there."""
+
+    place: Place
+    unused: tuple[str, ...]
+    """Partial files that are of no use, as another builder of the same entry was faster."""
+
+
+def let_appear(prepared: Prepared, place: Place) -> Appeared:
+    """Let the entry appear at `place`, or aside where that belongs to another one by now.
+
+    Raises:
+        OSError: a file cannot be renamed.
+        CacheError: manifests come and go so fast that none can be claimed.
+    """
+    entry = prepared.entry
+    has_claimed = place == entry.shared and _claim(prepared, place)
+    if place == entry.shared and not has_claimed and not _is_ours(entry, place):
+        logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
+        place = entry.aside
+    if place == entry.aside:
+        os.makedirs(place.directory, exist_ok=True)  # noqa: PTH103  see Place
+        publish(prepared.manifest, place.manifest)  # the folder is named by the fingerprint: nobody else wants it
+        has_claimed = True
+    finals = place.files(entry.arrays)
+    fits = {name: file_size(final) == prepared.files[name][1] for name, final in finals.items()}
+    if all(fits.values()) and not has_claimed:
+        return Appeared(place, (prepared.manifest, *(partial for partial, _ in prepared.files.values())))
+    for name in sorted(finals, key=lambda name: not fits[name]):
+        publish(prepared.files[name][0], finals[name])
+    return Appeared(place, () if has_claimed else (prepared.manifest,))
+
+
+def _claim(prepared: Prepared, place: Place) -> bool:
+    """Put the manifest in its place, unless there is one that can be read. Returns whether it was put there."""
+    for _ in range(_CLAIMS):
+        if claim(prepared.manifest, place.manifest):
+            return True
+        found = stamp_of(place.manifest)
+        try:
+            if read_manifest(place.manifest) is not None:
+                return False
+        except FormatError:  # it speaks for nobody: a machine that lost its power leaves such files
+            remove_unless_changed(place.manifest, found)
+    msg = f"{place.manifest}: a manifest must stay where it is put, found it gone {_CLAIMS} times"
+    raise CacheError(msg)
+
+
+def _is_ours(entry: Entry, place: Place) -> bool:
+    try:
+        found: Manifest | None = read_manifest(place.manifest)
+    except FormatError:
+        return False
+    return found is not None and found.fingerprint == entry.fingerprint

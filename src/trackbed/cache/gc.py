@@ -1,0 +1,130 @@
+"""Removing entries that nobody has used for long: first the plan, then the deed."""
+
+import contextlib
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trackbed.cache.inventory import Condition, Inventory, StoredEntry
+from trackbed.cache.uses import DAY_SECONDS, Use, last_uses
+from trackbed.files import PartialFile, Writer, mapped_files, remove_unless_changed
+
+__all__ = ["Removal", "entries_in_use", "plan_removal", "remove"]
+
+_FORSAKEN_SECONDS: Final = 7 * DAY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What is to go from a cache."""
+
+    entries: tuple[StoredEntry, ...]
+    """Least recently used first, but for damaged ones, which go before."""
+    partials: tuple[PartialFile, ...]
+    uses: tuple[Use, ...]
+    """Notes of starts that are the latest of no entry that stays."""
+    left_bytes: int
+    """Size of the entries that stay."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the entries that go."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+def entries_in_use(inventory: Inventory) -> frozenset[str]:
+    """Paths of the entries of which a living process of this host has a file mapped, as far as this user may look.
+
+    Arrays are mapped when they are first read: a process that has not read any yet is not seen.
+    """
+    mapped = mapped_files((".npy",))
+    return frozenset(
+        entry.path
+        for entry in inventory.entries
+        if any((file.stamp.inode, file.path.rpartition("/")[2]) in mapped for file in entry.files)
+    )
+
+
+def plan_removal(
+    inventory: Inventory,
+    *,
+    now: float,
+    keep_bytes: int = 0,
+    unused_for_seconds: float = DAY_SECONDS,
+    in_use: Container[str] = (),
+    foreign: bool = False,
+) -> Removal:
+    """Which entries go, so that the others take at most `keep_bytes`: as many as that takes, and may go.
+
+    Args:
+        inventory: what lies in the cache.
+        now: seconds since 1970.
+        keep_bytes: size at which no more entries go.
+        unused_for_seconds: only entries that were not used for so long may go. Uses are known to the day.
+        in_use: paths of entries that must stay.
+        foreign: whether entries may go that are not known to be Trackbed's: those without a manifest, and those whose
+            manifest is of another version.
+    """
+    may_go = [
+        entry
+        for entry in inventory.entries
+        if now - entry.last_used >= unused_for_seconds
+        and entry.path not in in_use
+        and (foreign or (entry.manifest is not None and entry.condition is not Condition.unknown))
+    ]
+    goes, left = [], inventory.size_bytes
+    for entry in sorted(may_go, key=lambda entry: (entry.condition is not Condition.damaged, entry.last_used)):
+        if left <= keep_bytes:
+            break
+        goes.append(entry)
+        left -= entry.size_bytes
+    partials = tuple(partial for partial in inventory.partials if _is_forsaken(partial, now))
+    return Removal(tuple(goes), partials, _uses_that_say_nothing(inventory, goes), left)
+
+
+def _is_forsaken(partial: PartialFile, now: float) -> bool:
+    """Whether nobody writes a partial file any more, as far as can be told."""
+    if partial.writer is not Writer.elsewhere:
+        return partial.writer is Writer.dead
+    with contextlib.suppress(FileNotFoundError):
+        return now - Path(partial.path).stat().st_mtime > _FORSAKEN_SECONDS
+    return False
+
+
+def _uses_that_say_nothing(inventory: Inventory, goes: list[StoredEntry]) -> tuple[Use, ...]:
+    """Those that are the latest of no entry that stays."""
+    gone, latest = {entry.path for entry in goes}, last_uses(inventory.uses)
+    stay = [entry for entry in inventory.entries if entry.path not in gone]
+    names = {name for entry in stay for name in (entry.stem, entry.directory.rpartition("/")[2])}
+    return tuple(
+        use for use in inventory.uses if not any(name in names and latest[name] == use.last_used for name in use.names)
+    )
+
+
+def remove(removal: Removal) -> None:
+    """Do what was planned, entry by entry. Files that were replaced since stay.
+
+    Whoever is interrupted leaves at most one entry behind that is not whole, and looks so: it is served to nobody. A
+    process that has a file mapped keeps it until it ends.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for entry in removal.entries:
+        _remove_entry(entry)
+    for path in (*(partial.path for partial in removal.partials), *(use.path for use in removal.uses)):
+        Path(path).unlink(missing_ok=True)
+
+
+def _remove_entry(entry: StoredEntry) -> None:
+    # Without its description an entry is damaged, by its manifest and, once that is gone, by its headers. Were the
+    # manifest to go first, the others would look like an entry that Megatron Core wrote, and be served for other
+    # decisions than theirs.
+    first, *others = entry.files or (None,)
+    for file in (first, entry.manifest, *others):
+        if file is not None:
+            remove_unless_changed(file.path, file.stamp)
+    if entry.is_aside:
+        with contextlib.suppress(OSError):  # something else lies in it
+            Path(entry.directory).rmdir()

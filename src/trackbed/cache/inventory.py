@@ -1,0 +1,244 @@
+"""What lies in the folder of a cache: entries, whole or not, and partial files. Nothing is changed."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from trackbed.cache.manifest import Manifest, read_manifest
+from trackbed.cache.npy import read_npy_spec
+from trackbed.cache.uses import Use, find_uses, last_uses
+from trackbed.errors import FormatError
+from trackbed.files import PartialFile, Stamp, find_partials
+
+__all__ = ["Condition", "Inventory", "StoredEntry", "StoredFile", "take_inventory"]
+
+_STEM: Final = re.compile(r"[0-9a-f]{32}-(?P<cls>\w+?)(?:-(?P<split>train|valid|test))?")
+_FILE: Final = re.compile(r"(?P<stem>[^/]+)-(?P<what>description\.txt|\w+\.npy)")
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
+_ARRAYS: Final = (
+    frozenset(("document_index", "sample_index", "shuffle_index")),
+    frozenset(("dataset_index", "dataset_sample_index")),
+    frozenset(("sample_index",)),
+)
+"""Which arrays make an entry of Megatron Core's: of a dataset, of a blend, of a masked dataset."""
+
+
+class Condition(Enum):
+    """How an entry is found."""
+
+    whole = "whole"
+    damaged = "damaged"
+    """It is served to nobody, and built again when it is wanted."""
+    unknown = "of another version"
+    """Its manifest is not of this version: nothing is said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of an entry."""
+
+    path: str
+    stamp: Stamp
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+        return self.stamp.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEntry:
+    """An entry as it lies in the folder."""
+
+    directory: str
+    stem: str
+    class_name: str
+    """Empty where the stem does not say."""
+    split: str
+    """Empty where the stem does not say."""
+    fingerprint: str
+    """Empty where no manifest of this version says."""
+    is_aside: bool
+    """Whether it lies under its fingerprint, and not under Megatron Core's name."""
+    manifest: StoredFile | None
+    """None where Megatron Core wrote it."""
+    record: Manifest | None
+    """What the manifest says, if it is of this version."""
+    files: tuple[StoredFile, ...]
+    """Without the manifest, the description first."""
+    last_used: float
+    """Seconds since 1970: when it was written, or the latest note of its use."""
+    condition: Condition
+    problems: tuple[str, ...]
+    """What is wrong with a damaged one, each beginning with a path."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all its files."""
+        manifest = 0 if self.manifest is None else self.manifest.size_bytes
+        return manifest + sum(file.size_bytes for file in self.files)
+
+    @property
+    def path(self) -> str:
+        """The path that its files begin with."""
+        return f"{self.directory}/{self.stem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All that lies in a cache."""
+
+    folder: str
+    entries: tuple[StoredEntry, ...]
+    """By path."""
+    partials: tuple[PartialFile, ...]
+    uses: tuple[Use, ...] = field(repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all entries."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+def take_inventory(folder: str) -> Inventory:
+    """Look at every entry of the cache in `folder`, and read no more than manifests and headers.
+
+    What has no manifest is taken for an entry if its name begins with an md5, as Megatron Core's do.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    own = f"{folder}/.trackbed"
+    uses = tuple(find_uses(own))
+    latest = last_uses(uses)
+    own_names = os.listdir(own) if os.path.isdir(own) else []  # noqa: PTH112, PTH208  there may be thousands
+    manifests = {name.removesuffix(".json"): f"{own}/{name}" for name in own_names if name.endswith(".json")}
+    entries = _entries_in(folder, manifests, latest)
+    for name in own_names:
+        if _FINGERPRINT.fullmatch(name):
+            entries += _entries_aside(f"{own}/{name}", latest)
+    partial = f"{own}/partial"
+    partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
+    return Inventory(folder, tuple(sorted(entries, key=lambda entry: entry.path)), tuple(partials), uses)
+
+
+def _entries_in(folder: str, manifests: Mapping[str, str], latest: Mapping[str, float]) -> list[StoredEntry]:
+    """Those under Megatron Core's names, whose manifests are known by stem."""
+    by_stem = _files_by_stem(folder)
+    stems = {stem for stem in by_stem if stem in manifests or _STEM.fullmatch(stem)} | set(manifests)
+    return [
+        _describe(folder, stem, by_stem.get(stem, []), manifests.get(stem), latest, is_aside=False)
+        for stem in sorted(stems)
+    ]
+
+
+def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry]:
+    """The entry that lies under its fingerprint, if there is one."""
+    manifest = f"{folder}/manifest.json"
+    by_stem = _files_by_stem(folder)
+    if not by_stem and os.path.exists(manifest):  # noqa: PTH110
+        by_stem = {"": []}
+    found = manifest if os.path.exists(manifest) else None  # noqa: PTH110
+    return [_describe(folder, stem, files, found, latest, is_aside=True) for stem, files in by_stem.items()]
+
+
+def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
+    by_stem: defaultdict[str, list[StoredFile]] = defaultdict(list)
+    with os.scandir(folder) as found:
+        for name in sorted(one.name for one in found):
+            match = _FILE.fullmatch(name)
+            file = None if match is None else _stored(f"{folder}/{name}")
+            if match is not None and file is not None:
+                by_stem[match["stem"]].append(file)
+    return dict(by_stem)
+
+
+def _stored(path: str) -> StoredFile | None:
+    """The file at `path`, unless somebody removed it meanwhile."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    return StoredFile(path, Stamp.of(status))
+
+
+def _describe(
+    folder: str,
+    stem: str,
+    files: Iterable[StoredFile],
+    manifest_path: str | None,
+    latest: Mapping[str, float],
+    *,
+    is_aside: bool,
+) -> StoredEntry:
+    files = sorted(files, key=lambda file: (file.path.endswith(".npy"), file.path))
+    manifest = None if manifest_path is None else _stored(manifest_path)
+    record, problems = _read(manifest)
+    is_unknown = record is not None and not record.fingerprint
+    if record is None and not problems:
+        problems = _judge_by_headers(f"{folder}/{stem}", files)
+    elif record is not None and not is_unknown:
+        problems = _judge_by_manifest(folder, record, files)
+    named = _STEM.fullmatch(stem)
+    written = [file.stamp.modified_ns / 1e9 for file in (*files, *([manifest] if manifest else []))]
+    noted = [latest.get(name, 0.0) for name in (stem, folder.rpartition("/")[2] if is_aside else stem)]
+    return StoredEntry(
+        directory=folder,
+        stem=stem,
+        class_name=(named and named["cls"]) or "",
+        split=(named and named["split"]) or "",
+        fingerprint=record.fingerprint if record is not None else "",
+        is_aside=is_aside,
+        manifest=manifest,
+        record=None if is_unknown else record,
+        files=tuple(files),
+        last_used=max(*written, *noted),
+        condition=Condition.unknown if is_unknown else Condition.damaged if problems else Condition.whole,
+        problems=tuple(problems),
+    )
+
+
+def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
+    """What a manifest says, or what is wrong with it; neither where there is none."""
+    try:
+        return (None if manifest is None else read_manifest(manifest.path)), []
+    except FormatError as error:
+        return None, [str(error)]
+
+
+def _judge_by_manifest(folder: str, record: Manifest, files: Iterable[StoredFile]) -> list[str]:
+    """What is wrong with the sizes of an entry's files."""
+    sizes = {file.path.rpartition("/")[2]: file.size_bytes for file in files}
+    problems = []
+    for name, wanted in record.files.items():
+        if name not in sizes:
+            problems.append(f"{folder}/{name}: must be there, as its manifest says, found nothing")
+        elif sizes[name] != wanted.size_bytes:
+            problems.append(
+                f"{folder}/{name}: must have {wanted.size_bytes} bytes, as its manifest says, found {sizes[name]}"
+            )
+    return problems
+
+
+def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
+    """What is wrong with an entry that has no manifest."""
+    names = {file.path.removeprefix(f"{path}-").removesuffix(".npy") for file in files}
+    problems = []
+    if not ("description.txt" in names and names - {"description.txt"} in _ARRAYS):
+        problems.append(f"{path}-*: must have a description and all arrays of an index, found {sorted(names)}")
+    for file in files:
+        if not file.path.endswith(".npy"):
+            continue
+        try:
+            header = read_npy_spec(Path(file.path))
+        except (FormatError, FileNotFoundError) as error:
+            problems.append(str(error))
+            continue
+        if header.size_bytes != file.size_bytes:
+            problems.append(f"{file.path}: must have {header.size_bytes} bytes, found {file.size_bytes}")
+    return problems

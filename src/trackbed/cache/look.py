@@ -1,0 +1,48 @@
+"""Where an entry lies: at the shared place, or aside where another one has its name."""
+
+import logging
+from typing import NamedTuple
+
+from trackbed.cache.entry import Entry, Place
+from trackbed.cache.opened import Arrays, OpenedArrays
+from trackbed.cache.survey import Expected, State, survey
+
+__all__ = ["Look", "find", "look"]
+
+logger = logging.getLogger(__name__)
+
+
+class Look(NamedTuple):
+    """What one look at an entry found."""
+
+    arrays: Arrays | None
+    place: Place
+    """Where it is, or is to be built."""
+    why: str = ""
+    """What was found at that place instead."""
+    other: str = ""
+    """Why the shared place is somebody else's, if it is."""
+
+
+def look(entry: Entry, expected: Expected) -> Look:
+    """Look at the shared place, and aside where that is somebody else's. Nothing is changed."""
+    place, other = (entry.shared if entry.megatron else entry.aside), ""
+    found = survey(entry, place, expected)
+    if found.state is State.foreign and entry.megatron:
+        place, other = entry.aside, found.why
+        found = survey(entry, place, expected)
+    arrays = OpenedArrays(place, found.specs) if found.state is State.whole else None
+    return Look(arrays, place, found.why, other)
+
+
+def find(entry: Entry, expected: Expected) -> Look:
+    """`look`, with a warning where another index has the name."""
+    found = look(entry, expected)
+    if found.other:
+        logger.warning(
+            "%s: another index has this name (%s); this one lies in %s",
+            entry.shared.array("*"),
+            found.other,
+            found.place.directory,
+        )
+    return found

@@ -1,0 +1,118 @@
+"""When entries were last in use, so that those that nobody uses any more can be told.
+
+A start uses thousands of entries, so it does not touch each of them: it leaves one small file that lists them all,
+named by what it lists, and from then on touches that file, at most once a day. When files were read last, as the system
+keeps it, is of no use for this: whoever looks at a cache, or copies it, reads them too.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Final
+
+from trackbed.cache.entry import Entry
+from trackbed.files import partial_name, publish, write_new
+
+__all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use", "noting"]
+
+logger = logging.getLogger(__name__)
+
+DAY_SECONDS: Final = 86_400.0
+"""How exactly the last use of an entry is known."""
+
+
+class Use:
+    """The entries that one start used, and when it last did.
+
+    Args:
+        path: the file that says so.
+        names: stems of entries, or fingerprints of those that have no place but their own.
+        last_used: seconds since 1970.
+    """
+
+    def __init__(self, path: str, names: tuple[str, ...], last_used: float) -> None:
+        self.path = path
+        self.names = names
+        self.last_used = last_used
+
+
+_NOTED: ContextVar[list[Entry] | None] = ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Entry]]:
+    """Note is taken at the end of the block, of all entries used in it and of those in the list given, together."""
+    noted: list[Entry] = []
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
+    _note_all(noted)
+
+
+def note_use(entry: Entry) -> None:
+    """Take note that an entry is in use now, where that can be written."""
+    noted = _NOTED.get()
+    if noted is None:
+        _note_all([entry])
+    else:
+        noted.append(entry)
+
+
+def _note_all(entries: Sequence[Entry]) -> None:
+    """One call of the file system where note was taken within a day, whatever the number of entries."""
+    by_folder: defaultdict[str, list[str]] = defaultdict(list)
+    for entry in entries:
+        by_folder[entry.own].append(entry.stem if entry.megatron else entry.fingerprint)
+    for own, names in by_folder.items():
+        try:
+            _note(own, "".join(f"{name}\n" for name in sorted(set(names))).encode())
+        except OSError as error:  # a cache that can only be read is used, too
+            logger.debug("%s: no note of its use: %s", own, error)
+
+
+def _note(own: str, listing: bytes) -> None:
+    path = f"{own}/uses/{hashlib.sha256(listing).hexdigest()[:32]}.txt"
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:  # noqa: PTH116  see Place
+            os.utime(path)
+        return
+    for folder in (
+        f"{own}/uses",
+        f"{own}/partial",
+    ):  # a folder that Megatron Core alone has written to is left as it is
+        Path(folder).mkdir(exist_ok=True)
+    partial = f"{own}/partial/{partial_name(path.rpartition('/')[2])}"
+    try:
+        write_new(partial, listing)
+        publish(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def find_uses(own: str) -> list[Use]:
+    """What starts have left in the folder `own`, which is Trackbed's."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(Path(own, "uses").glob("*.txt")):
+            with contextlib.suppress(FileNotFoundError):
+                names = tuple(path.read_text(errors="replace").split())
+                found.append(Use(f"{path}", names, path.stat().st_mtime))
+    return found
+
+
+def last_uses(uses: Sequence[Use]) -> Mapping[str, float]:
+    """When each name was last in use, in seconds since 1970."""
+    latest: dict[str, float] = {}
+    for use in uses:
+        for name in use.names:
+            latest[name] = max(use.last_used, latest.get(name, 0.0))
+    return latest

@@ -1,0 +1,168 @@
+"""`trackbed cache`: what lies in a cache, whether it is right, and removing what nobody uses."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trackbed.cli.parse import Duration, Size
+
+if TYPE_CHECKING:
+    from trackbed.cache import Inventory, Removal, StoredEntry
+
+__all__ = ["cache"]
+
+_DAY = 86_400.0
+
+
+@click.group()
+def cache() -> None:
+    """Look after the folder that indices are kept in (path_to_cache)."""
+
+
+_FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
+
+
+@cache.command()
+@_FOLDER
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def ls(folder: str, *, as_json: bool) -> None:
+    """List the entries of a cache, those used last first."""
+    from trackbed.cache import take_inventory
+
+    found = take_inventory(folder)
+    entries = sorted(found.entries, key=lambda entry: -entry.last_used)
+    if as_json:
+        partials = [{"path": one.path, "writer": one.writer.name} for one in found.partials]
+        fields = {"folder": folder, "size_bytes": found.size_bytes, "entries": [*map(_fields, entries)]}
+        click.echo(json.dumps({**fields, "partials": partials}, ensure_ascii=False, indent=1))
+        return
+    _draw(entries)
+    click.echo(f"{_counted(len(entries), 'entry', 'entries')}, {_size(found.size_bytes)}")
+    for what in ("dead", "living", "elsewhere"):
+        count = sum(one.writer.name == what for one in found.partials)
+        if count:
+            click.echo(f"{_counted(count, 'partial file', 'partial files')}, writer {what}")
+
+
+@cache.command()
+@_FOLDER
+@click.pass_context
+def verify(ctx: click.Context, folder: str) -> None:
+    """Read every byte of a cache, and compare it with the manifests.
+
+    Entries without a manifest are compared with their headers. Exit status 1 and a line for each thing that is wrong.
+    """
+    from trackbed.cache import Condition, bytes_to_read, find_problems, take_inventory
+    from trackbed.cli.progress import counted, show_progress
+
+    found = take_inventory(folder)
+    with show_progress("verifying") as progress:
+        problems = list(find_problems(found, progress=counted(progress, bytes_to_read(found))))
+    for problem in problems:
+        click.echo(f"trackbed: {problem}", err=True)
+    if problems:
+        ctx.exit(1)
+    unknown = sum(entry.condition is Condition.unknown for entry in found.entries)
+    bare = sum(entry.manifest is None for entry in found.entries)
+    kinds = [(unknown, "of another version, not looked at"), (bare, "without a manifest, by their headers")]
+    notes = "".join(f"; {count:,} {what}" for count, what in kinds if count)
+    click.echo(f"{folder}: ok: {_counted(len(found.entries), 'entry', 'entries')}, {_size(found.size_bytes)}{notes}")
+
+
+@cache.command()
+@_FOLDER
+@click.option("--keep", "keep_bytes", type=Size(), metavar="SIZE", help="Remove no more than leaves so much: 100GB.")
+@click.option("--unused-for", type=Duration(), metavar="TIME", help="Only what was not used for so long: 30d, 12h.")
+@click.option("--foreign", is_flag=True, help="Also entries without a manifest, or one of another version.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign: bool, dry_run: bool) -> None:
+    """Remove the entries of a cache that were used least recently.
+
+    Give --keep, --unused-for, or both; with --keep alone, what was used within a day stays. Entries that a process of
+    this host has mapped stay, too. Partial files of processes that died always go.
+    """
+    from trackbed.cache import entries_in_use, plan_removal, remove, take_inventory
+
+    if keep_bytes is None and unused_for is None:
+        msg = "say what may go: --keep SIZE, --unused-for TIME, or both"
+        raise click.UsageError(msg)
+    found = take_inventory(folder)
+    removal = plan_removal(
+        found,
+        now=time.time(),
+        keep_bytes=keep_bytes or 0,
+        unused_for_seconds=_DAY if unused_for is None else unused_for,
+        in_use=entries_in_use(found),
+        foreign=foreign,
+    )
+    if not dry_run:
+        remove(removal)
+    _report(found, removal, "would remove" if dry_run else "removed")
+    if keep_bytes is not None and removal.left_bytes > keep_bytes:
+        click.echo(
+            f"trackbed: {folder}: {_size(removal.left_bytes)} stay, more than {_size(keep_bytes)}: they are in use, "
+            "were used too lately (see --unused-for), or are not known to be Trackbed's (see --foreign)",
+            err=True,
+        )
+
+
+def _report(found: "Inventory", removal: "Removal", verb: str) -> None:
+    for entry in removal.entries:
+        click.echo(f"{verb} {entry.path}: {_size(entry.size_bytes)}, last used {_day(entry.last_used)}")
+    if removal.partials:
+        click.echo(f"{verb} {_counted(len(removal.partials), 'partial file', 'partial files')}")
+    stay = len(found.entries) - len(removal.entries)
+    click.echo(
+        f"{verb} {_counted(len(removal.entries), 'entry', 'entries')}, {_size(removal.size_bytes)}; "
+        f"{stay:,} {'stays' if stay == 1 else 'stay'}, {_size(removal.left_bytes)}"
+    )
+
+
+def _fields(entry: "StoredEntry") -> dict[str, Any]:
+    """An entry as JSON."""
+    return {
+        "path": entry.path,
+        "class": entry.class_name,
+        "split": entry.split,
+        "fingerprint": entry.fingerprint,
+        "is_aside": entry.is_aside,
+        "has_manifest": entry.manifest is not None,
+        "size_bytes": entry.size_bytes,
+        "last_used": entry.last_used,
+        "condition": entry.condition.name,
+        "problems": entry.problems,
+        "files": [file.path for file in entry.files],
+    }
+
+
+def _draw(entries: "list[StoredEntry]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("entry", overflow="fold", min_width=12)
+    for column in ("place", "size", "last used", "state"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in entries:
+        state = entry.condition.value if entry.manifest is not None else f"{entry.condition.value}, no manifest"
+        place = f"{entry.directory.rpartition('/')[2][:8]}" if entry.is_aside else "shared"
+        table.add_row(entry.stem, place, _size(entry.size_bytes), _day(entry.last_used), state)
+    Console(markup=False, highlight=False).print(table)
+
+
+def _day(seconds: float) -> str:
+    """A time as people read it, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _size(size_bytes: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(size_bytes)
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

@@ -1,0 +1,49 @@
+"""Whether a folder lies on this machine, or is shared with others over a network."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+__all__ = ["is_local", "kind_of"]
+
+_LOCAL: Final = frozenset(
+    ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+)
+_MOUNT: Final = re.compile(r"\d+ \d+ (?P<device>\d+:\d+) \S+ (?P<point>\S+) .* - (?P<kind>\S+) ")
+
+
+def is_local(folder: str) -> bool:
+    """Whether what is written under `folder` is seen by this machine alone. False if nobody can say.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    device = os.stat(folder).st_dev  # noqa: PTH116
+    return kind_of(mounts, f"{os.major(device)}:{os.minor(device)}", os.path.realpath(folder)) in _LOCAL
+
+
+def kind_of(mounts: Iterable[str], device: str, folder: str) -> str:
+    """The kind of file system that `folder` lies on, by the lines of mountinfo; empty if they do not say.
+
+    Some file systems give their files another device than they are mounted with: then the path decides.
+
+    >>> kind_of(["36 35 0:9 / /data rw,noatime shared:1 - nfs4 host:/export rw"], "0:9", "/data/cache")
+    'nfs4'
+    """
+    found = [match for match in map(_MOUNT.match, mounts) if match is not None]
+    on_the_way = [match for match in found if f"{folder}/".startswith(f"{_unescaped(match['point']).rstrip('/')}/")]
+    # The deepest mount holds the folder, and of several on one point the last.
+    deepest = max(enumerate(on_the_way), key=lambda each: (len(each[1]["point"]), each[0]), default=None)
+    by_device = [match for match in found if match["device"] == device]
+    chosen = by_device[-1] if by_device else None if deepest is None else deepest[1]
+    return "" if chosen is None else chosen["kind"]
+
+
+def _unescaped(point: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
