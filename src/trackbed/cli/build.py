@@ -1,6 +1,7 @@
 """`trackbed build`: the indices of a blend, ahead of the job."""
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -25,7 +26,7 @@ MOST_DATASETS: Final = 32_766
 @click.command()
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option("--cache", metavar="FOLDER", help="Where the indices go, in place of the file's `cache`.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of this process; by default all its cores.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of this process; by default its share of the cores.")
 @click.option("--plan", "plan_only", is_flag=True, help="Only show what is missing and who would build it.")
 @click.option("--ranks", type=click.IntRange(min=1), help="With --plan: for so many processes.")
 @click.option(
@@ -70,7 +71,8 @@ def build(
     if plan_only:
         from trackbed.cli.build_plan import show_plan
 
-        show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)
+        if group.rank == 0:
+            show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)
         return
     _run(make, group, config)
     if check_against is not None and group.rank == 0:
@@ -89,7 +91,10 @@ def _config(
     if config.path_to_cache is None and config.order != "instant":
         msg = f"{blend.file.path}: cache must name a folder for the indices, found none: give --cache FOLDER"
         raise ArgumentError(msg)
-    config.num_dataset_builder_threads = threads or available_threads()
+    # torchrun says how many processes share the cores; srun gives each its own.
+    sharing = os.environ.get("LOCAL_WORLD_SIZE", "")
+    fair = available_threads() // int(sharing) if sharing.isdecimal() and int(sharing) else available_threads()
+    config.num_dataset_builder_threads = threads or max(fair, 1)
     return config
 
 
