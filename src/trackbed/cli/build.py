@@ -26,7 +26,7 @@ MOST_DATASETS: Final = 32_766
 @click.command()
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option("--cache", metavar="FOLDER", help="Where the indices go, in place of the file's `cache`.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of this process; by default its share of the cores.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of this process; by default its share of cores.")
 @click.option("--plan", "plan_only", is_flag=True, help="Only show what is missing and who would build it.")
 @click.option("--ranks", type=click.IntRange(min=1), help="With --plan: for so many processes.")
 @click.option(
