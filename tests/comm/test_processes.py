@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,37 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from launching import QUIET, environments, free_port
+
 pytestmark = pytest.mark.dist
 
 RANK = Path(__file__).with_name("rank.py")
 LIMIT_SECONDS = 60
 # Time enough for a loaded machine to start all, and for torch to ask a name server that is not there.
 TIMEOUT_SECONDS = 4
-QUIET = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def environments(size, launcher="torch"):
-    """What a launcher sets for each rank."""
-    port = free_port()
-    for rank in range(size):
-        if launcher == "srun":
-            names = {
-                "SLURM_PROCID": rank,
-                "SLURM_NTASKS": size,
-                "SLURM_NODELIST": "localhost",
-                "SLURM_JOB_ID": port - 10_000,
-            }
-            if not 10_000 <= port < 30_000:
-                names["MASTER_PORT"] = port
-        else:
-            names = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        yield {**os.environ, **QUIET, **{name: str(value) for name, value in names.items()}}
 
 
 def run(how, mode, who, *, size=3, timeout=TIMEOUT_SECONDS, launcher="torch"):

@@ -1,0 +1,42 @@
+"""However many ranks build, and whichever of them want datasets: the same files, and the same samples."""
+
+import shutil
+
+from generated import built, builder_of, configurations, files_in
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackbed.comm import run_ranks
+from trackbed.errors import CollectiveError
+
+
+def check_equal(case, folder, wanting):
+    """One process, then so many ranks as `wanting` has answers, then again from what these built."""
+    shutil.rmtree(folder, ignore_errors=True)
+    case.write(folder / "data")
+    alone = built(builder_of(case, folder / "data", folder / "alone"))
+
+    def work(group):
+        wants = wanting[group.rank]
+        return built(builder_of(case, folder / "data", folder / "cache", wants=wants, group=group))
+
+    for _ in range(2):
+        found = run_ranks(len(wanting), work, timeout_seconds=30)
+        if isinstance(alone, Exception):
+            check_refused(alone, found)
+        else:
+            assert found == [alone if wants else [None] * 3 for wants in wanting]
+            assert files_in(folder / "cache") == files_in(folder / "alone")
+
+
+def check_refused(alone, found):
+    """Every rank raises the same: what one process raised, and which rank it was."""
+    assert all(isinstance(error, CollectiveError) for error in found), found
+    assert len({str(error) for error in found}) == 1
+    assert f": {type(alone).__name__}: {alone}" in str(found[0])
+    assert str(found[0]).startswith("building the indices: rank ")
+
+
+@given(case=configurations(), wanting=st.lists(st.booleans(), min_size=2, max_size=8).filter(any))
+def test_ranks_build_what_one_process_builds(case, wanting, tmp_path):
+    check_equal(case, tmp_path / "case", wanting)
