@@ -2,10 +2,10 @@
 
 import shutil
 
-from generated import built, builder_of, configurations, files_in
 from hypothesis import given
 from hypothesis import strategies as st
 
+from generated import builder_of, built, configurations, files_in
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 

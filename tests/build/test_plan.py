@@ -94,7 +94,9 @@ def test_a_plan_needs_a_rank():
 @pytest.mark.parametrize("num_ranks", [16, 1_024, 16_384])
 def test_ten_thousand_datasets_are_planned_in_half_a_second(num_ranks):
     draw = random.Random(num_ranks)
-    tasks = [Task(f"{draw.getrandbits(128):032x}-GPTDataset-{n % 3} {n}", draw.paretovariate(1.1)) for n in range(30_000)]
+    tasks = [
+        Task(f"{draw.getrandbits(128):032x}-GPTDataset-{n % 3} {n}", draw.paretovariate(1.1)) for n in range(30_000)
+    ]
     tasks += [Task(f"{n:032x}-BlendedDataset {n}", draw.paretovariate(1.1), is_blend=True) for n in range(3)]
     seconds = []
     for _ in range(3):

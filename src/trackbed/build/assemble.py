@@ -109,11 +109,12 @@ class BlendedMegatronDatasetBuilder:
             CollectiveError: among several ranks, one of them failed, or they ask for different datasets.
         """
         group = self._group or current_group()
-        wants = group is None or self.is_built_on_rank()
         if self.config.fast_cache_load:
+            wants = group is None or self.is_built_on_rank()
             with access(Access.open_only, advice=_NOT_FAST):
                 return self._build() if wants else [None] * len(Split)
         with (group or SOLO).together("building the indices") as step, watched(step.poll):
+            wants = group is None or self.is_built_on_rank()
             builders = Builders(
                 group or SOLO,
                 wants=wants,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Final
 
@@ -131,7 +131,12 @@ def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: 
     return share_store(store, prefix, timeout_seconds=timeout_seconds)
 
 
+@cache
 def _serve(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
+    """The store, which is served until this process ends.
+
+    Others may have begun to meet in a second group while this process, done with the first, has not come to it yet.
+    """
     timeout = timedelta(seconds=timeout_seconds)
     # A process that makes two groups serves both from one place.
     return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, multi_tenant=True)

@@ -85,7 +85,8 @@ class Meeting:
         verdict = self._wait(self._arrive())
         # Nobody may listen any longer for a key that is going to be deleted.
         self.bell.wait(self.member.timeout_seconds)
-        if self.member.store_host is not None:
+        # Who was stopped has the end of the step around this one before it.
+        if self.member.store_host is not None and not verdict.is_stop:
             self._farewell(_FAREWELL_SECONDS if verdict.error is None else _FAREWELL_AFTER_FAILURE_SECONDS)
         return verdict
 

@@ -1,0 +1,229 @@
+"""Real processes that build together, one of which fails, dies or hangs: nobody waits for it in vain."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from blends import build, gpt_config, write_pair
+from generated import files_in
+from launching import QUIET, environments, free_port
+
+pytestmark = pytest.mark.dist
+
+RANK = Path(__file__).with_name("fault_rank.py")
+LIMIT_SECONDS = 60
+HEARD_SECONDS = 2
+TIMEOUT_SECONDS = 2
+NAMED_SECONDS = 1.2 * TIMEOUT_SECONDS + 1.5
+NUM_PAIRS = 6
+REQUEST = {
+    "prefixes": [f"data/{number}" for number in range(NUM_PAIRS)],
+    "weights": [3.0, 1.0, 1.0, 2.0, 1.0, 1.0],
+    "split": "8,1,1",
+    "sizes": [2000, 50, 50],
+    "threads": 1,
+    "timeout": TIMEOUT_SECONDS,
+    "mode": "",
+    "moment": "",
+    "seconds": 0.0,
+}
+
+
+class Host:
+    """A folder per rank, which shows it the data under the names that the others see, and one cache for all.
+
+    Args:
+        folder: where they are made.
+        corpus: holds the pairs `0`, `1`, ...
+        size: how many ranks there are.
+    """
+
+    def __init__(self, folder, corpus, size=3):
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.cache.mkdir(parents=True)
+        for name in ("clean", *(f"rank{rank}" for rank in range(size))):
+            (folder / name / "data").mkdir(parents=True)
+            (folder / name / "cache").symlink_to(self.cache)
+            for path in corpus.iterdir():
+                (folder / name / "data" / path.name).symlink_to(path)
+
+    def file(self, rank, name):
+        """A file of the data as one rank sees it."""
+        return self.folder / f"rank{rank}" / "data" / name
+
+    def damage_lengths(self, rank):
+        """In this rank's copies, one length in the middle of each `.idx` is negative, which no opening looks at."""
+        for path in (self.folder / f"rank{rank}" / "data").glob("*.idx"):
+            raw = bytearray(path.read_bytes())
+            path.unlink()
+            raw[34 + 4 * 1500 : 34 + 4 * 1501] = (-5).to_bytes(4, "little", signed=True)
+            path.write_bytes(raw)
+
+    def partials(self):
+        """Names of unfinished files in the cache."""
+        return sorted(path.name for path in self.cache.rglob("*.partial"))
+
+    def build_again(self, monkeypatch, **changes):
+        """By one process that sees everything. Returns the files of the cache."""
+        asked = {**REQUEST, **changes}
+        monkeypatch.chdir(self.folder / "clean")
+        config = gpt_config(Path("cache"), blend=(asked["prefixes"], asked["weights"]), split=asked["split"])
+        build(config, asked["sizes"])
+        return files_in(self.cache)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Pairs of 3,000 documents each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(NUM_PAIRS):
+        write_pair(folder / str(number), [10 + number] * 3000, seed=number)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(corpus, tmp_path_factory):
+    """The files that one process alone makes."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return Host(tmp_path_factory.mktemp("alone"), corpus).build_again(monkeypatch)
+
+
+@pytest.fixture
+def host(tmp_path, corpus):
+    return Host(tmp_path / "host", corpus)
+
+
+def run(host, *, who, size=3, launcher="torch", hangs=False, **changes):
+    """What each rank reported. The rank `who` is killed when the others have ended if it `hangs`."""
+    request = json.dumps({**REQUEST, "who": who, **changes})
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(RANK), request],
+            env=environment,
+            cwd=host.folder / f"rank{rank}",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, environment in enumerate(environments(size, launcher))
+    ]
+    deadline = time.monotonic() + LIMIT_SECONDS
+    try:
+        for rank, process in enumerate(processes):
+            if not (hangs and rank == who):
+                process.wait(timeout=deadline - time.monotonic())
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        outputs = [process.communicate() for process in processes]
+    return [reported(*output) for output in outputs]
+
+
+def reported(output, errors):
+    found = {"stderr": errors[-2000:]}
+    for line in output.splitlines():
+        found.update(json.loads(line))
+    return found
+
+
+def others(ranks, who):
+    return [rank for number, rank in enumerate(ranks) if number != who]
+
+
+def check_told(ranks, who, words):
+    """Every rank raised an error with these words, within two seconds."""
+    texts = {rank.get("raised") for rank in ranks}
+    assert len(texts) == 1, ranks
+    (text,) = texts
+    assert text.startswith(f"CollectiveError: building the indices: rank {who}: {words}"), ranks
+    assert ranks[who]["cause"].startswith(words.partition(":")[0]), ranks
+    assert max(rank["at"] for rank in ranks) - ranks[who]["failed"] < HEARD_SECONDS, ranks
+
+
+def check_named(ranks, who, *, is_gone):
+    """Every other rank raised an error that names this one, within the timeout."""
+    words = [f"rank {who} gave no sign of life for {TIMEOUT_SECONDS} s"]
+    if is_gone and who == 0:
+        words.append("its host (usually rank 0) cannot be reached")
+    for rank in others(ranks, who):
+        assert any(word in (rank.get("raised") or "") for word in words), ranks
+    assert max(rank["at"] for rank in others(ranks, who)) - ranks[who]["failed"] < NAMED_SECONDS, ranks
+
+
+def check_clean(host, wanted, monkeypatch):
+    """One build later, the cache is what it would have been without any fault."""
+    assert host.build_again(monkeypatch) == wanted
+    assert host.partials() == []
+
+
+@pytest.mark.parametrize(("who", "moment"), [(0, "after"), (1, "before"), (2, "during")])
+def test_an_exception_reaches_every_rank_with_its_words(host, wanted, monkeypatch, who, moment):
+    ranks = run(host, who=who, mode="raise", moment=moment)
+    check_told(ranks, who, "ValueError: it broke")
+    assert host.partials() == []
+    check_clean(host, wanted, monkeypatch)
+
+
+def test_a_pair_that_is_missing_on_one_rank_is_named_on_every_rank(host, wanted, monkeypatch):
+    host.file(2, "4.idx").unlink()
+    ranks = run(host, who=2)
+    check_told(ranks, 2, "ArgumentError: data/4: a .bin and an .idx file must exist, missing data/4.idx")
+    check_clean(host, wanted, monkeypatch)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_damage_that_is_found_while_building_is_told_to_every_rank(host, wanted, monkeypatch, threads):
+    host.damage_lengths(1)
+    ranks = run(host, who=1, threads=threads)
+    check_told(ranks, 1, "FormatError: data/")
+    assert "split train: documents must have at least 0 and together at most" in ranks[0]["raised"]
+    assert host.partials() == []
+    check_clean(host, wanted, monkeypatch)
+
+
+def test_a_disk_that_is_full_on_one_rank_is_told_to_every_rank(host, wanted, monkeypatch):
+    ranks = run(host, who=0, mode="full")
+    check_told(ranks, 0, "CacheError: ")
+    assert "cannot be written: File too large; path_to_cache must name a folder with room" in ranks[1]["raised"]
+    assert host.partials() == []
+    check_clean(host, wanted, monkeypatch)
+
+
+def test_a_cache_that_cannot_be_written_by_one_rank_is_told_to_every_rank(host, wanted, monkeypatch):
+    cache = host.folder / "rank2" / "cache"
+    cache.unlink()
+    cache.write_text("not a folder")
+    ranks = run(host, who=2)
+    check_told(ranks, 2, "CacheError: cache: the index ")
+    check_clean(host, wanted, monkeypatch)
+
+
+@pytest.mark.parametrize(("who", "moment"), [(0, "during"), (1, "before"), (2, "after")])
+def test_a_rank_that_is_killed_is_named(host, wanted, monkeypatch, who, moment):
+    ranks = run(host, who=who, mode="kill", moment=moment)
+    check_named(ranks, who, is_gone=True)
+    check_clean(host, wanted, monkeypatch)
+
+
+@pytest.mark.parametrize(("who", "moment"), [(0, "before"), (1, "during"), (2, "after")])
+def test_a_rank_that_hangs_is_named(host, wanted, monkeypatch, who, moment):
+    ranks = run(host, who=who, mode="hang", moment=moment, hangs=True)
+    check_named(ranks, who, is_gone=False)
+    check_clean(host, wanted, monkeypatch)
+
+
+def test_a_rank_that_hangs_where_it_opens_a_file_is_named(host, wanted, monkeypatch):
+    host.file(2, "3.idx").unlink()
+    os.mkfifo(host.file(2, "3.idx"))
+    ranks = run(host, who=2, hangs=True)
+    check_named(ranks, 2, is_gone=False)
+    check_clean(host, wanted, monkeypatch)
