@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
-
 from trackbed.comm.launch import group_from_environment
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import pytest
 
 from blends import build, gpt_config, write_pair
 from generated import files_in
-from launching import QUIET, environments, free_port
+from launching import environments
 
 pytestmark = pytest.mark.dist
 

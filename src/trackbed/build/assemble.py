@@ -6,6 +6,7 @@ The one place that asks which processes there are.
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from trackbed.build.plan import Plan, Task, plan_tasks
@@ -126,7 +127,7 @@ class BlendedMegatronDatasetBuilder:
                 return [None] * len(Split)
             with collecting() as pending, _collector_paused():
                 built = self._build(lambda: builders.settle(pending, is_last=False))
-                builders.settle(pending, is_last=True)
+                builders.settle(pending, is_last=True, names=_names(built, self.config))
                 for dataset in built:
                     _check_length(dataset)
         return built
@@ -274,6 +275,14 @@ def build_generic_dataset(
     if group is not None and not is_built_on_rank():
         return None
     return cls(*args)
+
+
+def _names(built: Sequence[Any], config: BlendedMegatronDatasetConfig) -> list[str]:
+    """What tells these datasets from others, in a few words each, also where they have no index."""
+    order = [config.order, config.blend_stages, config.blend_max_epochs, config.blend_when_exhausted]
+    datasets = chain.from_iterable(one if isinstance(one, list) else [one] for one in built)
+    hashes = ["" if dataset is None else dataset.unique_description_hash for dataset in datasets]
+    return [*map(str, (*order, config.shuffle_block, config.shuffle_window)), *hashes]
 
 
 def _check_length(dataset: Any) -> None:

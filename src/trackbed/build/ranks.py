@@ -45,7 +45,7 @@ class Builders:
         self._wants = wants
         self._num_threads = num_threads
 
-    def settle(self, pending: Sequence[Pending], *, is_last: bool) -> None:
+    def settle(self, pending: Sequence[Pending], *, is_last: bool, names: Sequence[str] = ()) -> None:
         """Collective over the group: find or build every entry.
 
         When this returns, another rank may still be building its part, unless `is_last` is False.
@@ -56,11 +56,12 @@ class Builders:
         Args:
             pending: `[E]` what this rank wants. It knows which others want something else.
             is_last: whether nothing else follows.
+            names: what else tells the datasets that this rank wants from others.
 
         Raises:
             CollectiveError: ranks want different datasets.
         """
-        found = self._look_and_say(pending, is_last=is_last)
+        found = self._look_and_say(pending, is_last=is_last, names=names)
         if self._wants:
             self._build(pending, found["missing"], self._builders(found))
             for entry in pending:
@@ -73,12 +74,12 @@ class Builders:
         while not self._look_and_say([], is_last=True)["is_last"]:
             self._group.barrier()
 
-    def _look_and_say(self, pending: Sequence[Pending], *, is_last: bool) -> dict[str, Any]:
+    def _look_and_say(self, pending: Sequence[Pending], *, is_last: bool, names: Sequence[str] = ()) -> dict[str, Any]:
         """What all ranks know: see `_sum_up`. The share of a rank that wants nothing is shared out again."""
         rank, size = self._group.rank, self._group.size
         own = {
             "is_last": is_last,
-            "wanted": _digest(pending) if self._wants else None,
+            "wanted": _digest(pending, f"is_last {is_last}", *names) if self._wants else None,
             "missing": _missing(pending, range(rank, len(pending), size)),
         }
         found: dict[str, Any] = self._group.combine(own, _sum_up)
@@ -171,9 +172,10 @@ def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
     return [number for number in share if number < len(pending) and not pending[number].find()]
 
 
-def _digest(pending: Sequence[Pending]) -> str:
-    """What is wanted, in 16 digits: the names of the entries, which are digests themselves."""
-    return hashlib.sha256("\n".join(one.entry.stem for one in pending).encode()).hexdigest()[:16]
+def _digest(pending: Sequence[Pending], *names: str) -> str:
+    """What is wanted, in 16 digits: the names of the entries, which are digests themselves but for those of our own."""
+    entries = (one.entry.stem if one.entry.megatron else one.entry.fingerprint for one in pending)
+    return hashlib.sha256("\n".join([*entries, *names]).encode()).hexdigest()[:16]
 
 
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
