@@ -21,7 +21,7 @@ from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
-from trackbed.kernels import watched
+from trackbed.kernels import look_in, watched
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
@@ -219,6 +219,7 @@ class BlendedMegatronDatasetBuilder:
         return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
 
     def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:
+        look_in()  # there may be thousands, on a slow file system
         low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
         num_elements = self.cls.numel_low_level_dataset(low_level)
         datasets: list[Any] = []

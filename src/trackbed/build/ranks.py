@@ -15,7 +15,7 @@ from trackbed.build.plan import Task, plan_tasks
 from trackbed.cache import Pending
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
-from trackbed.kernels import watched
+from trackbed.kernels import look_in, watched
 
 __all__ = ["Builders", "Progress", "make_all", "tasks_of"]
 
@@ -158,7 +158,7 @@ class _Making:
     def make_each(self, entries: Iterable[Pending]) -> None:
         """Build entries until there are no more, and tell of each. Threads may share an iterator over a list."""
         for one in entries:
-            self.look(0)
+            look_in(self._done)  # kernels of small entries end before they would
             one.make()
             with self._lock:
                 self._done += 1
@@ -169,7 +169,12 @@ class _Making:
 
 def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
     """Those of a share of the entries that are not in the cache."""
-    return [number for number in share if number < len(pending) and not pending[number].find()]
+    missing = []
+    for number in share:
+        look_in(number)
+        if number < len(pending) and not pending[number].find():
+            missing.append(number)
+    return missing
 
 
 def _digest(pending: Sequence[Pending], *names: str) -> str:

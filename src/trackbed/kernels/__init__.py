@@ -12,7 +12,7 @@ from trackbed.kernels.permutation import (
     permute,
     permute_blocks,
 )
-from trackbed.kernels.poll import Poll, watched
+from trackbed.kernels.poll import Poll, look_in, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 
@@ -35,6 +35,7 @@ __all__ = [
     "instant_locate",
     "interleaving_counts",
     "legacy_shuffle",
+    "look_in",
     "narrow",
     "new_twister",
     "permute",
