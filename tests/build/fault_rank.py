@@ -37,8 +37,14 @@ class Fault:
         if self.mode == "full":
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         self.at("before")
-        if self.moment == "some time":
-            threading.Timer(self.seconds, self.happen).start()
+        if self.moment == "some time" and self.mode == "raise":
+            # In the main thread, wherever that is then.
+            signal.signal(signal.SIGALRM, lambda *_: self.happen())
+            signal.setitimer(signal.ITIMER_REAL, self.seconds + 0.001)
+        elif self.moment == "some time":
+            timer = threading.Timer(self.seconds, self.happen)
+            timer.daemon = True
+            timer.start()
         return True
 
     def progress(self, done, total, share):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 
 from blends import build, gpt_config, write_pair
 from generated import files_in
-from launching import environments
+from launching import QUIET, environments, free_port
 
 pytestmark = pytest.mark.dist
 
@@ -147,6 +149,14 @@ def check_told(ranks, who, words):
     assert max(rank["at"] for rank in ranks) - ranks[who]["failed"] < HEARD_SECONDS, ranks
 
 
+def check_heard(ranks, who):
+    """Every other rank raised an error that names this one, within two seconds, wherever it was when it failed."""
+    for rank in others(ranks, who):
+        assert f"rank {who}: ValueError: it broke" in (rank.get("raised") or ""), ranks
+    assert "it broke" in ranks[who]["raised"], ranks
+    assert max(rank["at"] for rank in ranks) - ranks[who]["failed"] < HEARD_SECONDS, ranks
+
+
 def check_named(ranks, who, *, is_gone):
     """Every other rank raised an error that names this one, within the timeout."""
     words = [f"rank {who} gave no sign of life for {TIMEOUT_SECONDS} s"]
@@ -157,9 +167,9 @@ def check_named(ranks, who, *, is_gone):
     assert max(rank["at"] for rank in others(ranks, who)) - ranks[who]["failed"] < NAMED_SECONDS, ranks
 
 
-def check_clean(host, wanted, monkeypatch):
+def check_clean(host, wanted, monkeypatch, **changes):
     """One build later, the cache is what it would have been without any fault."""
-    assert host.build_again(monkeypatch) == wanted
+    assert host.build_again(monkeypatch, **changes) == wanted
     assert host.partials() == []
 
 
@@ -225,3 +235,83 @@ def test_a_rank_that_hangs_where_it_opens_a_file_is_named(host, wanted, monkeypa
     ranks = run(host, who=2, hangs=True)
     check_named(ranks, 2, is_gone=False)
     check_clean(host, wanted, monkeypatch)
+
+
+# A blend of two pairs, for one rank, and the indices of 50 million samples of each, for the others: several seconds of
+# work and 2.5 GB of files, had it not been stopped.
+LONG = {
+    "prefixes": ["data/0", "data/1"],
+    "weights": [1.0, 1.0],
+    "split": "1",
+    "sizes": [100_000_000, 0, 0],
+    "timeout": 30,
+}
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_an_exception_is_heard_in_the_middle_of_long_kernels(host, who):
+    ranks = run(host, who=who, mode="raise", moment="some time", seconds=1.0, **LONG)
+    check_told(ranks, who, "ValueError: it broke")
+    assert files_in(host.cache) == {}
+
+
+def test_damage_found_by_one_rank_is_heard_in_the_middle_of_the_others_long_kernels(host):
+    host.damage_lengths(2)
+    ranks = run(host, who=2, **LONG)
+    check_told(ranks, 2, "FormatError: data/")
+    assert files_in(host.cache) == {}
+
+
+def test_under_torchrun_nothing_is_left_behind(host, wanted, monkeypatch):
+    """Neither processes, when the launcher has ended, nor unfinished files, when the next build has."""
+    request = json.dumps({**REQUEST, "who": 1, "mode": "kill", "moment": "during"})
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    place = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    ended = subprocess.run(
+        [*torchrun, *place, str(RANK), request],
+        env={**os.environ, **QUIET},
+        cwd=host.folder / "clean",
+        timeout=LIMIT_SECONDS,
+        capture_output=True,
+    )
+    assert ended.returncode != 0
+    assert processes_in(host.folder / "clean") == []
+    check_clean(host, wanted, monkeypatch)
+
+
+def processes_in(folder):
+    """Numbers of the processes that work in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "cwd").readlink() == folder:
+                found.append(path.name)
+        except OSError:
+            pass  # it has ended meanwhile, or is somebody else's
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_to_whom_and_when_no_rank_hangs(host, corpus, seed, tmp_path, monkeypatch):
+    draw = random.Random(seed)
+    sizes = {"sizes": [3_000_000, 50, 50]}
+    wanted = Host(tmp_path / "alone", corpus).build_again(monkeypatch, **sizes)
+    for turn in range(10):
+        host = Host(tmp_path / f"host{turn}", corpus)
+        mode, who = draw.choice(["raise", "kill", "stop", "hang"]), draw.randrange(3)
+        # At some time a thread opens the pipe, which stops no other thread: that would be no fault.
+        moment = draw.choice(["before", "during", "after", *(["some time"] if mode != "hang" else [])])
+        hangs = mode in ("hang", "stop")
+        asked = {"who": who, "mode": mode, "moment": moment, "seconds": draw.random(), "threads": draw.choice([1, 2])}
+        ranks = run(host, hangs=hangs, **asked, **sizes)
+        if moment == "some time" and all(rank.get("raised", 0) is None for rank in others(ranks, who)):
+            continue  # they had all done by then
+        if mode == "raise" and moment == "some time":
+            check_heard(ranks, who)
+        elif mode == "raise":
+            check_told(ranks, who, "ValueError: it broke")
+        else:
+            check_named(ranks, who, is_gone=mode != "hang")
+        check_clean(host, wanted, monkeypatch, **sizes)
+        shutil.rmtree(host.folder)
