@@ -76,7 +76,7 @@ class Host:
         """By one process that sees everything. Returns the files of the cache."""
         asked = {**REQUEST, **changes}
         monkeypatch.chdir(self.folder / "clean")
-        config = gpt_config(Path("cache"), blend=(asked["prefixes"], asked["weights"]), split=asked["split"])
+        config = gpt_config(self.cache, blend=(asked["prefixes"], asked["weights"]), split=asked["split"])
         build(config, asked["sizes"])
         return files_in(self.cache)
 

@@ -28,7 +28,10 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 cache, prefixes, absent = Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
 try:
-    config = gpt_config(cache, blend=(prefixes, [3, 2, 1]), split="8,1,1")
+    threads, weights = int(sys.argv[5]), json.loads(sys.argv[6])
+    config = gpt_config(
+        cache, blend=(prefixes, weights), split="8,1,1", num_dataset_builder_threads=threads
+    )
     built = BlendedMegatronDatasetBuilder(GPTDataset, [50, 5, 5], lambda: rank not in absent, config).build()
     found = [None if dataset is None else tokens_of(dataset, range(5)) for dataset in built]
 except Exception as error:
@@ -38,12 +41,13 @@ torch.distributed.destroy_process_group()
 """
 
 
-def run_ranks(cache, prefixes, *, absent=(), size=2):
+def run_ranks(cache, prefixes, *, absent=(), size=2, threads=1, weights=(3, 2, 1)):
     """What each of `size` processes found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = [str(Path(__file__).parents[1]), str(cache), json.dumps(prefixes), json.dumps(list(absent))]
+    given = [str(cache), json.dumps(prefixes), json.dumps(list(absent)), str(threads), json.dumps(weights)]
+    arguments = [str(Path(__file__).parents[1]), *given]
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", RANK, *arguments],
@@ -88,6 +92,19 @@ def test_ranks_that_want_datasets_build_what_is_missing(tmp_path, absent):
     wanted = [tokens_of(dataset, range(5)) for dataset in alone]
     found = run_ranks(tmp_path / "cache", prefixes, absent=absent)
     assert found == [[None] * 3 if rank in absent else wanted for rank in range(2)]
+    assert files_in(tmp_path / "cache") == files_in(tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_any_number_of_ranks_and_threads_builds_the_same_files(tmp_path, size, threads):
+    prefixes = write_pairs(tmp_path, 6)
+    weights = [3, 2, 1, 1, 1, 1]
+    alone = build(gpt_config(tmp_path / "alone", blend=(prefixes, weights), split="8,1,1"))
+    wanted = [tokens_of(dataset, range(5)) for dataset in alone]
+    found = run_ranks(tmp_path / "cache", prefixes, weights=weights, size=size, threads=threads)
+    assert found == [wanted] * size
     assert files_in(tmp_path / "cache") == files_in(tmp_path / "alone")
 
 

@@ -18,25 +18,26 @@ import numpy as np
 MOST_SAMPLES = 6
 
 
-def answer(request, tokenizer, root):
-    """What the library whose datasets are under `root` makes of a request.
+def answer(request, tokenizer, root, **options):
+    """What the library whose datasets are under `root` makes of a request; `options` are for its builder.
 
     Returns:
         A dictionary: for each split None or a description; and digests of all cache files. Or `error`.
     """
     try:
-        datasets = [describe(dataset, request.get("positions")) for dataset in build(request, tokenizer, root)]
+        built = build(request, tokenizer, root, **options)
+        datasets = [describe(dataset, request.get("positions")) for dataset in built]
     except Exception as error:  # whatever it is, it is an answer
         return {"error": f"{type(error).__name__}: {error}"}
     return {"datasets": datasets, "files": digests(Path(request["config"]["path_to_cache"]))}
 
 
-def build(request, tokenizer, root):
+def build(request, tokenizer, root, **options):
     """The datasets of all splits."""
     gpt = import_module(f"{root}.datasets.gpt_dataset")
     builder = import_module(f"{root}.datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
     config = gpt.GPTDatasetConfig(tokenizer=tokenizer, **_blends_as_tuples(request["config"]))
-    return builder(gpt.GPTDataset, list(request["sizes"]), lambda: True, config).build()
+    return builder(gpt.GPTDataset, list(request["sizes"]), lambda: True, config, **options).build()
 
 
 def describe(dataset, at=None):

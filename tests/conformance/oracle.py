@@ -15,6 +15,8 @@ from typing import Any
 from cases import DEFAULT_TOKENIZER, identity
 from observe import answer, build
 
+from trackbed.comm import run_ranks
+from trackbed.comm.store_group import StoreGroup
 from trackbed.datasets import HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
 
 START_SECONDS = 120
@@ -103,6 +105,16 @@ def ask_trackbed(request: dict[str, Any], *, legacy: bool = False) -> dict[str, 
         legacy: whether the tokenizer is to be taken for one of core 0.10, else of 0.16.1.
     """
     return answer(request, _tokenizer(request["tokenizer"], legacy=legacy), "trackbed.megatron.core")
+
+
+def ask_ranks(request: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """What each of `size` ranks makes of the same request, when they build together."""
+
+    def work(group: StoreGroup) -> dict[str, Any]:
+        tokenizer = _tokenizer(request["tokenizer"], legacy=False)
+        return answer(request, tokenizer, "trackbed.megatron.core", group=group)
+
+    return run_ranks(size, work)
 
 
 def build_with_trackbed(request: dict[str, Any]) -> list[Any]:

@@ -1,0 +1,38 @@
+"""Indices that several ranks build together, against those of Megatron Core."""
+
+import shutil
+
+import pytest
+from cases import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import ask_ranks, running
+
+import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
+
+QUICK = settings(max_examples=max(settings().max_examples // 2, 25))
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    with running() as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the padding id")
+@given(case=cases(), size=st.sampled_from([1, 2, 4, 8]), threads=st.sampled_from([1, 2]))
+@QUICK
+def test_ranks_build_the_files_and_samples_of_megatron_core(case, size, threads, oracle, tmp_path):
+    folder = tmp_path / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    case.options["num_dataset_builder_threads"] = threads
+    case.write(folder / "data")
+    theirs = oracle.ask(case.request(folder / "data", folder / "theirs"))
+    ours = ask_ranks(case.request(folder / "data", folder / "ours"), size)
+    if "error" in theirs:
+        return  # test_datasets says what is refused
+    for rank in ours:
+        assert rank["files"] == theirs["files"]
+        if not any("error" in str(dataset) for dataset in theirs["datasets"]):
+            assert rank["datasets"] == theirs["datasets"]
