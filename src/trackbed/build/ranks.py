@@ -78,7 +78,7 @@ class Builders:
         rank, size = self._group.rank, self._group.size
         own = {
             "is_last": is_last,
-            "wanted": _digest(pending) if self._wants else None,
+            "wanted": _digest(pending, is_last=is_last) if self._wants else None,
             "missing": _missing(pending, range(rank, len(pending), size)),
         }
         found: dict[str, Any] = self._group.combine(own, _sum_up)
@@ -171,9 +171,13 @@ def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
     return [number for number in share if number < len(pending) and not pending[number].find()]
 
 
-def _digest(pending: Sequence[Pending]) -> str:
-    """What is wanted, in 16 digits: the names of the entries, which are digests themselves."""
-    return hashlib.sha256("\n".join(one.entry.stem for one in pending).encode()).hexdigest()[:16]
+def _digest(pending: Sequence[Pending], *, is_last: bool) -> str:
+    """What is wanted, in 16 digits, and whether more is going to be.
+
+    Names alone do not tell: Megatron Core's leave out some options, and the identity of the data.
+    """
+    wanted = [f"{one.entry.stem} {one.entry.fingerprint}" for one in pending]
+    return hashlib.sha256("\n".join([*wanted, f"{is_last}"]).encode()).hexdigest()[:16]
 
 
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
@@ -200,6 +204,6 @@ def _check_agreement(different: Sequence[int] | None) -> None:
     if different is not None:
         msg = (
             f"every rank must ask for the same datasets, but rank {different[1]} asks for others than rank "
-            f"{different[0]}: compare their configurations and sizes"
+            f"{different[0]}: compare their configurations, sizes and data"
         )
         raise CollectiveError(msg)
