@@ -82,7 +82,7 @@ def _claim(prepared: Prepared, place: Place) -> bool:
             if read_manifest(place.manifest) is not None:
                 return False
         except FormatError:  # it speaks for nobody: a machine that lost its power leaves such files
-            # Whatever lies there may have the sizes that the new manifest says: without its description it looks damaged.
+            # What lies there may have the sizes that the new manifest says: without its description it looks damaged.
             remove_unless_changed(description, described)
             remove_unless_changed(place.manifest, found)
     msg = f"{place.manifest}: a manifest must stay where it is put, found it gone {_CLAIMS} times"
