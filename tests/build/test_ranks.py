@@ -13,7 +13,7 @@ from blends import build, gpt_config, tokens_of, write_pairs
 from trackbed.build import BlendedMegatronDatasetBuilder
 from trackbed.comm.threads import run_ranks as run_ranks_in_threads
 from trackbed.datasets import GPTDataset
-from trackbed.errors import CacheError
+from trackbed.errors import CacheError, CollectiveError
 
 pytestmark = pytest.mark.dist
 
@@ -136,3 +136,32 @@ def test_ranks_with_a_folder_each_say_that_they_do_not_see_what_the_other_built(
         assert "node" in found
         assert "the index must appear, looked for it for 5." in found
         assert "see that path_to_cache leads to the same folder on every host" in found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda rank: {"blend_split": True, "add_extra_token_to_sequence": bool(rank)},
+        lambda rank: {"blend_split": True, "order": "balanced", "weights": [3, 2, 1 + rank / 10**7]},
+        lambda rank: {"multiple_validation_sets": bool(rank)},
+    ],
+    ids=["an option that no name tells of", "weights of the balanced order", "whether there is more to come"],
+)
+def test_ranks_that_want_other_things_under_the_same_names_are_told_at_once(tmp_path, options):
+    prefixes = write_pairs(tmp_path)
+
+    def build_on(group):
+        chosen = options(group.rank)
+        weights = chosen.pop("weights", [3, 2, 1])
+        if chosen.pop("blend_split", False):
+            config, sizes = (
+                gpt_config(tmp_path / "cache", blend=(prefixes, weights), split="8,1,1", **chosen),
+                [50, 5, 5],
+            )
+        else:
+            blends = [None, (prefixes, None), None]
+            config, sizes = gpt_config(tmp_path / "cache", blend_per_split=blends, **chosen), [None] * 3
+        with pytest.raises(CollectiveError, match="rank 1 asks for others than rank 0"):
+            BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config, group=group).build()
+
+    run_ranks_in_threads(2, build_on)

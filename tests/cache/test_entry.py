@@ -92,10 +92,29 @@ def test_an_entry_without_a_manifest_is_served_if_it_looks_right(tmp_path):
     assert not manifest(tmp_path).exists()
 
 
-def test_a_damaged_manifest_counts_as_none(tmp_path):
+def test_files_whose_manifest_is_damaged_may_be_for_other_decisions_and_are_rebuilt_in_place(tmp_path):
     build = Builder()
     open_(tmp_path, build)
-    manifest(tmp_path).write_text(manifest(tmp_path).read_text()[:40])
+    whole = manifest(tmp_path).read_bytes()
+    manifest(tmp_path).write_bytes(whole[:40])
+    open_(tmp_path, build)
+    assert build.builds == 2
+    assert manifest(tmp_path).read_bytes() == whole
+    assert not list((tmp_path / ".trackbed").glob("*/*.npy"))
+
+
+def test_files_whose_damaged_manifest_is_replaced_do_not_look_whole_meanwhile(tmp_path, monkeypatch):
+    open_(tmp_path, Builder())
+    manifest(tmp_path).write_bytes(b"")
+
+    def stop(_partial, _final):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr("trackbed.cache.appear.publish", stop)  # the manifest is there, and nothing else yet
+        with pytest.raises(KeyboardInterrupt):
+            open_(tmp_path, Builder())
+    build = Builder()
     open_(tmp_path, build)
     assert build.builds == 1
 

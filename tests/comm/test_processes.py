@@ -62,6 +62,25 @@ def test_all_is_well(launcher):
     assert [(rank["rank"], rank["size"]) for rank in ranks] == [(0, 3), (1, 3), (2, 3)]
 
 
+SLOW_TO_TIDY = """
+import sys, time
+from trackbed.comm.launch import group_from_environment
+from trackbed.comm.torch_store import AnsweringStore
+
+delete = AnsweringStore.delete
+AnsweringStore.delete = lambda store, key: (time.sleep(0.3), delete(store, key))
+group = group_from_environment(20)
+with group.together("building the indices"):
+    time.sleep(group.rank / 2)  # the last to come tidies up
+    group.barrier()
+"""
+
+
+def test_the_host_of_the_store_stays_until_all_have_tidied_up():
+    ranks = [subprocess.Popen([sys.executable, "-c", SLOW_TO_TIDY], env=environment) for environment in environments(2)]
+    assert [rank.wait(timeout=LIMIT_SECONDS) for rank in ranks] == [0, 0]
+
+
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_an_exception_is_raised_on_every_rank_within_two_seconds(who):
     ranks = run("environment", "raise", who)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
+from trackbed.cache import collecting
 from trackbed.datasets import GPTDataset, NullTokenizer
 from trackbed.errors import ArgumentError, CacheError, FormatError, PlanError
 from trackbed.index import Split
@@ -303,3 +304,56 @@ def test_forgetting_the_blend_is_said_in_words():
 def test_first_mistakes_are_named_at_construction(options, words):
     with pytest.raises(ArgumentError, match=words):
         gpt_config(None, **options)
+
+
+class _Sequences:
+    """Megatron Core asks a low-level dataset for lengths and tokens alone."""
+
+    def __init__(self, path_prefix):
+        self.path_prefix = path_prefix
+        self.sequence_lengths = np.full(40, 20, dtype=np.int32)
+
+    def get(self, idx, offset=0, length=None):
+        return np.arange(20)[offset : None if length is None else offset + length] + idx
+
+
+class _OverSequences(GPTDataset):
+    @staticmethod
+    def build_low_level_dataset(dataset_path, config):
+        return _Sequences(dataset_path)
+
+    @property
+    def author(self):
+        return self.dataset.author
+
+
+def test_a_low_level_dataset_need_not_know_its_own_length(tmp_path):
+    (train, _, _) = build(gpt_config(tmp_path / "cache", blend=(["a"], None), split="1,1,0"), cls=_OverSequences)
+    assert len(train.indices) == 20
+    assert len(train[0]["tokens"]) == 16
+
+
+def test_a_property_that_fails_says_why_in_its_own_words(tmp_path):
+    (train, _, _) = build(gpt_config(tmp_path / "cache", blend=(["a"], None), split="1,1,0"), cls=_OverSequences)
+    with pytest.raises(AttributeError, match="'_Sequences' object has no attribute 'author'"):
+        _ = train.author
+
+
+class _Shorter(GPTDataset):
+    def __len__(self):
+        return 3
+
+
+def test_what_indices_that_are_still_to_be_built_will_give_is_known_to_the_sample(tmp_path):
+    config = gpt_config(tmp_path / "cache", blend=(["a"], None), split="0,1,0", sequence_length=1)
+    config.drop_last_partial_validation_sequence = False
+    low_level = _Sequences("a")
+    low_level.sequence_lengths = np.array([2**24 + 2], dtype=np.int32)  # single precision counts one less
+    asked = 2**24 + 1
+    with collecting() as pending:
+        found = [cls(low_level, "a", None, asked, Split.valid, config) for cls in (GPTDataset, _Shorter)]
+        assert [dataset.can_give(count) for dataset in found for count in (3, asked - 1, asked)] == [
+            *(True, True, False),
+            *(True, False, False),
+        ]
+    assert not any(one.is_open for one in pending)

@@ -79,7 +79,7 @@ class Builders:
         rank, size = self._group.rank, self._group.size
         own = {
             "is_last": is_last,
-            "wanted": _digest(pending, f"is_last {is_last}", *names) if self._wants else None,
+            "wanted": self._digest(pending, f"is_last {is_last}", *names) if self._wants else None,
             "missing": _missing(pending, range(rank, len(pending), size)),
         }
         found: dict[str, Any] = self._group.combine(own, _sum_up)
@@ -93,6 +93,16 @@ class Builders:
                 share = _missing(pending, unseen[builders.index(rank) :: len(builders)])
             found["missing"] = sorted([*found["missing"], *self._group.combine(share, _joined)])
         return found
+
+    def _digest(self, pending: Sequence[Pending], *names: str) -> str:
+        """What is wanted, in 16 digits; nothing for one alone, who agrees.
+
+        Stems alone do not tell: Megatron Core's leave out some options, and the identity of the data.
+        """
+        if self._group.size == 1:
+            return ""
+        entries = [f"{one.entry.stem} {one.entry.fingerprint}" for one in pending]
+        return hashlib.sha256("\n".join([*entries, *names]).encode()).hexdigest()[:16]
 
     def _builders(self, found: dict[str, Any]) -> Sequence[int]:
         """The ranks that want datasets."""
@@ -177,12 +187,6 @@ def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
     return missing
 
 
-def _digest(pending: Sequence[Pending], *names: str) -> str:
-    """What is wanted, in 16 digits: the names of the entries, which are digests themselves but for those of our own."""
-    entries = (one.entry.stem if one.entry.megatron else one.entry.fingerprint for one in pending)
-    return hashlib.sha256("\n".join([*entries, *names]).encode()).hexdigest()[:16]
-
-
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     """What all ranks said, in a few bytes however many they are.
 
@@ -207,6 +211,6 @@ def _check_agreement(different: Sequence[int] | None) -> None:
     if different is not None:
         msg = (
             f"every rank must ask for the same datasets, but rank {different[1]} asks for others than rank "
-            f"{different[0]}: compare their configurations and sizes"
+            f"{different[0]}: compare their configurations, sizes and data"
         )
         raise CollectiveError(msg)

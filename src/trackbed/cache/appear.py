@@ -73,14 +73,17 @@ def let_appear(prepared: Prepared, place: Place) -> Appeared:
 
 def _claim(prepared: Prepared, place: Place) -> bool:
     """Put the manifest in its place, unless there is one that can be read. Returns whether it was put there."""
+    description = place.files(())["description"]
     for _ in range(_CLAIMS):
         if claim(prepared.manifest, place.manifest):
             return True
-        found = stamp_of(place.manifest)
+        described, found = stamp_of(description), stamp_of(place.manifest)
         try:
             if read_manifest(place.manifest) is not None:
                 return False
         except FormatError:  # it speaks for nobody: a machine that lost its power leaves such files
+            # What lies there may have the sizes that the new manifest says: without its description it looks damaged.
+            remove_unless_changed(description, described)
             remove_unless_changed(place.manifest, found)
     msg = f"{place.manifest}: a manifest must stay where it is put, found it gone {_CLAIMS} times"
     raise CacheError(msg)

@@ -42,20 +42,23 @@ class Finding:
 def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
     """Look at `place` without changing anything, and without reading more than headers.
 
-    A manifest decides by fingerprint and sizes. Without one (Megatron Core wrote the entry, or somebody was
-    killed while writing it) every file is compared with what the configuration asks for.
+    A manifest decides by fingerprint and sizes. Without one (Megatron Core wrote the entry) every file is compared
+    with what the configuration asks for. Where there is one that cannot be read, files that look right may be those of
+    other decisions: then the entry is damaged.
     """
     paths = place.files(entry.arrays)
     sizes = {path: file_size(path) for path in paths.values()}
+    unread = ""
     try:
         manifest = read_manifest(place.manifest)
-    except (FormatError, OSError):
-        manifest = None
+    except (FormatError, OSError) as error:
+        manifest, unread = None, str(error)
     if manifest is not None:
         return _by_manifest(entry, place, manifest, sizes, expected)
     if all(size is None for size in sizes.values()):
         return Finding(State.absent)
-    return _by_headers(entry, paths, expected())
+    found = _by_headers(entry, paths, expected())
+    return Finding(State.damaged, unread) if unread and found.state is State.whole else found
 
 
 def _by_manifest(

@@ -85,10 +85,13 @@ class Meeting:
         verdict = self._wait(self._arrive())
         # Nobody may listen any longer for a key that is going to be deleted.
         self.bell.wait(self.member.timeout_seconds)
+        return verdict
+
+    def part(self, verdict: Verdict) -> None:
+        """Go: the process that holds the store may end as soon as all have asked it for the last time."""
         # Who was stopped has the end of the step around this one before it.
         if self.member.store_host is not None and not verdict.is_stop:
             self._farewell(_FAREWELL_SECONDS if verdict.error is None else _FAREWELL_AFTER_FAILURE_SECONDS)
-        return verdict
 
     def _arrive(self) -> int:
         """Returns how many have come, and marks those that failed."""
@@ -135,7 +138,7 @@ class Meeting:
         return Verdict(error=describe_failures(self.what, failures, total=total))
 
     def _farewell(self, patience_seconds: float) -> None:
-        """Let all others read the verdict before the process that holds the store may end."""
+        """Let all others read the verdict, and tidy up, before the process that holds the store may end."""
         store = self.member.store
         if store.add(self._key("readers"), 1) == self.member.size:
             self.touched += [self._key("readers"), self._key("read")]

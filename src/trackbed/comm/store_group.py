@@ -157,6 +157,7 @@ class StoreGroup:
             for key in self._touched:
                 meeting.member.store.delete(key)
             self._touched.clear()
+        meeting.part(verdict)
         self._touched += meeting.touched
         return verdict
 

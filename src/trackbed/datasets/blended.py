@@ -130,8 +130,7 @@ class BlendedDataset(_Dataset):
         if name in ARRAYS:
             msg = f"{name} needs order='megatron' or 'balanced', found 'instant': ask `order.locate` instead"
             raise AttributeError(msg)
-        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise AttributeError(msg)
+        return self.__getattribute__(name)  # of a property that failed this raises its own words once more
 
     @cached_property
     def fingerprint(self) -> str:

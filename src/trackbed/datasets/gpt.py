@@ -29,7 +29,7 @@ from trackbed.datasets import sample
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.low_level import identify, most_tokens
+from trackbed.datasets.low_level import identify, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
@@ -110,7 +110,7 @@ class GPTDataset(MegatronDataset):
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
         """Sequences in the file: a GPT dataset is split by sequence."""
-        return len(low_level_dataset)
+        return num_sequences(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]
@@ -179,8 +179,7 @@ class GPTDataset(MegatronDataset):
                 f"{name} needs order='megatron' or 'balanced', found 'instant', which locates samples without an index"
             )
             raise AttributeError(msg)
-        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise AttributeError(msg)
+        return self.__getattribute__(name)  # of a property that failed this raises its own words once more
 
     @cached_property
     def _indices(self) -> GPTIndices:
@@ -248,7 +247,7 @@ class GPTDataset(MegatronDataset):
     @property
     def _cost(self) -> float:
         """Nanoseconds that the indices take to build, roughly, from what is known without reading lengths."""
-        room, documents = most_tokens(self.dataset), len(self.dataset) or 1
+        room, documents = most_tokens(self.dataset), num_sequences(self.dataset) or 1
         visits = documents if self.indices is None else len(self.indices)
         tokens = (room or 0) * visits / documents
         epochs = max(1.0, (self.num_samples or 0) * self.config.sequence_length / tokens) if tokens else 1.0
@@ -281,10 +280,15 @@ class GPTDataset(MegatronDataset):
         return shape_of(self._arrays, "sample_index")[0] - 1
 
     def can_give(self, num_samples: int) -> bool:
-        """Whether there are so many samples; where the indices are still to be built, at least as many as asked for."""
+        """Whether there are so many samples. Indices that are still to be built are not needed to tell."""
         arrays = vars(self).get("_arrays")
-        is_open = not isinstance(arrays, Pending) or arrays.is_open
-        return (not is_open and num_samples <= (self.num_samples or 0)) or num_samples <= len(self)
+        counts_itself = type(self).__len__ is not GPTDataset.__len__
+        if isinstance(arrays, Pending) and not arrays.is_open and not counts_itself:
+            if num_samples <= (self.num_samples or 0) and not self._indices.keep_partial:
+                return True
+            with self._named_errors():  # partial samples are counted in single precision, which may fall short
+                return num_samples <= self._indices.plan.num_samples
+        return num_samples <= len(self)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """One sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and what the configuration adds.

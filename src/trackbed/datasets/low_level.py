@@ -7,7 +7,7 @@ import numpy as np
 
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["identify", "most_tokens"]
+__all__ = ["identify", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -23,3 +23,10 @@ def most_tokens(dataset: Any) -> int | None:
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return int(dataset.identity["bin_bytes"]) // dataset.index.dtype_size
     return None
+
+
+def num_sequences(dataset: Any) -> int:
+    """Sequences in it; an indexed file need not be mapped for that."""
+    if isinstance(dataset, (IndexedDataset, IndexedGroup)):
+        return len(dataset)
+    return len(dataset.sequence_lengths)
