@@ -100,8 +100,8 @@ def test_ten_thousand_datasets_are_planned_in_half_a_second(num_ranks):
     tasks += [Task(f"{n:032x}-BlendedDataset {n}", draw.paretovariate(1.1), is_blend=True) for n in range(3)]
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         plan = plan_tasks(tasks, num_ranks)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert min(seconds) < PLAN_SECONDS
     assert plan.lower_bound <= plan.makespan <= 1.5 * plan.lower_bound
