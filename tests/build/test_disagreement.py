@@ -74,6 +74,20 @@ def test_ranks_that_ask_for_different_datasets_are_named_on_every_rank(tmp_path,
         assert "rank 2 asks for others than rank 0" in str(error)
 
 
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"blend_stages": [(20, [1, 1, 1])]},
+        {"blend_max_epochs": [9, 9, 9], "blend_when_exhausted": "reweight"},
+        {"shuffle_block": 2, "shuffle_window": 4},
+    ],
+)
+def test_ranks_that_ask_for_another_instant_order_are_named_too(tmp_path, different):
+    found = outcomes(tmp_path, different=different, sizes=SIZES, common={**ALIKE, "order": "instant"})
+    assert [type(error) for error in found] == [CollectiveError] * 3, found
+    assert all("rank 2 asks for others than rank 0" in str(error) for error in found)
+
+
 @pytest.mark.parametrize("without_weights", ["all", "one"])
 def test_a_rank_that_wants_nothing_hears_of_it_too(tmp_path, without_weights):
     common = {**ALIKE, "blend": ([0, 1, 2], None)} if without_weights == "all" else ALIKE
