@@ -123,17 +123,12 @@ def test_ten_thousand_datasets_that_were_built_open_with_few_descriptors(tmp_pat
     assert int(descriptors) < 100
 
 
-KEPT = "a map of Python's keeps a descriptor, and what was mapped stays so: five for each dataset that was read"
-
-
 @pytest.mark.slow
-@pytest.mark.xfail(reason=KEPT, raises=subprocess.CalledProcessError)
 def test_ten_thousand_datasets_are_built_with_few_descriptors(tmp_path):
     link_pairs(tmp_path, 10_000)
     run_limited(tmp_path, 10_000, descriptors=1024)
 
 
-@pytest.mark.xfail(reason=KEPT, raises=subprocess.CalledProcessError)
 def test_samples_of_many_datasets_are_read_with_few_descriptors(tmp_path):
     link_pairs(tmp_path, 50)
     build_cache(tmp_path, 50)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import Checksum, write_new
+from trackbed.files import Checksum, map_readonly, write_new
 
 __all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
 
@@ -90,10 +90,13 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
             raise FormatError(msg)
         if size == header.data_at:
             return np.empty(header.shape, dtype=header.dtype)
-        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        mapped = map_readonly(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(descriptor)
-    return np.frombuffer(mapped, dtype=header.dtype, offset=header.data_at).reshape(header.shape)
+    return mapped[header.data_at :].view(header.dtype).reshape(header.shape)
 
 
 def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

@@ -4,6 +4,7 @@ from trackbed.files.behind import WrittenBehind
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file
 from trackbed.files.local import is_local
 from trackbed.files.mapped import mapped_files
+from trackbed.files.mapping import map_readonly
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -36,6 +37,7 @@ __all__ = [
     "find_partials",
     "flush_to_disk",
     "is_local",
+    "map_readonly",
     "mapped_files",
     "new_partial",
     "partial_name",

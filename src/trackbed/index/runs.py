@@ -11,7 +11,7 @@ import numpy.typing as npt
 __all__ = ["bounds_of", "count_from", "run"]
 
 _STEP: Final = 1 << 15
-_FEWEST: Final = 1 << 16
+_GROWTH: Final = 1 << 20
 
 
 class _Shared:
@@ -22,10 +22,12 @@ class _Shared:
 
     def up_to(self, stop: int) -> npt.NDArray[np.integer[Any]]:
         """At least `[stop]` numbers; int32 where they fit."""
-        dtype = np.dtype(np.int32 if stop <= np.iinfo(np.int32).max else np.int64)
+        fits = stop <= np.iinfo(np.int32).max
+        dtype = np.dtype(np.int32 if fits else np.int64)
         numbers = self.numbers.get(dtype.char)
         if numbers is None or len(numbers) < stop:
-            count = max(stop, _FEWEST if numbers is None else min(2 * len(numbers), np.iinfo(np.int32).max))
+            count = -(-stop // _GROWTH) * _GROWTH  # a few more, as the next run may be a little longer
+            count = min(count, np.iinfo(np.int32).max) if fits else count
             numbers = np.arange(count, dtype=dtype)
             numbers.flags.writeable = False
             self.numbers[dtype.char] = numbers  # whoever still looks at the shorter one keeps it

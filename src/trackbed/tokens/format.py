@@ -4,7 +4,6 @@ Shapes: N sequences, D documents; the file holds D + 1 document borders.
 """
 
 import hashlib
-import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, check_stamp
+from trackbed.files import Stamp, check_stamp, map_readonly
 from trackbed.tokens.dtype import DType
 
 __all__ = ["HEADER_BYTES", "Header", "SequenceIndex", "encode_header", "map_file", "open_index"]
@@ -218,7 +217,8 @@ def _read_ends(descriptor: int, path: Path, *, multimodal: bool) -> IndexEnds:
 def map_file(path: Path) -> npt.NDArray[np.uint8]:
     """The bytes of a file, mapped read-only. The map lives as long as any array cut from it."""
     with path.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell() == 0:
-            return np.empty(0, dtype=np.uint8)
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+        try:
+            return map_readonly(file.fileno())
+        except OSError as error:
+            error.filename = str(path)
+            raise

@@ -1,0 +1,79 @@
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forked import run_in_fork
+from trackbed.files import map_readonly
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_mapped(path):
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(range(256)) * 40)
+    return path
+
+
+def mapped(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return map_readonly(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_map_keeps_no_descriptor(file):
+    before = descriptors()
+    array = mapped(file)
+    assert descriptors() == before
+    assert array.tobytes() == file.read_bytes()
+
+
+def test_a_map_lives_as_long_as_any_view_of_it(file):
+    array = mapped(file)
+    view = array[5:9].view(np.uint16)
+    del array
+    gc.collect()
+    assert view.tolist() == [5 + 6 * 256, 7 + 8 * 256]
+    assert is_mapped(file)
+    del view
+    gc.collect()
+    assert not is_mapped(file)
+
+
+def test_a_map_cannot_be_written(file):
+    array = mapped(file)
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+
+
+def test_an_empty_file_needs_no_map(tmp_path):
+    (tmp_path / "empty").touch()
+    assert mapped(tmp_path / "empty").shape == (0,)
+
+
+def test_what_cannot_be_mapped_is_an_error_of_the_system(tmp_path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="No such device"):
+            map_readonly(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_forked_process_reads_on(file):
+    array = mapped(file)
+    run_in_fork(lambda: array[7] == 7)
+    assert array[7] == 7
