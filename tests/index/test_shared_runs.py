@@ -57,6 +57,14 @@ def test_what_does_not_fit_goes_oldest_first():
     assert not any(shared.is_wanted((3, 26)) for _ in range(3))
 
 
+def test_nothing_is_kept_after_a_build(nothing_kept):
+    for _ in range(2):
+        LegacyShuffle(1234).run(np.empty(5_000, dtype=np.int32), 3)
+    legacy_random.forget_shared_runs()
+    assert nothing_kept.find((1234, 5_000)) is None
+    assert not nothing_kept.is_wanted((1234, 5_000))
+
+
 def test_threads_share_a_run():
     wanted = np.arange(20_000)
     np.random.RandomState(5).shuffle(wanted)

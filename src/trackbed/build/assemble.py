@@ -19,6 +19,7 @@ from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
+from trackbed.index.legacy_random import forget_shared_runs
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 from trackbed.kernels import look_in, watched
@@ -128,6 +129,7 @@ class BlendedMegatronDatasetBuilder:
             with collecting() as pending, _collector_paused():
                 built = self._build(lambda: builders.settle(pending, is_last=False))
                 builders.settle(pending, is_last=True, names=_names(built, self.config))
+                forget_shared_runs()
                 for dataset in built:
                     _check_length(dataset)
         return built

@@ -14,7 +14,7 @@ from trackbed.errors import ArgumentError
 from trackbed.index.runs import count_from
 from trackbed.index.shared_runs import Drawn, SharedRuns
 
-__all__ = ["LegacyShuffle", "legacy_shuffle"]
+__all__ = ["LegacyShuffle", "forget_shared_runs", "legacy_shuffle"]
 
 _SHARED: Final = SharedRuns()
 _FEWEST_SHARED: Final = 1 << 12
@@ -93,3 +93,8 @@ def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_thread
         msg = f"num_threads must be at least 1, found {num_threads}"
         raise ArgumentError(msg)
     LegacyShuffle(seed)(array)
+
+
+def forget_shared_runs() -> None:
+    """Give back the memory of what streams shared, at the end of a build."""
+    _SHARED.clear()

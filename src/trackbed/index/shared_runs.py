@@ -73,3 +73,10 @@ class SharedRuns:
             self._bytes += drawn.order.nbytes
             while self._bytes > self._most_bytes:
                 self._bytes -= self._drawn.popitem(last=False)[1].order.nbytes
+
+    def clear(self) -> None:
+        """Keep nothing any more: what was asked for until now will hardly be asked for again."""
+        with self._lock:
+            self._seen.clear()
+            self._drawn.clear()
+            self._bytes = 0
