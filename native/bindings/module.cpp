@@ -2,9 +2,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 
+#include <algorithm>
+
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/file_stamps.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -115,6 +118,18 @@ std::pair<std::int64_t, std::int32_t> count_tokens(Array<const std::uint8_t> len
   return {count.tokens, count.shortest};
 }
 
+void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, int num_threads, nb::handle callback) {
+  static_assert(sizeof(trackbed::FileStamp) == 3 * sizeof(std::int64_t));
+  trackbed::Poll poll = poll_of(callback);
+  const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
+  const std::span<const char> text{names.c_str(), names.size()};
+  if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\0')) < found.size()) {
+    throw nb::value_error("each name must end with a zero byte");
+  }
+  const nb::gil_scoped_release no_gil;
+  trackbed::file_stamps(folder.c_str(), text, found, num_threads, poll);
+}
+
 // Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
 template <class Structure, class Word>
 std::span<Structure> structures_of(const Array<Word>& words) {
@@ -220,6 +235,7 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
 NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
+  m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);
   m.def("count_tokens", &count_tokens);
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });

@@ -4,6 +4,8 @@
 // Random inputs come from std::mt19937_64 alone, whose stream the standard fixes, never from a distribution,
 // whose stream it does not: every platform sees the same inputs and must print the same golden checksums.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -12,6 +14,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -26,6 +30,7 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
+#include "trackbed/file_stamps.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -477,6 +482,33 @@ void test_count_tokens(std::size_t rounds) {
     const trackbed::TokenCount found = trackbed::count_tokens(lengths);
     check(found.tokens == tokens && found.shortest == shortest, "tokens of " + std::to_string(lengths.size() / 4));
   }
+}
+
+// ---------------------------------------------------------------- looking at files
+
+void test_file_stamps() {
+  const std::string folder = std::filesystem::temp_directory_path() / ("trackbed" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  std::string names;
+  constexpr std::size_t kFiles = 700;
+  for (std::size_t file = 0; file < kFiles; ++file) {
+    const std::string name = (file % 2 == 0 ? "" : folder + "/") + std::to_string(file);
+    names.append(name).push_back('\0');
+    if (file % 7 != 0) {
+      std::ofstream(std::filesystem::path(folder) / std::to_string(file)) << std::string(file, 'x');
+    }
+  }
+  for (const int threads : {1, 2, 7}) {
+    trackbed::Poll poll;
+    std::vector<trackbed::FileStamp> stamps(kFiles);
+    trackbed::file_stamps(folder.c_str(), names, stamps, threads, poll);
+    for (std::size_t file = 0; file < kFiles; ++file) {
+      const std::int64_t wanted = file % 7 == 0 ? -1 : static_cast<std::int64_t>(file);
+      check(stamps[file].size_bytes == wanted && (stamps[file].inode < 0) == (wanted < 0),
+            "stamp of file " + std::to_string(file));
+    }
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // Many chunks of visits, in threads that take turns; and a visit that is wrong, wherever it stands.
@@ -1297,6 +1329,7 @@ int main(int argc, char** argv) {
   test_run_parallel();
   test_narrow(41 * scale);
   test_count_tokens(200 * scale);
+  test_file_stamps();
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
   test_permutation_of_many_positions();

@@ -12,6 +12,7 @@ from typing import Any
 from trackbed.build.plan import Plan, Task, plan_tasks
 from trackbed.build.ranks import Builders, Progress, tasks_of
 from trackbed.build.sizes import blend_of, check_sizes, plan_shares
+from trackbed.build.starts import Start
 from trackbed.cache import Access, access, collecting
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
@@ -23,6 +24,7 @@ from trackbed.index.legacy_random import forget_shared_runs
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 from trackbed.kernels import look_in, watched
+from trackbed.tokens import openings
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
@@ -126,12 +128,18 @@ class BlendedMegatronDatasetBuilder:
             if not wants:
                 builders.attend()
                 return [None] * len(Split)
-            with collecting() as pending, _collector_paused():
-                built = self._build(lambda: builders.settle(pending, is_last=False))
-                builders.settle(pending, is_last=True, names=_names(built, self.config))
-                forget_shared_runs()
-                for dataset in built:
-                    _check_length(dataset)
+            start = Start(self.cls, self.sizes, self.config)
+            with _collector_paused():
+                if start.key is not None and builders.holds(start.memo, start.key):
+                    return start.recalled(self._build)
+                with collecting() as pending, openings() as pairs:
+                    built = self._build(lambda: builders.settle(pending, is_last=False))
+                    builders.settle(pending, is_last=True, names=_names(built, self.config))
+                    forget_shared_runs()
+                    for dataset in built:
+                        _check_length(dataset)
+        if builders.is_first:
+            start.remember(pending, pairs)
         return built
 
     def _build(self, settle: Callable[[], None] = lambda: None) -> list[Any]:

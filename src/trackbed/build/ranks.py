@@ -7,12 +7,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from enum import Enum
+from functools import partial
 from itertools import chain
 from threading import Event, Lock
 from typing import Any, Final
 
 from trackbed.build.plan import Task, plan_tasks
-from trackbed.cache import Pending
+from trackbed.cache import Memo, Pending
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 from trackbed.kernels import look_in, watched
@@ -27,6 +29,14 @@ _UNSEEN: Final = (
     "another rank found or built it: see that path_to_cache leads to the same folder on every host, "
     "or wait until the file system shows it"
 )
+
+
+class _Ends(Enum):
+    """Whether a rank asks for more after this."""
+
+    always = "end"
+    never = "more follows"
+    if_nothing_is_missing = "end if nothing is missing"
 
 
 class Builders:
@@ -44,6 +54,8 @@ class Builders:
         self._progress = progress
         self._wants = wants
         self._num_threads = num_threads
+        self.is_first = False
+        """Whether this rank is the first of those that want datasets; known once they have settled."""
 
     def settle(self, pending: Sequence[Pending], *, is_last: bool, names: Sequence[str] = ()) -> None:
         """Collective over the group: find or build every entry.
@@ -61,26 +73,70 @@ class Builders:
         Raises:
             CollectiveError: ranks want different datasets.
         """
-        found = self._look_and_say(pending, is_last=is_last, names=names)
+        found = self._look_and_say(
+            len(pending),
+            partial(_missing, pending),
+            self._digest(pending, *names),
+            _Ends.always if is_last else _Ends.never,
+        )
         if self._wants:
+            self.is_first = self._builders(found)[0] == self._group.rank
             self._build(pending, found["missing"], self._builders(found))
             for entry in pending:
                 entry.expect_others(_UNSEEN if self._group.size > 1 else None)
         if not is_last:
             self._group.barrier()
 
-    def attend(self) -> None:
-        """Collective over the group: `settle`, as often as the others do, for a rank that wants nothing."""
-        while not self._look_and_say([], is_last=True)["is_last"]:
-            self._group.barrier()
+    def holds(self, memo: Memo | None, name: str) -> bool:
+        """Collective over the group: whether nothing has changed of what is remembered, and nothing else follows.
 
-    def _look_and_say(self, pending: Sequence[Pending], *, is_last: bool, names: Sequence[str] = ()) -> dict[str, Any]:
-        """What all ranks know: see `_sum_up`. The share of a rank that wants nothing is shared out again."""
+        Each rank looks at its share of the files.
+
+        Args:
+            memo: what this rank remembers; None where it does not.
+            name: what tells the datasets that this rank wants from others.
+
+        Raises:
+            CollectiveError: ranks want different datasets.
+        """
+
+        def changed(chunks: Sequence[int]) -> list[int]:
+            return [chunk for chunk in chunks if memo is not None and not memo.holds([chunk])]
+
+        num_chunks, version = (0, None) if memo is None else (memo.num_chunks, memo.crc32)
+        found = self._look_and_say(num_chunks, changed, name, _Ends.if_nothing_is_missing, version=version)
+        return not found["missing"]
+
+    def attend(self) -> None:
+        """Collective over the group: `holds` and `settle`, as often as the others do, for a rank that wants nothing."""
+        while not (found := self._look_and_say(0, lambda _share: [], "", _Ends.always))["is_last"]:
+            if not found["is_recall"]:
+                self._group.barrier()
+
+    def _look_and_say(
+        self,
+        count: int,
+        look: Callable[[Sequence[int]], list[int]],
+        wanted: str,
+        ends: "_Ends",
+        *,
+        version: int | None = None,
+    ) -> dict[str, Any]:
+        """What all ranks know: see `_sum_up`. The share of a rank that wants nothing is shared out again.
+
+        Args:
+            count: things to look for.
+            look: given numbers of some, gives those that are missing.
+            wanted: what tells what this rank wants from what others want.
+            ends: whether nothing else follows.
+            version: of what is remembered; ranks that remember nothing, or not the same, miss something.
+        """
         rank, size = self._group.rank, self._group.size
         own = {
-            "is_last": is_last,
-            "wanted": self._digest(pending, f"is_last {is_last}", *names) if self._wants else None,
-            "missing": _missing(pending, range(rank, len(pending), size)),
+            "ends": ends.value,
+            "wanted": f"{wanted} {ends.value}" if self._wants else None,
+            "missing": look(range(rank, count, size)) if self._wants else [],
+            "version": version,
         }
         found: dict[str, Any] = self._group.combine(own, _sum_up)
         _check_agreement(found["different"])
@@ -89,9 +145,10 @@ class Builders:
             share: list[int] = []
             if self._wants:
                 lookers = set(builders)
-                unseen = [number for number in range(len(pending)) if number % size not in lookers]
-                share = _missing(pending, unseen[builders.index(rank) :: len(builders)])
+                unseen = [number for number in range(count) if number % size not in lookers]
+                share = look(unseen[builders.index(rank) :: len(builders)])
             found["missing"] = sorted([*found["missing"], *self._group.combine(share, _joined)])
+        found["is_last"] = not found["missing"] if found["is_recall"] else found["is_last"]
         return found
 
     def _digest(self, pending: Sequence[Pending], *names: str) -> str:
@@ -190,16 +247,22 @@ def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     """What all ranks said, in a few bytes however many they are.
 
-    `builders` are the ranks that want datasets, None for all; `is_last`, whether none of them has more to ask for;
-    `different`, two that want different datasets; `missing`, the entries that were looked for and are not there.
+    `builders` are the ranks that want datasets, None for all; `is_last`, whether none of them has more to ask for, and
+    `is_recall`, whether that depends on what is missing; `different`, two that want different datasets; `missing`, what
+    was looked for and is not there.
     """
     builders = [rank for rank, one in enumerate(said) if one["wanted"] is not None]
     others = [rank for rank in builders if said[rank]["wanted"] != said[builders[0]]["wanted"]]
+    ends = {said[rank]["ends"] for rank in builders}
+    is_recall = ends == {_Ends.if_nothing_is_missing.value}
+    versions = {said[rank]["version"] for rank in builders}
+    is_unknown = is_recall and (None in versions or len(versions) > 1)
     return {
         "builders": None if len(builders) == len(said) else builders,
-        "is_last": all(said[rank]["is_last"] for rank in builders),
+        "is_last": ends <= {_Ends.always.value},
+        "is_recall": is_recall,
         "different": [builders[0], others[0]] if others else None,
-        "missing": _joined([one["missing"] for one in said]),
+        "missing": [-1] if is_unknown else _joined([one["missing"] for one in said]),
     }
 
 

@@ -4,10 +4,13 @@ from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions, fingerprint
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile, take_inventory
+from trackbed.cache.memo import Memo, read_memo, write_memo
 from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, Pending, access, collecting, open_entry, open_or_build
 from trackbed.cache.opened import Arrays, shape_of
-from trackbed.cache.uses import DAY_SECONDS
+from trackbed.cache.recall import Recall, recalled, recalling, record_of
+from trackbed.cache.survey import Stamps
+from trackbed.cache.uses import DAY_SECONDS, touch_use, use_name
 from trackbed.cache.verify import bytes_to_read, find_problems
 from trackbed.cache.visibility import await_entry
 from trackbed.cache.write import Allocate, Build, in_memory
@@ -23,8 +26,11 @@ __all__ = [
     "Decisions",
     "Entry",
     "Inventory",
+    "Memo",
     "Pending",
+    "Recall",
     "Removal",
+    "Stamps",
     "StoredEntry",
     "StoredFile",
     "access",
@@ -39,8 +45,15 @@ __all__ = [
     "open_entry",
     "open_or_build",
     "plan_removal",
+    "read_memo",
     "read_npy_spec",
+    "recalled",
+    "recalling",
+    "record_of",
     "remove",
     "shape_of",
     "take_inventory",
+    "touch_use",
+    "use_name",
+    "write_memo",
 ]

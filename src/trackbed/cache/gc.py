@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trackbed.cache.inventory import Condition, Inventory, StoredEntry
+from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile
 from trackbed.cache.uses import DAY_SECONDS, Use, last_uses
 from trackbed.files import PartialFile, Writer, mapped_files, remove_unless_changed
 
@@ -24,6 +24,8 @@ class Removal:
     partials: tuple[PartialFile, ...]
     uses: tuple[Use, ...]
     """Notes of starts that are the latest of no entry that stays."""
+    memos: tuple[StoredFile, ...]
+    """What starts remembered, a day ago or longer: without it the next one takes a little longer, once."""
     left_bytes: int
     """Size of the entries that stay."""
 
@@ -80,7 +82,8 @@ def plan_removal(
         goes.append(entry)
         left -= entry.size_bytes
     partials = tuple(partial for partial in inventory.partials if _is_forsaken(partial, now))
-    return Removal(tuple(goes), partials, _uses_that_say_nothing(inventory, goes), left)
+    memos = tuple(memo for memo in inventory.memos if now - memo.stamp.modified_ns / 1e9 >= DAY_SECONDS)
+    return Removal(tuple(goes), partials, _uses_that_say_nothing(inventory, goes), memos, left)
 
 
 def _is_forsaken(partial: PartialFile, now: float) -> bool:
@@ -113,8 +116,8 @@ def remove(removal: Removal) -> None:
     """
     for entry in removal.entries:
         _remove_entry(entry)
-    for path in (*(partial.path for partial in removal.partials), *(use.path for use in removal.uses)):
-        Path(path).unlink(missing_ok=True)
+    for found in (*removal.partials, *removal.uses, *removal.memos):
+        Path(found.path).unlink(missing_ok=True)
 
 
 def _remove_entry(entry: StoredEntry) -> None:

@@ -98,6 +98,8 @@ class Inventory:
     """By path."""
     partials: tuple[PartialFile, ...]
     uses: tuple[Use, ...] = field(repr=False)
+    memos: tuple[StoredFile, ...] = field(repr=False)
+    """What starts remember."""
 
     @property
     def size_bytes(self) -> int:
@@ -124,7 +126,14 @@ def take_inventory(folder: str) -> Inventory:
             entries += _entries_aside(f"{own}/{name}", latest)
     partial = f"{own}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
-    return Inventory(folder, tuple(sorted(entries, key=lambda entry: entry.path)), tuple(partials), uses)
+    memos = [_stored(str(path)) for path in Path(own, "starts").glob("*.json")]
+    return Inventory(
+        folder,
+        tuple(sorted(entries, key=lambda entry: entry.path)),
+        tuple(partials),
+        uses,
+        tuple(memo for memo in memos if memo is not None),
+    )
 
 
 def _entries_in(folder: str, manifests: Mapping[str, str], latest: Mapping[str, float]) -> list[StoredEntry]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
-from trackbed.cache.survey import Expected, State, survey
+from trackbed.cache.survey import Expected, Sighting, State, survey
 
 __all__ = ["Look", "find", "look"]
 
@@ -22,6 +22,8 @@ class Look(NamedTuple):
     """What was found at that place instead."""
     other: str = ""
     """Why the shared place is somebody else's, if it is."""
+    sighting: Sighting | None = None
+    """What was seen, where the entry is there."""
 
 
 def look(entry: Entry, expected: Expected) -> Look:
@@ -31,8 +33,11 @@ def look(entry: Entry, expected: Expected) -> Look:
     if found.state is State.foreign and entry.megatron:
         place, other = entry.aside, found.why
         found = survey(entry, place, expected)
-    arrays = OpenedArrays(place, found.specs) if found.state is State.whole else None
-    return Look(arrays, place, found.why, other)
+    if found.state is not State.whole:
+        return Look(None, place, found.why, other)
+    return Look(
+        OpenedArrays(place, found.specs), place, other=other, sighting=Sighting(place, found.specs, found.stamps)
+    )
 
 
 def find(entry: Entry, expected: Expected) -> Look:

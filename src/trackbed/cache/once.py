@@ -10,12 +10,12 @@ from typing import Any
 import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
-from trackbed.cache.look import find
+from trackbed.cache.look import Look, find
 from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
-from trackbed.cache.survey import Expected
+from trackbed.cache.survey import Expected, Sighting
 from trackbed.cache.uses import note_use, noting
 from trackbed.cache.visibility import await_entry
-from trackbed.cache.write import SMALL_BYTES, Build, write_entry
+from trackbed.cache.write import SMALL_BYTES, Build, Written, write_entry
 from trackbed.errors import CacheError
 
 __all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
@@ -66,6 +66,7 @@ class Pending(Arrays):
         self._arrays: Arrays | None = None
         self._advice: str | None = None
         self._place: Place | None = None
+        self._sighting: Sighting | None = None
 
     def expect_others(self, advice: str | None) -> None:
         """From now on, an entry that is missing is an error that ends with `advice`; or is built, with None."""
@@ -79,9 +80,14 @@ class Pending(Arrays):
     def find(self) -> bool:
         """Open the entry if it is there. Returns whether it is."""
         if self._arrays is None:
-            found = find(self.entry, self._expected)
-            self._arrays, self._place = found.arrays, found.place
+            self._look()
         return self._arrays is not None
+
+    def see(self) -> Sighting | None:
+        """What this process saw when it found or built it; of what others built, what it sees now, if anything."""
+        if self._sighting is None:
+            self._sighting = find(self.entry, self._expected).sighting
+        return self._sighting
 
     def make(self) -> Arrays:
         """Open the entry, or build it where the calling context allows that.
@@ -91,11 +97,26 @@ class Pending(Arrays):
         """
         if self._arrays is None and self._advice is not None:
             self._arrays = await_entry(self.entry, expected=self._expected, advice=self._advice)
-        elif self._arrays is None and self._place is not None and not os.path.exists(self._place.manifest):  # noqa: PTH110  see Place
-            self._arrays = _build(self.entry, self._place, self._build)  # nobody has built it since it was looked for
         elif self._arrays is None:
-            self._arrays = _open_or_build(self.entry, self._expected, self._build)
-        return self._arrays
+            self._find_or_build()
+        return self._arrays  # type: ignore[return-value]  # by now there are some
+
+    def _find_or_build(self) -> None:
+        place = self._place
+        if place is None or os.path.exists(place.manifest):  # noqa: PTH110  else nobody has built it since the last look
+            found = self._look()
+            if found.arrays is not None:
+                note_use(self.entry)
+                return
+            _check_access(self.entry, found)
+            place = found.place
+        written = write_entry(self.entry, place, self._build)
+        self._arrays, self._sighting = _kept(written), written.sighting
+
+    def _look(self) -> Look:
+        found = find(self.entry, self._expected)
+        self._arrays, self._place, self._sighting = found.arrays, found.place, found.sighting
+        return found
 
     @property
     def specs(self) -> Mapping[str, ArraySpec]:
@@ -163,14 +184,18 @@ def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
     if found.arrays is not None:
         note_use(entry)
         return found.arrays
+    _check_access(entry, found)
+    return _kept(write_entry(entry, found.place, build))
+
+
+def _check_access(entry: Entry, found: Look) -> None:
     allowed, advice = _ACCESS.get()
     if allowed is Access.open_only:
         raise _missing(entry, found.why, advice)
-    return _build(entry, found.place, build)
 
 
-def _build(entry: Entry, place: Place, build: Build) -> Arrays:
-    written = write_entry(entry, place, build)
+def _kept(written: Written) -> Arrays:
+    """What is kept of an entry that was just built: the arrays of a small one, and of others where they lie."""
     if sum(array.nbytes for array in written.arrays.values()) > SMALL_BYTES:
         return OpenedArrays(written.place, specs_of(written.arrays))
     for array in written.arrays.values():

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 
@@ -11,8 +11,24 @@ from trackbed.cache.fingerprint import differences
 from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
+from trackbed.files import Stamp, stamp_of
 
-__all__ = ["Expected", "Finding", "State", "file_size", "survey"]
+__all__ = ["Expected", "Finding", "Sighting", "Stamps", "State", "file_size", "survey"]
+
+Stamps = Mapping[str, Stamp | None]
+"""Files by their paths, as they were when they were looked at; None for what was not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An entry that was seen whole."""
+
+    place: Place
+    specs: Mapping[str, ArraySpec]
+    """What its arrays hold."""
+    stamps: Stamps
+    """Its files, the manifest included."""
+
 
 Expected = Callable[[], Mapping[str, ArraySpec]]
 """What the arrays must look like; asked only where no manifest answers, as it may cost reading lengths."""
@@ -37,6 +53,8 @@ class Finding:
     why: str = ""
     specs: Mapping[str, ArraySpec] = field(default_factory=dict)
     """What the arrays of a whole entry hold."""
+    stamps: Stamps = field(default_factory=dict)
+    """What the files of a whole entry were when they were looked at, its manifest included."""
 
 
 def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
@@ -47,27 +65,31 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
     other decisions: then the entry is damaged.
     """
     paths = place.files(entry.arrays)
-    sizes = {path: file_size(path) for path in paths.values()}
-    unread = ""
+    stamps = {path: stamp_of(path) for path in (*paths.values(), place.manifest)}
+    found = _judge(entry, place, stamps, expected)
+    return replace(found, stamps=stamps) if found.state is State.whole else found
+
+
+def _judge(entry: Entry, place: Place, stamps: Stamps, expected: Expected) -> Finding:
+    paths, unread = place.files(entry.arrays), ""
     try:
         manifest = read_manifest(place.manifest)
     except (FormatError, OSError) as error:
         manifest, unread = None, str(error)
     if manifest is not None:
-        return _by_manifest(entry, place, manifest, sizes, expected)
-    if all(size is None for size in sizes.values()):
+        return _by_manifest(entry, place, manifest, stamps, expected)
+    if all(stamps[path] is None for path in paths.values()):
         return Finding(State.absent)
     found = _by_headers(entry, paths, expected())
     return Finding(State.damaged, unread) if unread and found.state is State.whole else found
 
 
-def _by_manifest(
-    entry: Entry, place: Place, manifest: Manifest, sizes: Mapping[str, int | None], expected: Expected
-) -> Finding:
+def _by_manifest(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, expected: Expected) -> Finding:
     if manifest.fingerprint != entry.fingerprint:
         return Finding(State.foreign, differences(manifest.decisions, entry.decisions))
-    for path, size in sizes.items():
-        record = manifest.files.get(path.rpartition("/")[2])
+    for path in place.files(entry.arrays).values():
+        record, stamp = manifest.files.get(path.rpartition("/")[2]), stamps[path]
+        size = None if stamp is None else stamp.size_bytes
         if record is None or size != record.size_bytes:
             wanted = None if record is None else record.size_bytes
             return Finding(State.damaged, f"{path}: must have {wanted} bytes, found {size}")

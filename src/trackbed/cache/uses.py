@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from typing import Final
 from trackbed.cache.entry import Entry
 from trackbed.files import partial_name, publish, write_new
 
-__all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use", "noting"]
+__all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use", "noting", "touch_use", "use_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,33 +66,57 @@ def note_use(entry: Entry) -> None:
         noted.append(entry)
 
 
+def use_name(entries: Iterable[Entry]) -> str:
+    """Name of the file that says that these entries of one cache were used."""
+    return _name(_listing(entries))
+
+
+def touch_use(own: str, name: str) -> bool:
+    """Take note that the entries of an earlier use are in use again. Returns whether there is one of that name."""
+    path = f"{own}/uses/{name}"
+    try:
+        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:  # noqa: PTH116  see Place
+            with contextlib.suppress(PermissionError):  # a cache that can only be read is used, too
+                os.utime(path)
+    except OSError:
+        return False
+    return True
+
+
 def _note_all(entries: Sequence[Entry]) -> None:
     """One call of the file system where note was taken within a day, whatever the number of entries."""
-    by_folder: defaultdict[str, list[str]] = defaultdict(list)
+    by_folder: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        by_folder[entry.own].append(entry.stem if entry.megatron else entry.fingerprint)
-    for own, names in by_folder.items():
+        by_folder[entry.own].append(entry)
+    for own, used in by_folder.items():
         try:
-            _note(own, "".join(f"{name}\n" for name in sorted(set(names))).encode())
+            _note(own, _listing(used))
         except OSError as error:  # a cache that can only be read is used, too
             logger.debug("%s: no note of its use: %s", own, error)
 
 
+def _listing(entries: Iterable[Entry]) -> bytes:
+    names = {entry.stem if entry.megatron else entry.fingerprint for entry in entries}
+    return "".join(f"{name}\n" for name in sorted(names)).encode()
+
+
+def _name(listing: bytes) -> str:
+    return f"{hashlib.sha256(listing).hexdigest()[:32]}.txt"
+
+
 def _note(own: str, listing: bytes) -> None:
-    path = f"{own}/uses/{hashlib.sha256(listing).hexdigest()[:32]}.txt"
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:  # noqa: PTH116  see Place
-            os.utime(path)
+    name = _name(listing)
+    if touch_use(own, name):
         return
     for folder in (
         f"{own}/uses",
         f"{own}/partial",
     ):  # a folder that Megatron Core alone has written to is left as it is
         Path(folder).mkdir(exist_ok=True)
-    partial = f"{own}/partial/{partial_name(path.rpartition('/')[2])}"
+    partial = f"{own}/partial/{partial_name(name)}"
     try:
         write_new(partial, listing)
-        publish(partial, path)
+        publish(partial, f"{own}/uses/{name}")
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise

@@ -21,10 +21,12 @@ from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import create_npy, write_npy
 from trackbed.cache.opened import Arrays, specs_of
+from trackbed.cache.survey import Sighting
 from trackbed.errors import CacheError
 from trackbed.files import (
     Checksum,
     FileSum,
+    Stamp,
     WrittenBehind,
     checksum_bytes,
     clear_dead_partials,
@@ -32,6 +34,7 @@ from trackbed.files import (
     partial_name,
     write_new,
 )
+from trackbed.kernels import file_stamps
 
 __all__ = ["Allocate", "Build", "Written", "in_memory", "write_entry"]
 
@@ -67,6 +70,8 @@ class Written:
     arrays: Arrays
     place: Place
     """Where it lies."""
+    sighting: Sighting | None
+    """What was written, unless another builder of the same entry was faster."""
 
 
 def write_entry(entry: Entry, place: Place, build: Build) -> Written:
@@ -92,7 +97,7 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Written:
             _clear_once(f"{entry.own}/partial")
         arrays = build(writing)
         with writing.explained():
-            return Written(arrays, writing.publish(arrays))
+            return writing.publish(arrays)
     finally:
         writing.clear()
 
@@ -185,17 +190,23 @@ class _Writing:
                 header_bytes = len(mapped) - array.nbytes
                 self._behind[name].filled(header_bytes + count * array.strides[0])
 
-    def publish(self, arrays: Arrays) -> Place:
-        """Write what is not in its file yet, and let all files appear. Returns where."""
+    def publish(self, arrays: Arrays) -> Written:
+        """Write what is not in its file yet, and let all files appear."""
         names = ("description", *self._entry.arrays)
         sums = {name: FileSum.of(self._complete(name, arrays)) for name in names}
         records = {self._final_name(name): record for name, record in sums.items()}
         manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs_of(arrays))
         write_new(self._begin("manifest"), encode_manifest(manifest))
         files = {name: (self._partials[name], sums[name].size_bytes) for name in names}
+        stamps = file_stamps(".", [self._partials[name] for name in (*names, "manifest")])  # renaming keeps them
         appeared = let_appear(Prepared(self._entry, self._partials["manifest"], files), self._place)
         self._partials = {name: path for name, path in self._partials.items() if path in appeared.unused}
-        return appeared.place
+        place = appeared.place
+        if appeared.unused:
+            return Written(arrays, place, None)
+        finals = (*place.files(self._entry.arrays).values(), place.manifest)
+        seen = {path: Stamp(*stamp) for path, stamp in zip(finals, stamps.tolist(), strict=True)}
+        return Written(arrays, place, Sighting(place, manifest.arrays, seen))
 
     def _complete(self, name: str, arrays: Arrays) -> Checksum:
         """Let the partial file of `name` be complete. Returns its checksums."""

@@ -14,11 +14,21 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, fingerprint, in_memory, open_entry, open_or_build
+from trackbed.cache import (
+    Allocate,
+    Arrays,
+    ArraySpec,
+    Entry,
+    fingerprint,
+    in_memory,
+    open_entry,
+    open_or_build,
+    recalled,
+)
 from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt_instant import StoredSample
-from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now
+from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now, md5_of
 from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
 from trackbed.index.balanced import BALANCED_VERSION
@@ -74,19 +84,28 @@ class BlendedDataset(_Dataset):
         self.size = size
         self.config = config
 
-        identifiers: OrderedDict[str, Any] = OrderedDict()
-        identifiers["class"] = type(self).__name__
-        identifiers["datasets"] = [description_now(dataset) for dataset in datasets]
-        identifiers["split"] = self.split.name
-        identifiers["weights"] = self.weights
-        identifiers["size"] = size
-        if config.renormalize_blend_weights is not None:
-            identifiers["renormalize_blend_weights"] = config.renormalize_blend_weights
-        self.unique_description, self.unique_description_hash = describe_blend(identifiers)
         if config.order == "instant":
             self.order = self._instant_order()
         else:
             self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+
+    @cached_property
+    def unique_description(self) -> str:
+        """What it is, in Megatron Core's words; no start that recalls its cache asks."""
+        identifiers: OrderedDict[str, Any] = OrderedDict()
+        identifiers["class"] = type(self).__name__
+        identifiers["datasets"] = [description_now(dataset) for dataset in self.datasets]
+        identifiers["split"] = self.split.name
+        identifiers["weights"] = self.weights
+        identifiers["size"] = self.size
+        if self.config.renormalize_blend_weights is not None:
+            identifiers["renormalize_blend_weights"] = self.config.renormalize_blend_weights
+        return describe_blend(identifiers)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        """The md5 of the description, which names its files."""
+        return md5_of(self.unique_description)
 
     def _instant_order(self) -> InstantOrder | None:
         """Which sample comes k-th; None where there are none."""
@@ -211,6 +230,9 @@ class BlendedDataset(_Dataset):
                 raise OversampleError(msg)
 
     def _open_indices(self) -> Arrays:
+        arrays = recalled()
+        if arrays is not None:
+            return arrays
         if self.config.order == "balanced":
             self._check_draws(self._balanced.counts)
             return self._balanced.open()

@@ -23,6 +23,7 @@ from trackbed.cache import (
     in_memory,
     open_entry,
     open_or_build,
+    recalled,
     shape_of,
 )
 from trackbed.datasets import sample
@@ -222,6 +223,9 @@ class GPTDataset(MegatronDataset):
         )
 
     def _open_indices(self) -> Arrays:
+        arrays = recalled()
+        if arrays is not None:
+            return arrays
         entry = self._entry()
         if entry is None:
             return self._build_indices(in_memory)

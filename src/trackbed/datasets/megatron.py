@@ -18,7 +18,15 @@ from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = ["LowLevelDataset", "MegatronDataset", "describe", "describe_blend", "description_now", "padding_id"]
+__all__ = [
+    "LowLevelDataset",
+    "MegatronDataset",
+    "describe",
+    "describe_blend",
+    "description_now",
+    "md5_of",
+    "padding_id",
+]
 
 LowLevelDataset = Any
 """What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
@@ -73,7 +81,6 @@ class MegatronDataset(ABC, _Dataset):
         for name in self._key_config_attributes():
             self.unique_identifiers[name] = getattr(config, name)
         self._described = self.unique_identifiers.copy()
-        self.unique_description, self.unique_description_hash = describe(self.unique_identifiers)
         self._pad_token_id = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
 
     @staticmethod
@@ -90,6 +97,16 @@ class MegatronDataset(ABC, _Dataset):
     def _key_config_attributes() -> list[str]:
         """Fields of the configuration that belong to the dataset's identity."""
         return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
+
+    @cached_property
+    def unique_description(self) -> str:
+        """What it is, as it was when it was made, in Megatron Core's words; no start that recalls its cache asks."""
+        return describe(self._described)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        """The md5 of the description, which names its files."""
+        return md5_of(self.unique_description)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -109,15 +126,19 @@ class MegatronDataset(ABC, _Dataset):
         """One sample."""
 
 
-def describe(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:
-    """The description that Megatron Core writes of these identifiers, and its md5, which names the files.
+def describe(identifiers: "OrderedDict[str, Any]") -> str:
+    """The description that Megatron Core writes of these identifiers.
 
     It is `json.dumps(identifiers, indent=4, default=...)`, put together by field: thousands of datasets share most
     values, and indented JSON is slow to write.
     """
     fields = ",\n".join(f"    {_QUOTE(name)}: {_describe_value(value)}" for name, value in identifiers.items())
-    text = f"{{\n{fields}\n}}" if identifiers else "{}"
-    return text, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+    return f"{{\n{fields}\n}}" if identifiers else "{}"
+
+
+def md5_of(description: str) -> str:
+    """What names the files of whatever is described so."""
+    return hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
 
 
 def _describe_value(value: Any) -> str:
@@ -138,19 +159,18 @@ def description_now(dataset: MegatronDataset) -> str:
     """The description of a dataset, whose class may have changed `unique_identifiers` after it was first made."""
     if dataset.unique_identifiers == dataset._described:  # noqa: SLF001  of this module
         return dataset.unique_description
-    return describe(dataset.unique_identifiers)[0]
+    return describe(dataset.unique_identifiers)
 
 
-def describe_blend(identifiers: "OrderedDict[str, Any]") -> tuple[str, str]:
+def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
     """`describe` for a blend, whose `datasets` are given as the descriptions that their members have already.
 
     A description inside another one is the same text, indented: to write thousands of them twice would take
     longer than to build what they describe.
     """
     members = ",".join("\n        " + text.replace("\n", "\n        ") for text in identifiers["datasets"])
-    text, _ = describe(OrderedDict({**identifiers, "datasets": []}))
-    text = text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
-    return text, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+    text = describe(OrderedDict({**identifiers, "datasets": []}))
+    return text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
 
 
 def padding_id(tokenizer: Any, *, allow_ambiguous: bool) -> int:

@@ -11,9 +11,11 @@ __all__ = ["Stamp", "check_stamp", "remove_unless_changed", "stamp_of"]
 
 
 class Stamp(NamedTuple):
-    """A file, as it was when it was looked at."""
+    """A file, as it was when it was looked at.
 
-    device: int
+    Without its device: hosts that share a file system number it each in their own way.
+    """
+
     inode: int
     size_bytes: int
     modified_ns: int
@@ -21,7 +23,7 @@ class Stamp(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result) -> "Stamp":
         """The stamp of a file whose status is known."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def stamp_of(path: str | Path) -> Stamp | None:

@@ -1,6 +1,7 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
+from trackbed.kernels.file_stamps import file_stamps
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
@@ -31,6 +32,7 @@ __all__ = [
     "count_tokens",
     "draw_phases",
     "exhaustive_blend",
+    "file_stamps",
     "greedy_blend",
     "instant_locate",
     "interleaving_counts",

@@ -18,6 +18,14 @@ def legacy_shuffle(
     poll: _Poll,
     /,
 ) -> None: ...
+def file_stamps(
+    folder: bytes,
+    names: bytes,
+    stamps: npt.NDArray[np.int64],
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> None: ...
 def count_tokens(lengths: npt.NDArray[np.uint8]) -> tuple[int, int]: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
 def permute(

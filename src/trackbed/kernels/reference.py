@@ -3,7 +3,10 @@
 Shapes: K datasets, N samples, D documents, V visits, S samples.
 """
 
+import contextlib
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +18,7 @@ __all__ = [
     "draw_phases",
     "epoch_sample",
     "exhaustive_blend",
+    "file_stamps",
     "greedy_blend",
     "interleave",
     "interleaving_counts",
@@ -249,6 +253,16 @@ def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArr
         its_key = window_key + number & _BITS
         shuffled += [inside[permute(at, size=len(inside), key=its_key)] for at in range(len(inside))]
     return np.array(shuffled, dtype=np.int64)
+
+
+def file_stamps(folder: str, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """`[N, 3]` inode, size and time of last writing of each file; -1 for what is not there."""
+    stamps = np.full((len(names), 3), -1, dtype=np.int64)
+    for number, name in enumerate(names):
+        with contextlib.suppress(OSError):
+            status = Path(folder, name).stat()
+            stamps[number] = status.st_ino, status.st_size, status.st_mtime_ns
+    return stamps
 
 
 def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:

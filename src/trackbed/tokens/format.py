@@ -94,7 +94,7 @@ class SequenceIndex:
         multimodal: whether its modes are wanted.
     """
 
-    def __init__(self, path: Path, ends: "IndexEnds", *, multimodal: bool) -> None:
+    def __init__(self, path: str | Path, ends: "IndexEnds", *, multimodal: bool) -> None:
         self.dtype = ends.header.dtype
         self.dtype_size = np.dtype(ends.header.dtype).itemsize
         self.sequence_count = ends.header.sequence_count
@@ -105,8 +105,8 @@ class SequenceIndex:
 
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
-        check_stamp(self._path, self.ends.stamp)
-        return map_file(self._path)
+        check_stamp(Path(self._path), self.ends.stamp)
+        return map_file(Path(self._path))
 
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""

@@ -15,6 +15,7 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import check_stamp, stamp_of
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.identity import identity_of
+from trackbed.tokens.opening import Opening, known_opening, note_opening
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
 
@@ -73,6 +74,17 @@ class IndexedDataset:
         self._open()
 
     def _open(self) -> None:
+        known = known_opening(self.path_prefix) if self.open_when_read and not self.multimodal else None
+        if known is None:
+            self._look()
+        else:
+            self._bin_stamp = known.bin_stamp
+            self.index = SequenceIndex(get_idx_path(self.path_prefix), known.ends, multimodal=False)
+        if not self.open_when_read:
+            self.index.map()
+            _ = self.bin_reader
+
+    def _look(self) -> None:
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
         if index_stamp is None or bin_stamp is None:
@@ -86,9 +98,7 @@ class IndexedDataset:
         if not self.fast_cache_load:
             _check_ends(index, idx_path, bin_path, self._bin_stamp.size_bytes)
         self.index = index
-        if not self.open_when_read:
-            index.map()
-            _ = self.bin_reader
+        note_opening(self.path_prefix, Opening(index.ends, bin_stamp))
 
     @cached_property
     def bin_reader(self) -> Source:

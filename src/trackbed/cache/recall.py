@@ -1,0 +1,89 @@
+"""Entries that are as a start left them: the next one takes them as they were, and looks at none.
+
+Dataset constructors have a fixed signature, which third parties extend; a context is how the one who calls them says
+what he knows of the entries that they will ask for.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.opened import Arrays, OpenedArrays
+from trackbed.cache.survey import Sighting
+
+__all__ = ["Recall", "recalled", "recalling", "record_of"]
+
+
+def record_of(sighting: Sighting, folder: str) -> list[Any]:
+    """What was seen of an entry of the cache in `folder`, as JSON values."""
+    specs = [[name, spec.dtype.str, spec.shape] for name, spec in sighting.specs.items()]
+    return [sighting.place.directory.removeprefix(folder), sighting.place.stem, specs]
+
+
+class _RecalledArrays(OpenedArrays):
+    """Arrays that a record tells of, which is not read before one of them is asked for."""
+
+    def __init__(self, folder: str, record: Sequence[Any]) -> None:
+        self._folder = folder
+        self._record = record
+        self._mapped = {}
+
+    @cached_property
+    def specs(self) -> Mapping[str, ArraySpec]:  # type: ignore[override]  # computed here
+        """What they hold."""
+        return {name: ArraySpec(np.dtype(dtype), tuple(shape)) for name, dtype, shape in self._record[2]}
+
+    @cached_property
+    def _place(self) -> Place:  # type: ignore[override]  # computed here
+        directory, stem, _ = self._record
+        return Place(f"{self._folder}{directory}", stem, "")
+
+
+class Recall:
+    """Entries in the order in which they will be asked for.
+
+    Args:
+        folder: of the cache.
+        records: what `record_of` gave. Whoever recalls them vouches that the files have not changed.
+    """
+
+    def __init__(self, folder: str, records: Sequence[Sequence[Any]]) -> None:
+        self._folder = folder
+        self._records = records
+        self._taken = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all entries were asked for, and no more."""
+        return self._taken == len(self._records)
+
+    def take(self) -> Arrays | None:
+        """The arrays of the next entry; None where there are no more."""
+        self._taken += 1
+        return (
+            _RecalledArrays(self._folder, self._records[self._taken - 1]) if self._taken <= len(self._records) else None
+        )
+
+
+_RECALL: ContextVar[Recall | None] = ContextVar("recall", default=None)
+
+
+@contextlib.contextmanager
+def recalling(recall: Recall) -> Iterator[None]:
+    """Inside the block, `recalled` gives the entries of `recall`, one after the other."""
+    token = _RECALL.set(recall)
+    try:
+        yield
+    finally:
+        _RECALL.reset(token)
+
+
+def recalled() -> Arrays | None:
+    """The arrays of the entry that is asked for now, or None where the context does not know of it."""
+    recall = _RECALL.get()
+    return None if recall is None else recall.take()

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import file_stamps, reference
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
+def test_file_stamps_equal_their_reference(tmp_path, count, num_threads):
+    names = [f"{number}" for number in range(count)]
+    for number, name in enumerate(names[::3]):
+        (tmp_path / name).write_bytes(bytes(number))
+    found = file_stamps(str(tmp_path), names, num_threads=num_threads)
+    np.testing.assert_array_equal(found, reference.file_stamps(str(tmp_path), names))
+    assert found.shape == (count, 3)
+    assert (found[1::3] == -1).all()
+
+
+def test_names_may_be_absolute_lead_elsewhere_and_hold_any_byte(tmp_path):
+    odd = tmp_path / "a \n\udcff b"
+    odd.write_bytes(b"abc")
+    (tmp_path / "link").symlink_to(odd)
+    (tmp_path / "folder").mkdir()
+    names = [str(odd), odd.name, "link", "folder", "folder/../link", "broken/.."]
+    found = file_stamps(str(tmp_path), names)
+    np.testing.assert_array_equal(found, reference.file_stamps(str(tmp_path), names))
+    assert found[:3, 1].tolist() == [3, 3, 3]
+
+
+def test_a_folder_that_is_not_there_holds_nothing_but_absolute_names_are_found(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    found = file_stamps(str(tmp_path / "absent"), ["file", str(tmp_path / "file")])
+    assert found[:, 1].tolist() == [-1, 3]
+
+
+@pytest.mark.parametrize("names", [[""], ["a", ""], ["", "a"], ["a", "", "b"], ["a\0b"]])
+def test_a_name_that_is_empty_or_holds_a_zero_byte_is_refused(tmp_path, names):
+    with pytest.raises(ArgumentError, match="must not be empty and hold no zero byte"):
+        file_stamps(str(tmp_path), names)
+
+
+def test_a_look_at_many_files_can_be_ended(tmp_path):
+    class EndedError(Exception):
+        pass
+
+    def end(_done):
+        raise EndedError
+
+    with pytest.raises(EndedError):
+        file_stamps(str(tmp_path), ["absent"] * 300_000, poll=end)
