@@ -116,8 +116,9 @@ def remove(removal: Removal) -> None:
     """
     for entry in removal.entries:
         _remove_entry(entry)
-    for found in (*removal.partials, *removal.uses, *removal.memos):
-        Path(found.path).unlink(missing_ok=True)
+    for found in (removal.partials, removal.uses, removal.memos):
+        for one in found:
+            Path(one.path).unlink(missing_ok=True)
 
 
 def _remove_entry(entry: StoredEntry) -> None:
