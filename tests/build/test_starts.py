@@ -35,7 +35,7 @@ def tokens_in(datasets):
 def built_anew(folder, **options):
     """What a start without a cache makes of the same data."""
     shutil.rmtree(folder / "fresh", ignore_errors=True)
-    return tokens_in(build(config_of(folder, path_to_cache=str(folder / "fresh"), **options), SIZES))
+    return tokens_in(build(config_of(folder, **{**options, "path_to_cache": str(folder / "fresh")}), SIZES))
 
 
 @given(case=configurations())
@@ -79,6 +79,22 @@ def test_a_cache_that_was_moved_is_looked_at_again(tmp_path):
     assert not is_remembered(moved)
     assert tokens_in(build(moved, SIZES)) == built_anew(tmp_path)
     assert is_remembered(moved)
+
+
+def test_relative_prefixes_and_a_relative_cache_are_those_of_the_folder_one_is_in(tmp_path, monkeypatch):
+    options = {"blend": ([f"pair{number}" for number in range(3)], [3, 2, 1]), "path_to_cache": "cache/"}
+    for number, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        write_pairs(tmp_path / name)
+        write_pair(tmp_path / name / "pair1", [20 + number] * 60, seed=number)
+        if name == "b":
+            (tmp_path / "b" / "cache").symlink_to(tmp_path / "a" / "cache")
+        config = config_of(tmp_path, **options)
+        assert not is_remembered(config)
+        wanted = tokens_in(build(config, SIZES))
+        assert is_remembered(config)
+        assert tokens_in(build(config, SIZES)) == wanted == built_anew(tmp_path, **{**options, "path_to_cache": None})
 
 
 def one(folder, pattern):

@@ -24,7 +24,7 @@ from trackbed.index.legacy_random import forget_shared_runs
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 from trackbed.kernels import look_in, watched
-from trackbed.tokens import openings
+from trackbed.tokens.opening import openings
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 

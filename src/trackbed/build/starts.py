@@ -7,9 +7,12 @@ and describes no dataset: all of that waits until somebody reads a sample.
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 from trackbed import __version__
@@ -19,8 +22,8 @@ from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import CacheError
 from trackbed.files import Stamp
-from trackbed.tokens import get_bin_path, get_idx_path, openings
-from trackbed.tokens.opening import Opening
+from trackbed.tokens import get_bin_path, get_idx_path
+from trackbed.tokens.opening import Opening, openings
 
 __all__ = ["Start"]
 
@@ -43,7 +46,7 @@ class Start:
     ) -> None:
         self.key = _key(cls, sizes, config)
         """What tells it from others; None where nothing is remembered of such starts."""
-        self._folder = f"{config.path_to_cache}"
+        self._folder = f"{Path(config.path_to_cache or '')}"
         self._own = f"{self._folder}/.trackbed"
         self._path = f"{self._own}/starts/{self.key}.json"
 
@@ -82,8 +85,8 @@ class Start:
             return
         stamps: dict[str, Stamp | None] = {}
         for prefix, opening in pairs.items():
-            stamps[get_idx_path(prefix)] = opening.ends.stamp
-            stamps[get_bin_path(prefix)] = opening.bin_stamp
+            stamps[os.path.abspath(get_idx_path(prefix))] = opening.ends.stamp  # noqa: PTH100  see Place
+            stamps[os.path.abspath(get_bin_path(prefix))] = opening.bin_stamp  # noqa: PTH100
         for sighting in seen:
             stamps.update(sighting.stamps)
         content = {
@@ -108,10 +111,18 @@ def _key(cls: type[MegatronDataset], sizes: Sequence[int | None], config: Blende
         return None
     options = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _OF_NO_MATTER}
     try:
-        text = json.dumps([__version__, list(sizes), options], sort_keys=True, default=_plain)
+        text = json.dumps([__version__, list(sizes), options, _folder_of(config)], sort_keys=True, default=_plain)
     except (TypeError, ValueError):
         return None
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _folder_of(config: BlendedMegatronDatasetConfig) -> str:
+    """What relative prefixes begin from; nothing where there are none."""
+    blends = [config.blend, *(config.blend_per_split or [])]
+    prefixes = chain.from_iterable(blend[0] for blend in blends if blend)
+    pairs = chain.from_iterable((getattr(config, "groups", None) or {}).values())
+    return "" if all(map(os.path.isabs, chain(prefixes, pairs))) else os.getcwd()  # noqa: PTH109
 
 
 def _plain(value: Any) -> Any:

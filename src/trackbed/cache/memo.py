@@ -8,7 +8,6 @@ Shapes: N files.
 
 import hashlib
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 import orjson
 
 from trackbed.cache.survey import Stamps
-from trackbed.files import partial_name, publish, write_new
+from trackbed.files import crc32, partial_name, publish, write_new
 from trackbed.kernels import available_threads, file_stamps
 
 __all__ = ["Memo", "read_memo", "write_memo"]
@@ -70,7 +69,7 @@ def write_memo(path: str, folder: str, stamps: Stamps, content: Any) -> None:
     names = [name.removeprefix(f"{folder}/") for name in stamps]
     digests = [_digest(part) for part in parts]
     body = orjson.dumps({"names": names, "digests": digests, "content": content})
-    head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": zlib.crc32(body)})
+    head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": crc32(body)})
     partials = f"{folder}/.trackbed/partial"
     for needed in (os.path.dirname(path), partials):  # noqa: PTH120
         Path(needed).mkdir(parents=True, exist_ok=True)
@@ -87,11 +86,11 @@ def read_memo(path: str, folder: str) -> Memo | None:
     """The memo at `path`; None where there is none, or one that is damaged or of another version."""
     try:
         head, _, body = Path(path).read_bytes().partition(b"\n")
-        crc32 = zlib.crc32(body.removesuffix(b"\n"))
-        if orjson.loads(head) != {"format": _FORMAT, "version": _VERSION, "crc32": crc32}:
+        found = crc32(body.removesuffix(b"\n"))
+        if orjson.loads(head) != {"format": _FORMAT, "version": _VERSION, "crc32": found}:
             return None
         fields = orjson.loads(body)
-        return Memo(fields["content"], folder, fields["names"], fields["digests"], crc32)
+        return Memo(fields["content"], folder, fields["names"], fields["digests"], found)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

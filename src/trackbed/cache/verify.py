@@ -1,7 +1,6 @@
 """Reading every byte of a cache, and comparing it with the manifests."""
 
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from trackbed.cache.fingerprint import fingerprint
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
 from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
-from trackbed.files import CHUNK_BYTES, FileSum, Writer
+from trackbed.files import CHUNK_BYTES, FileSum, Writer, crc32
 
 __all__ = ["bytes_to_read", "find_problems"]
 
@@ -94,9 +93,9 @@ def _chunks(inventory: Inventory) -> Iterator[_Chunk]:
 
 
 def _chunks_of(path: str, found: FileSum) -> Iterator[_Chunk]:
-    for number, crc32 in enumerate(found.crc32):
+    for number, wanted in enumerate(found.crc32):
         size = min(CHUNK_BYTES, found.size_bytes - number * CHUNK_BYTES)
-        yield _Chunk(path, number, size, crc32)
+        yield _Chunk(path, number, size, wanted)
 
 
 def _compare(chunk: _Chunk) -> str:
@@ -115,6 +114,6 @@ def _crc32(chunk: _Chunk) -> str:
     with open(chunk.path, "rb", buffering=0) as file:  # noqa: PTH123  there may be thousands
         file.seek(chunk.number * CHUNK_BYTES)
         while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
-            value = zlib.crc32(piece, value)
+            value = crc32(piece, value)
             left -= len(piece)
     return f"{value:08x}"

@@ -1,7 +1,7 @@
 """Files that appear whole under their final name or not at all, and checksums of them."""
 
 from trackbed.files.behind import WrittenBehind
-from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file
+from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.local import is_local
 from trackbed.files.mapped import mapped_files
 from trackbed.files.mapping import map_readonly
@@ -34,6 +34,7 @@ __all__ = [
     "checksum_file",
     "claim",
     "clear_dead_partials",
+    "crc32",
     "find_partials",
     "flush_to_disk",
     "is_local",

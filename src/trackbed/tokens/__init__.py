@@ -5,7 +5,6 @@ from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.group import IndexedGroup
 from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
-from trackbed.tokens.opening import openings
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.seal import seal
@@ -25,7 +24,6 @@ __all__ = [
     "identity",
     "merge",
     "open_index",
-    "openings",
     "seal",
     "verify",
     "verify_content",
