@@ -3,11 +3,11 @@
 #include <nanobind/stl/pair.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
-#include "trackbed/file_stamps.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -16,6 +16,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/poll.hpp"
 #include "trackbed/sample_index.hpp"
+#include "trackbed/small_files.hpp"
 #include "trackbed/token_count.hpp"
 
 namespace nb = nanobind;
@@ -118,11 +119,55 @@ std::pair<std::int64_t, std::int32_t> count_tokens(Array<const std::uint8_t> len
   return {count.tokens, count.shortest};
 }
 
+// What a list of objects holds, as bytes, for as long as this lives.
+class Buffers {
+ public:
+  explicit Buffers(nb::list objects) {
+    views_.reserve(objects.size());
+    for (const nb::handle object : objects) {
+      Py_buffer view;
+      if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) {
+        release();
+        throw nb::python_error();
+      }
+      views_.push_back(view);
+      spans_.push_back({static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len)});
+    }
+  }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() { release(); }
+
+  std::span<const std::span<const std::byte>> spans() const { return spans_; }
+
+ private:
+  void release() {
+    for (Py_buffer& view : views_) {
+      PyBuffer_Release(&view);
+    }
+  }
+
+  std::vector<Py_buffer> views_;
+  std::vector<std::span<const std::byte>> spans_;
+};
+
+std::span<const char> text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+std::pair<int, std::size_t> write_files(nb::bytes names, nb::list parts, Array<const std::int64_t> counts,
+                                        nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const Buffers buffers(parts);
+  const std::span<const char> text = text_of(names);
+  const nb::gil_scoped_release no_gil;
+  const trackbed::FileError error = trackbed::write_files(text, buffers.spans(), span_of(counts), poll);
+  return {error.number, error.file};
+}
+
 void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, int num_threads, nb::handle callback) {
   static_assert(sizeof(trackbed::FileStamp) == 3 * sizeof(std::int64_t));
   trackbed::Poll poll = poll_of(callback);
   const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
-  const std::span<const char> text{names.c_str(), names.size()};
+  const std::span<const char> text = text_of(names);
   if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\0')) < found.size()) {
     throw nb::value_error("each name must end with a zero byte");
   }
@@ -235,6 +280,7 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
 NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
+  m.def("write_files", &write_files, nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);
   m.def("count_tokens", &count_tokens);

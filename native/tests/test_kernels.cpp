@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -30,7 +32,6 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
-#include "trackbed/file_stamps.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -39,6 +40,7 @@
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
+#include "trackbed/small_files.hpp"
 #include "trackbed/split_mix.hpp"
 #include "trackbed/token_count.hpp"
 
@@ -507,6 +509,31 @@ void test_file_stamps() {
       check(stamps[file].size_bytes == wanted && (stamps[file].inode < 0) == (wanted < 0),
             "stamp of file " + std::to_string(file));
     }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+void test_write_files() {
+  const std::string folder = std::filesystem::temp_directory_path() / ("trackbed-written" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  std::vector<std::byte> bytes(300'000);
+  const std::span<const std::byte> all(bytes);
+  const std::vector<std::span<const std::byte>> parts{all, all.first(0), all.first(7)};
+  const auto named = [&](std::initializer_list<const char*> names) {
+    std::string joined;
+    for (const char* name : names) {
+      joined.append(folder).append("/").append(name).push_back('\0');
+    }
+    return joined;
+  };
+  const std::vector<std::int64_t> counts{2, 0, 1};
+  trackbed::Poll poll;
+  const std::string names = named({"a", "b", "c"});
+  check(trackbed::write_files(names, parts, counts, poll).number == 0, "write_files");
+  const trackbed::FileError again = trackbed::write_files(names, parts, counts, poll);
+  check(again.number == EEXIST && again.file == 0, "write_files of a file that is there");
+  for (const auto& [name, size] : {std::pair{"a", 300'000}, std::pair{"b", 0}, std::pair{"c", 7}}) {
+    check(std::filesystem::file_size(folder + "/" + name) == static_cast<std::uintmax_t>(size), name);
   }
   std::filesystem::remove_all(folder);
 }
@@ -1330,6 +1357,7 @@ int main(int argc, char** argv) {
   test_narrow(41 * scale);
   test_count_tokens(200 * scale);
   test_file_stamps();
+  test_write_files();
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
   test_permutation_of_many_positions();

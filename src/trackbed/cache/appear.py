@@ -15,9 +15,9 @@ from typing import Final
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, read_manifest
-from trackbed.cache.survey import file_size
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import claim, publish, remove_unless_changed, stamp_of
+from trackbed.kernels import file_stamps
 
 __all__ = ["Appeared", "Prepared", "let_appear"]
 
@@ -63,7 +63,8 @@ def let_appear(prepared: Prepared, place: Place) -> Appeared:
         publish(prepared.manifest, place.manifest)  # the folder is named by the fingerprint: nobody else wants it
         has_claimed = True
     finals = place.files(entry.arrays)
-    fits = {name: file_size(final) == prepared.files[name][1] for name, final in finals.items()}
+    sizes = file_stamps(".", list(finals.values()))[:, 1].tolist()
+    fits = {name: size == prepared.files[name][1] for name, size in zip(finals, sizes, strict=True)}
     if all(fits.values()) and not has_claimed:
         return Appeared(place, (prepared.manifest, *(partial for partial, _ in prepared.files.values())))
     for name in sorted(finals, key=lambda name: not fits[name]):

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import Checksum, map_readonly, write_new
+from trackbed.files import map_readonly
 
-__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec", "write_npy"]
+__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "npy_parts", "read_npy_header", "read_npy_spec"]
 
 _LONGEST_HEADER: Final = 4096
 _ALIGNMENT: Final = 64
@@ -142,8 +142,7 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
     return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped, descriptor
 
 
-def write_npy(path: str | Path, array: npt.NDArray[Any]) -> Checksum:
-    """Write `array`, in C order, to the new file `path`, byte for byte as `numpy.save` does."""
-    return write_new(
-        path, encode_npy_header(array.dtype, array.shape), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    )
+def npy_parts(array: npt.NDArray[Any]) -> list[bytes | memoryview]:
+    """What `numpy.save` writes of `array`, in C order, byte for byte: the header and the data."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return [encode_npy_header(array.dtype, array.shape), data]

@@ -1,6 +1,5 @@
 """What lies at the place of an entry: the entry, nothing, a damaged copy of it, or something else."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -13,7 +12,7 @@ from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
 from trackbed.files import Stamp, stamp_of
 
-__all__ = ["Expected", "Finding", "Sighting", "Stamps", "State", "file_size", "survey"]
+__all__ = ["Expected", "Finding", "Sighting", "Stamps", "State", "survey"]
 
 Stamps = Mapping[str, Stamp | None]
 """Files by their paths, as they were when they were looked at; None for what was not there."""
@@ -138,11 +137,3 @@ def _judge_array(path: Path, wanted: ArraySpec) -> Finding:
     if size != header.size_bytes:
         return Finding(State.damaged, f"{path}: must have {header.size_bytes} bytes, found {size}")
     return Finding(State.whole)
-
-
-def file_size(path: str) -> int | None:
-    """Bytes in a file, or None where there is none."""
-    try:
-        return os.stat(path).st_size  # noqa: PTH116  thousands of entries are looked at: pathlib takes as long again
-    except (FileNotFoundError, NotADirectoryError):
-        return None

@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from trackbed.cache.advice import advice_on
 from trackbed.cache.appear import Prepared, let_appear
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
-from trackbed.cache.npy import create_npy, write_npy
+from trackbed.cache.npy import create_npy, npy_parts
 from trackbed.cache.opened import Arrays, specs_of
 from trackbed.cache.survey import Sighting
 from trackbed.errors import CacheError
@@ -32,9 +32,8 @@ from trackbed.files import (
     clear_dead_partials,
     is_local,
     partial_name,
-    write_new,
 )
-from trackbed.kernels import file_stamps
+from trackbed.kernels import file_stamps, write_files
 
 __all__ = ["Allocate", "Build", "Written", "in_memory", "write_entry"]
 
@@ -193,10 +192,12 @@ class _Writing:
     def publish(self, arrays: Arrays) -> Written:
         """Write what is not in its file yet, and let all files appear."""
         names = ("description", *self._entry.arrays)
-        sums = {name: FileSum.of(self._complete(name, arrays)) for name in names}
+        left = {name: parts for name in names if (parts := self._left_of(name, arrays))}
+        sums = {name: FileSum.of(self._sum_of(name, left)) for name in names}
         records = {self._final_name(name): record for name, record in sums.items()}
         manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs_of(arrays))
-        write_new(self._begin("manifest"), encode_manifest(manifest))
+        left["manifest"] = [encode_manifest(manifest)]
+        write_files({self._begin(name): parts for name, parts in left.items()})
         files = {name: (self._partials[name], sums[name].size_bytes) for name in names}
         stamps = file_stamps(".", [self._partials[name] for name in (*names, "manifest")])  # renaming keeps them
         appeared = let_appear(Prepared(self._entry, self._partials["manifest"], files), self._place)
@@ -208,13 +209,19 @@ class _Writing:
         seen = {path: Stamp(*stamp) for path, stamp in zip(finals, stamps.tolist(), strict=True)}
         return Written(arrays, place, Sighting(place, manifest.arrays, seen))
 
-    def _complete(self, name: str, arrays: Arrays) -> Checksum:
-        """Let the partial file of `name` be complete. Returns its checksums."""
+    def _left_of(self, name: str, arrays: Arrays) -> list[bytes | memoryview]:
+        """The bytes of a file that is not there yet; nothing of one that was filled in place."""
         if name == "description":
-            return write_new(self._begin(name), self._entry.description.encode())
-        if name not in self._in_place or arrays[name] is not self._in_place[name][0]:
-            self.clear(name)
-            return write_npy(self._begin(name), arrays[name])
+            return [self._entry.description.encode()]
+        if name in self._in_place and arrays[name] is self._in_place[name][0]:
+            return []
+        self.clear(name)
+        return npy_parts(arrays[name])
+
+    def _sum_of(self, name: str, left: Mapping[str, Sequence[bytes | memoryview]]) -> Checksum:
+        """The checksums of a file, which is complete if it was filled in place."""
+        if name in left:
+            return checksum_bytes(*left[name])
         if name in self._behind:
             return self._behind[name].finish()
         mapped = self._in_place[name][1]

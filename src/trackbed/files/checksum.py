@@ -64,10 +64,11 @@ class FileSum:
         return cls(checksum.size_bytes, checksum.chunks())
 
 
-def checksum_bytes(data: memoryview) -> Checksum:
-    """The checksums of bytes that are all there."""
+def checksum_bytes(*parts: bytes | memoryview) -> Checksum:
+    """The checksums of bytes that are all there, in parts that follow one another."""
     checksum = Checksum()
-    checksum.update(data)
+    for part in parts:
+        checksum.update(part)
     return checksum
 
 

@@ -1,7 +1,6 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
-from trackbed.kernels.file_stamps import file_stamps
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
@@ -16,6 +15,7 @@ from trackbed.kernels.permutation import (
 from trackbed.kernels.poll import Poll, look_in, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
+from trackbed.kernels.small_files import file_stamps, write_files
 
 __all__ = [
     "PERMUTATION_VERSION",
@@ -44,4 +44,5 @@ __all__ = [
     "permute_blocks",
     "sample_index",
     "watched",
+    "write_files",
 ]

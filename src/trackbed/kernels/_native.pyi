@@ -18,6 +18,13 @@ def legacy_shuffle(
     poll: _Poll,
     /,
 ) -> None: ...
+def write_files(
+    names: bytes,
+    parts: list[bytes | memoryview],
+    counts: npt.NDArray[np.int64],
+    poll: _Poll,
+    /,
+) -> tuple[int, int]: ...
 def file_stamps(
     folder: bytes,
     names: bytes,

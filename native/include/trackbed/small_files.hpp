@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -13,6 +14,19 @@ struct FileStamp {
   std::int64_t size_bytes;
   std::int64_t modified_ns;  // since 1970
 };
+
+// What the system said, and of which file.
+struct FileError {
+  int number;  // 0 where all went well
+  std::size_t file;
+};
+
+// Makes one new file of each part list: `counts[file]` parts, one after the other. Stops at the first error; the files
+// that were made stay.
+// `names` holds their paths one after the other, each ended by a zero byte.
+// Requires: as many names as counts, and as many parts as the counts say together.
+FileError write_files(std::span<const char> names, std::span<const std::span<const std::byte>> parts,
+                      std::span<const std::int64_t> counts, Poll& poll);
 
 // Looks at as many files as there are stamps.
 // `names` holds their names one after the other, each ended by a zero byte: below `folder`, or absolute.

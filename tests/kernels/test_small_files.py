@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import file_stamps, reference
+from trackbed.kernels import file_stamps, reference, write_files
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -49,3 +49,29 @@ def test_a_look_at_many_files_can_be_ended(tmp_path):
 
     with pytest.raises(EndedError):
         file_stamps(str(tmp_path), ["absent"] * 300_000, poll=end)
+
+
+@pytest.mark.parametrize(
+    "parts", [[], [b""], [b"abc"], [b"abc", b"", memoryview(b"defg")[1:3]], [bytes(20 << 20), b"end"]]
+)
+def test_files_are_written_part_by_part(tmp_path, parts):
+    write_files({f"{tmp_path}/one": parts, f"{tmp_path}/two": [np.arange(3, dtype=np.uint8).data]})
+    assert (tmp_path / "one").read_bytes() == b"".join(parts)
+    assert (tmp_path / "two").read_bytes() == bytes(range(3))
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path):
+    (tmp_path / "two").write_bytes(b"old")
+    with pytest.raises(FileExistsError) as caught:
+        write_files({f"{tmp_path}/{name}": [b"new"] for name in ("one", "two", "three")})
+    assert caught.value.filename == f"{tmp_path}/two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert (tmp_path / "two").read_bytes() == b"old"
+
+
+def test_what_is_not_bytes_in_a_row_is_refused(tmp_path):
+    with pytest.raises(BufferError):
+        write_files({f"{tmp_path}/x": [memoryview(b"abcdef")[::2]]})
+    with pytest.raises(TypeError):
+        write_files({f"{tmp_path}/x": ["text"]})
+    assert not list(tmp_path.iterdir())
