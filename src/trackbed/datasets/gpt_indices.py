@@ -25,6 +25,9 @@ from trackbed.kernels import available_threads, count_tokens
 
 __all__ = ["ARRAYS", "GPTIndices"]
 
+_VISITS_PER_THREAD: Final = 1 << 20
+"""Fewer are cut sooner than another thread starts, and other entries are built beside this one."""
+
 ARRAYS: Final = ("document_index", "sample_index", "shuffle_index")
 
 
@@ -116,7 +119,7 @@ class GPTIndices:
                 self.plan.num_samples,
                 sequence_length=self.sequence_length,
                 extra_token=self.extra_token,
-                num_threads=available_threads(),
+                num_threads=min(available_threads(), 1 + len(visits) // _VISITS_PER_THREAD),
                 allocate=in_place["sample_index"],
                 poll=lambda done: allocate.filled(done, "sample_index"),
             ),
