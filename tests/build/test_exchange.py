@@ -6,7 +6,7 @@ from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, write_
 from trackbed.comm import run_ranks
 from trackbed.comm.store import MemoryStore
 
-BYTES = 1_500
+BYTES = 2_000
 """That a rank writes and reads for a start with some ten entries: is all as it was, and if not, what is missing?"""
 SUMMED_BYTES = 150
 """That one rank, who sums up for all, reads of each rank besides."""

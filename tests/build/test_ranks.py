@@ -13,7 +13,7 @@ from blends import build, gpt_config, tokens_of, write_pairs
 from trackbed.build import BlendedMegatronDatasetBuilder
 from trackbed.comm.threads import run_ranks as run_ranks_in_threads
 from trackbed.datasets import GPTDataset
-from trackbed.errors import CacheError, CollectiveError
+from trackbed.errors import CollectiveError
 
 pytestmark = pytest.mark.dist
 
@@ -122,21 +122,44 @@ def test_one_rank_alone_builds(tmp_path):
     assert list((tmp_path / "cache").glob("*.npy"))
 
 
-def test_ranks_with_a_folder_each_say_that_they_do_not_see_what_the_other_built(tmp_path):
+@pytest.mark.parametrize("absent", [(), (0,), (1, 2)])
+def test_where_each_host_has_a_cache_of_its_own_its_ranks_build_all_of_it(tmp_path, absent):
     prefixes = write_pairs(tmp_path)
+    alone = build(gpt_config(tmp_path / "alone", blend=(prefixes, [3, 2, 1]), split="8,1,1"))
+    wanted = [tokens_of(dataset, range(5)) for dataset in alone]
 
     def read(group):
-        config = gpt_config(tmp_path / f"node{group.rank}", blend=(prefixes, [3, 2, 1]), split="1,0,0")
-        (train, _, _) = BlendedMegatronDatasetBuilder(GPTDataset, [50, 0, 0], lambda: True, config, group=group).build()
-        try:
-            return tokens_of(train, range(50))
-        except CacheError as error:
-            return str(error)
+        config = gpt_config(tmp_path / f"node{group.rank % 2}", blend=(prefixes, [3, 2, 1]), split="8,1,1")
+        wants = group.rank not in absent
+        built = BlendedMegatronDatasetBuilder(GPTDataset, [50, 5, 5], lambda: wants, config, group=group).build()
+        return [None if dataset is None else tokens_of(dataset, range(5)) for dataset in built]
 
-    for found in run_ranks_in_threads(2, read):
-        assert "node" in found
-        assert "the index must appear, looked for it for 5." in found
-        assert "see that path_to_cache leads to the same folder on every host" in found
+    def check():
+        found = run_ranks_in_threads(4, read)
+        assert found == [[None] * 3 if rank in absent else wanted for rank in range(4)]
+        for node in ("node0", "node1"):
+            assert files_in(tmp_path / node) == files_in(tmp_path / "alone")
+            assert len(list((tmp_path / node / ".trackbed" / "starts").iterdir())) == 1
+
+    check()
+    check()
+    cut = min((tmp_path / "node1").glob("*-sample_index.npy"))
+    os.truncate(cut, 100)
+    check()
+
+
+def test_hosts_with_caches_of_their_own_know_how_long_whole_datasets_are(tmp_path):
+    prefixes = write_pairs(tmp_path)
+    alone = build(gpt_config(tmp_path / "alone", blend=(prefixes, None), split="8,1,1"), [None] * 3)
+
+    def read(group):
+        config = gpt_config(tmp_path / f"node{group.rank % 2}", blend=(prefixes, None), split="8,1,1")
+        return BlendedMegatronDatasetBuilder(GPTDataset, [None] * 3, lambda: True, config, group=group).build()
+
+    for _ in range(2):
+        for built in run_ranks_in_threads(3, read):
+            assert [len(dataset) for dataset in built] == [len(dataset) for dataset in alone]
+            assert tokens_of(built[0], range(len(built[0]))) == tokens_of(alone[0], range(len(alone[0])))
 
 
 @pytest.mark.parametrize(

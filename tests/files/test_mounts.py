@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trackbed.files import is_local, mapped_files
+from trackbed.files import is_local, mapped_files, whereabouts
 from trackbed.files.local import kind_of
 
 MOUNTS = [
@@ -52,3 +52,11 @@ def test_a_mapped_file_is_found_by_inode_and_name(tmp_path):
         assert (path.stat().st_ino, path.name) in mapped_files((".npy",))
         assert mapped_files((".nothing-ends-like-this",)) == set()
     assert (path.stat().st_ino, path.name) not in mapped_files((".npy",))
+
+
+def test_whereabouts_tell_one_folder_of_this_machine_from_another(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert whereabouts(str(tmp_path / "a" / "b")) == whereabouts(str(tmp_path / "link" / "a" / "b"))
+    assert whereabouts(str(tmp_path / "a")) != whereabouts(str(tmp_path / "b"))
+    assert whereabouts(str(tmp_path / "a")).endswith(f"/{tmp_path.name}/a")
+    assert whereabouts("/proc/self") == ""  # not one of the kinds that are known to be of one machine

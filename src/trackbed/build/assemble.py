@@ -20,6 +20,7 @@ from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
+from trackbed.files import whereabouts
 from trackbed.index.legacy_random import forget_shared_runs
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
@@ -123,6 +124,9 @@ class BlendedMegatronDatasetBuilder:
                 group or SOLO,
                 wants=wants,
                 num_threads=self.config.num_dataset_builder_threads,
+                cache=""
+                if group is None or self.config.path_to_cache is None
+                else whereabouts(self.config.path_to_cache),
                 progress=self._progress,
             )
             if not wants:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import chain
@@ -39,23 +40,45 @@ class _Ends(Enum):
     if_nothing_is_missing = "end if nothing is missing"
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What all ranks said, as one of them sees it."""
+
+    missing: Sequence[int]
+    """What is not in this rank's cache."""
+    builders: Sequence[int]
+    """The ranks that want datasets and share this rank's cache; none if it wants none."""
+    is_whole: bool
+    """Whether nothing is missing, to anybody."""
+    is_recall: bool
+    """Whether the ranks asked if what they remember still holds."""
+    is_last: bool
+    """Whether nobody asks for more."""
+
+
 class Builders:
     """The ranks of a group, of which those that want datasets build what is missing.
+
+    Those that share a cache share the work. Where hosts keep caches of their own, the ranks of each build all of it.
 
     Args:
         group: all ranks.
         wants: whether this rank wants datasets. One that does not looks at no data, and builds nothing.
         num_threads: of this rank, at least 1.
+        cache: what tells this rank's cache from other ranks'.
         progress: told of each entry that this rank has built.
     """
 
-    def __init__(self, group: Group, *, wants: bool, num_threads: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self, group: Group, *, wants: bool, num_threads: int, cache: str = "", progress: Progress | None = None
+    ) -> None:
         self._group = group
         self._progress = progress
         self._wants = wants
         self._num_threads = num_threads
+        self._cache = hashlib.sha256(cache.encode()).hexdigest()[:8]
         self.is_first = False
-        """Whether this rank is the first of those that want datasets; known once they have settled."""
+        """Whether this rank is the first of those that want datasets from its cache; known once they have settled."""
 
     def settle(self, pending: Sequence[Pending], *, is_last: bool, names: Sequence[str] = ()) -> None:
         """Collective over the group: find or build every entry.
@@ -80,8 +103,8 @@ class Builders:
             _Ends.always if is_last else _Ends.never,
         )
         if self._wants:
-            self.is_first = self._builders(found)[0] == self._group.rank
-            self._build(pending, found["missing"], self._builders(found))
+            self.is_first = found.builders[0] == self._group.rank
+            self._build(pending, found)
             for entry in pending:
                 entry.expect_others(_UNSEEN if self._group.size > 1 else None)
         if not is_last:
@@ -105,12 +128,12 @@ class Builders:
 
         num_chunks, version = (0, None) if memo is None else (memo.num_chunks, memo.crc32)
         found = self._look_and_say(num_chunks, changed, name, _Ends.if_nothing_is_missing, version=version)
-        return not found["missing"]
+        return found.is_whole
 
     def attend(self) -> None:
         """Collective over the group: `holds` and `settle`, as often as the others do, for a rank that wants nothing."""
-        while not (found := self._look_and_say(0, lambda _share: [], "", _Ends.always))["is_last"]:
-            if not found["is_recall"]:
+        while not (found := self._look_and_say(0, lambda _share: [], "", _Ends.always)).is_last:
+            if not found.is_recall:
                 self._group.barrier()
 
     def _look_and_say(
@@ -121,8 +144,8 @@ class Builders:
         ends: "_Ends",
         *,
         version: int | None = None,
-    ) -> dict[str, Any]:
-        """What all ranks know: see `_sum_up`. The share of a rank that wants nothing is shared out again.
+    ) -> _Found:
+        """What all ranks know. Each looks at its share; where some want nothing, or caches differ, at more.
 
         Args:
             count: things to look for.
@@ -137,19 +160,40 @@ class Builders:
             "wanted": f"{wanted} {ends.value}" if self._wants else None,
             "missing": look(range(rank, count, size)) if self._wants else [],
             "version": version,
+            "cache": self._cache,
         }
-        found: dict[str, Any] = self._group.combine(own, _sum_up)
-        _check_agreement(found["different"])
-        builders = self._builders(found)
-        if 0 < len(builders) < size:
-            share: list[int] = []
-            if self._wants:
-                lookers = set(builders)
-                unseen = [number for number in range(count) if number % size not in lookers]
-                share = look(unseen[builders.index(rank) :: len(builders)])
-            found["missing"] = sorted([*found["missing"], *self._group.combine(share, _joined)])
-        found["is_last"] = not found["missing"] if found["is_recall"] else found["is_last"]
-        return found
+        said: dict[str, Any] = self._group.combine(own, _sum_up)
+        _check_agreement(said["different"])
+        missing, builders, is_whole = (
+            (said["missing"], range(size), not said["missing"])
+            if said["caches"] is None
+            else self._look_again(count, look, said["caches"], said["missing"])
+        )
+        is_whole = is_whole and not said["is_unknown"]
+        is_last = is_whole if said["is_recall"] else said["is_last"]
+        return _Found(missing, builders, is_whole, said["is_recall"], is_last)
+
+    def _look_again(
+        self, count: int, look: Callable[[Sequence[int]], list[int]], caches: list[list[int]], seen: list[int]
+    ) -> tuple[Sequence[int], Sequence[int], bool]:
+        """What is missing in this rank's cache, the ranks that build there, and whether nothing is missing anywhere.
+
+        Args:
+            count: things to look for.
+            look: given numbers of some, gives those that are missing.
+            caches: the ranks that build in each.
+            seen: what was missing where ranks looked already, if there is but one cache.
+        """
+        rank, size = self._group.rank, self._group.size
+        looked = set(caches[0]) if len(caches) == 1 else set()
+        left = [number for number in range(count) if number % size not in looked]
+        number = next((number for number, ranks in enumerate(caches) if rank in ranks), None)
+        builders = [] if number is None else caches[number]
+        share = look(left[builders.index(rank) :: len(builders)]) if builders else []
+        by_cache: dict[str, list[int]] = self._group.combine([number, share], _by_cache)
+        known = seen if looked else []
+        is_whole = not known and not any(by_cache.values())
+        return sorted([*known, *by_cache.get(str(number), [])]), builders, is_whole
 
     def _digest(self, pending: Sequence[Pending], *names: str) -> str:
         """What is wanted, in 16 digits; nothing for one alone, who agrees.
@@ -161,14 +205,10 @@ class Builders:
         entries = [f"{one.entry.stem} {one.entry.fingerprint}" for one in pending]
         return hashlib.sha256("\n".join([*entries, *names]).encode()).hexdigest()[:16]
 
-    def _builders(self, found: dict[str, Any]) -> Sequence[int]:
-        """The ranks that want datasets."""
-        builders: Sequence[int] | None = found["builders"]
-        return range(self._group.size) if builders is None else builders
-
-    def _build(self, pending: Sequence[Pending], missing: Sequence[int], builders: Sequence[int]) -> None:
-        plan = plan_tasks(tasks_of([pending[number] for number in missing]), len(builders))
-        mine = plan.by_rank[builders.index(self._group.rank)]
+    def _build(self, pending: Sequence[Pending], found: _Found) -> None:
+        missing = found.missing
+        plan = plan_tasks(tasks_of([pending[number] for number in missing]), len(found.builders))
+        mine = plan.by_rank[found.builders.index(self._group.rank)]
         make_all([pending[missing[task]] for task in mine], num_threads=self._num_threads, progress=self._progress)
 
 
@@ -247,23 +287,37 @@ def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     """What all ranks said, in a few bytes however many they are.
 
-    `builders` are the ranks that want datasets, None for all; `is_last`, whether none of them has more to ask for, and
-    `is_recall`, whether that depends on what is missing; `different`, two that want different datasets; `missing`, what
-    was looked for and is not there.
+    `caches` are the ranks that want datasets, cache by cache, or None where all do, from one; `is_last`, whether none
+    of them has more to ask for, and `is_recall`, whether that depends on what is missing; `different`, two that want
+    different datasets; `is_unknown`, whether ranks of a cache do not remember the same; `missing`, what was looked for
+    and is not there.
     """
-    builders = [rank for rank, one in enumerate(said) if one["wanted"] is not None]
+    caches: dict[str, list[int]] = {}
+    versions = set()
+    for rank, one in enumerate(said):
+        if one["wanted"] is not None:
+            caches.setdefault(one["cache"], []).append(rank)
+            versions.add((one["cache"], one["version"]))
+    builders = sorted(chain.from_iterable(caches.values()))
     others = [rank for rank in builders if said[rank]["wanted"] != said[builders[0]]["wanted"]]
     ends = {said[rank]["ends"] for rank in builders}
     is_recall = ends == {_Ends.if_nothing_is_missing.value}
-    versions = {said[rank]["version"] for rank in builders}
-    is_unknown = is_recall and (None in versions or len(versions) > 1)
     return {
-        "builders": None if len(builders) == len(said) else builders,
+        "caches": None if list(map(len, caches.values())) == [len(said)] else list(caches.values()),
         "is_last": ends <= {_Ends.always.value},
         "is_recall": is_recall,
         "different": [builders[0], others[0]] if others else None,
-        "missing": [-1] if is_unknown else _joined([one["missing"] for one in said]),
+        "is_unknown": is_recall and (len(versions) > len(caches) or any(version is None for _, version in versions)),
+        "missing": _joined([one["missing"] for one in said]),
     }
+
+
+def _by_cache(said: list[tuple[int | None, list[int]]]) -> dict[str, list[int]]:
+    """What is missing, by the number of the cache."""
+    shares: dict[str, list[list[int]]] = {}
+    for number, share in said:
+        shares.setdefault(str(number), []).append(share)
+    return {number: _joined(lists) for number, lists in shares.items()}
 
 
 def _joined(shares: list[list[int]]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from trackbed.files.behind import WrittenBehind
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
-from trackbed.files.local import is_local
+from trackbed.files.local import is_local, whereabouts
 from trackbed.files.mapped import mapped_files
 from trackbed.files.mapping import map_readonly
 from trackbed.files.publish import (
@@ -45,5 +45,6 @@ __all__ = [
     "publish",
     "remove_unless_changed",
     "stamp_of",
+    "whereabouts",
     "write_new",
 ]

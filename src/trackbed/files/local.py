@@ -2,11 +2,12 @@
 
 import os
 import re
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_local", "kind_of"]
+__all__ = ["is_local", "kind_of", "whereabouts"]
 
 _LOCAL: Final = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
@@ -26,6 +27,18 @@ def is_local(folder: str) -> bool:
         return False
     device = os.stat(folder).st_dev  # noqa: PTH116
     return kind_of(mounts, f"{os.major(device)}:{os.minor(device)}", os.path.realpath(folder)) in _LOCAL
+
+
+def whereabouts(folder: str) -> str:
+    """Who sees what is written under `folder`: empty where any machine may, else which one does, and the path.
+
+    The folder need not be there yet.
+    """
+    path = os.path.realpath(folder)
+    there = path
+    while not os.path.exists(there):  # noqa: PTH110
+        there = os.path.dirname(there)  # noqa: PTH120
+    return f"{socket.gethostname()}:{path}" if is_local(there) else ""
 
 
 def kind_of(mounts: Iterable[str], device: str, folder: str) -> str:
