@@ -54,6 +54,21 @@ class GroupContract:
         for size, found in self.every(lambda group: group.all_gather({"rank": group.rank, "pair": (1, None)})):
             assert found == [[{"rank": rank, "pair": [1, None]} for rank in range(size)]] * size
 
+    def test_what_a_rank_tells_is_heard_by_all_once_it_has_given_a_sign(self):
+        def work(group):
+            before = group.told()
+            group.barrier()
+            group.tell([group.rank, "of", group.size])
+            group.barrier()
+            heard = group.told()
+            group.barrier()
+            return before, heard
+
+        for size, found in self.every(work):
+            for before, heard in found:
+                assert before == [None] * size
+                assert heard in ([[rank, "of", size] for rank in range(size)], [None])  # one alone has no listener
+
     def test_values_are_combined_for_all(self):
         for size, found in self.every(lambda group: group.combine([group.rank], lambda values: sum(values, []))):
             assert found == [list(range(size))] * size

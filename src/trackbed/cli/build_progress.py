@@ -15,22 +15,48 @@ if TYPE_CHECKING:
 __all__ = ["show_building"]
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
+_SECONDS_BETWEEN_LOOKS: Final = 0.5
 
 
 @contextlib.contextmanager
-def show_building(group: "Group") -> Iterator["Progress | None"]:
-    """Show on stderr of the first process how far its part is: the plan gives all of them as much to do."""
+def show_building(group: "Group") -> Iterator["Progress"]:
+    """Show on stderr of the first process how far all of them are; the others tell it."""
     if group.rank > 0:
-        yield None
+        yield lambda *part: group.tell(part)
     elif sys.stderr.isatty():
-        with _bar(group.size) as progress:
-            yield progress
+        with _bar() as show:
+            yield _Sum(group, show)
     else:
-        yield _Lines(time.monotonic(), group.size)
+        yield _Sum(group, _Lines(time.monotonic()))
+
+
+class _Sum:
+    """Shows how far all processes are, as far as they have told.
+
+    Args:
+        group: all of them; this is the first.
+        show: given entries that are built, entries in all, and the share that is done.
+    """
+
+    def __init__(self, group: "Group", show: "Progress") -> None:
+        self._group = group
+        self._show = show
+        self._next = 0.0
+        self._others: list[list[float]] = []
+
+    def __call__(self, *part: float) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_LOOKS
+            self._others = [told for told in self._group.told()[1:] if told]
+        parts = [part, *self._others]
+        # The plan gives all of them as much to do.
+        share = sum(part[2] for part in parts) / len(parts)
+        self._show(int(sum(part[0] for part in parts)), int(sum(part[1] for part in parts)), share)
 
 
 @contextlib.contextmanager
-def _bar(size: int) -> Iterator["Progress"]:
+def _bar() -> Iterator["Progress"]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -41,7 +67,7 @@ def _bar(size: int) -> Iterator["Progress"]:
 
         def show(done: int, total: int, share: float) -> None:
             rate = done / max(time.monotonic() - started, 1e-9)
-            text = f"{done:,} of {total:,} indices{_part(size)}, {rate:,.1f}/s"
+            text = f"{done:,} of {total:,} indices, {rate:,.1f}/s"
             bars.update(task, description=text, completed=share, total=1.0)
 
         yield show
@@ -52,12 +78,10 @@ class _Lines:
 
     Args:
         start: the time on the monotonic clock, in seconds.
-        size: how many processes build.
     """
 
-    def __init__(self, start: float, size: int) -> None:
+    def __init__(self, start: float) -> None:
         self._start = self._last = start
-        self._size = size
 
     def __call__(self, done: int, total: int, share: float) -> None:
         now = time.monotonic()
@@ -66,11 +90,6 @@ class _Lines:
         self._last = now
         seconds = now - self._start
         click.echo(
-            f"built {done:,} of {total:,} indices{_part(self._size)}, {done / seconds:,.1f}/s, "
-            f"{seconds / share - seconds:.0f} s left",
+            f"built {done:,} of {total:,} indices, {done / seconds:,.1f}/s, {seconds / share - seconds:.0f} s left",
             err=True,
         )
-
-
-def _part(size: int) -> str:
-    return f" of process 0 of {size}" if size > 1 else ""

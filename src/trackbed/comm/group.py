@@ -107,6 +107,14 @@ class Group(Protocol):
         """Collective over the group: return when every rank has come."""
         ...
 
+    def tell(self, value: Any) -> None:
+        """Say something of this rank, such as how far it is; it goes out with its next sign of life. Not collective."""
+        ...
+
+    def told(self) -> list[Any]:
+        """What each rank told last, in rank order; None of one that has not, or not yet. Not collective."""
+        ...
+
 
 def check_source(source: int, size: int) -> None:
     """Raise ArgumentError unless `source` is a rank."""
@@ -146,6 +154,13 @@ class Solo:
 
     def barrier(self) -> None:
         """Return: everybody is here."""
+
+    def tell(self, value: Any) -> None:
+        """Return: nobody listens."""
+
+    def told(self) -> list[Any]:
+        """Nothing."""
+        return [None]
 
 
 class _SoloStep:

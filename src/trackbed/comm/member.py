@@ -8,7 +8,7 @@ import orjson
 
 from trackbed.comm.store import Store
 
-__all__ = ["Member", "Record"]
+__all__ = ["Member", "Record", "parse_record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Record:
     """Name of the meeting that it last came to; empty if it came to none."""
     value: Any
     """What it brought there."""
+    told: Any = None
+    """What it last told of itself."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Member:
     """The rank whose process holds the store, which is gone when that ends; None if none of the ranks does."""
     _meeting: str = ""
     _value: bytes = b"null"
+    _told: bytes = b"null"
     _signs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -46,6 +49,11 @@ class Member:
             self._meeting, self._value = meeting, value
             self._write()
 
+    def tell(self, value: bytes) -> None:
+        """Have a value in JSON go out with whatever this rank writes next. For any thread."""
+        with self._lock:
+            self._told = value
+
     def give_sign(self) -> None:
         """Write the same again, but for a number that says that this rank lives. For any thread."""
         with self._lock:
@@ -53,7 +61,10 @@ class Member:
 
     def _write(self) -> None:
         self._signs += 1
-        self.store.set(f"rank/{self.rank}", orjson.dumps([self._meeting, self._signs, orjson.Fragment(self._value)]))
+        said = [self._meeting, self._signs, orjson.Fragment(self._value)]
+        if self._told != b"null":
+            said.append(orjson.Fragment(self._told))
+        self.store.set(f"rank/{self.rank}", orjson.dumps(said))
 
     def read(self, rank: int) -> Record:
         """What a rank that has written wrote last."""
@@ -76,5 +87,5 @@ class Member:
 
 def parse_record(raw: bytes) -> Record:
     """What `raw`, from a rank's key, says."""
-    meeting, _, value = orjson.loads(raw)
-    return Record(meeting, value)
+    meeting, _, value, *told = orjson.loads(raw)
+    return Record(meeting, value, *told)

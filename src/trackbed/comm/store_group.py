@@ -9,7 +9,7 @@ import orjson
 
 from trackbed.comm.group import Step, check_source
 from trackbed.comm.meeting import Meeting, publish
-from trackbed.comm.member import Member
+from trackbed.comm.member import Member, parse_record
 from trackbed.comm.report import Failure, Verdict, describe_cause, describe_difference, describe_failures
 from trackbed.comm.step import SharedStep, Stopped, cause_of
 from trackbed.comm.store import Store, StoreUnreachable
@@ -87,6 +87,14 @@ class StoreGroup:
     def barrier(self) -> None:
         """Collective over the group: return when every rank has come. See `Group`."""
         self._exchange("barrier", lambda: b"null", lambda _: Verdict())
+
+    def tell(self, value: Any) -> None:
+        """Say something of this rank; it goes out with its next sign of life. See `Group`."""
+        self._member.tell(orjson.dumps(value))
+
+    def told(self) -> list[Any]:
+        """What each rank told last, in rank order. See `Group`."""
+        return [None if raw is None else parse_record(raw).told for raw in self._member.look().values()]
 
     def leave(self, words: str) -> None:
         """Never meet again; whoever waits for this rank, or will, raises an error with these words. Not collective."""
