@@ -134,6 +134,27 @@ class InstantSamples:
             raise IndexError(msg)
         return int(self.order.locate([wanted])[1][0])
 
+    def stored_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers in the file of the samples at `[N]` positions, each in `[-len, len)`.
+
+        Raises:
+            IndexError: there is no such position.
+        """
+        if len(positions) == 0:
+            return positions
+        wanted = np.where(positions < 0, positions + len(self), positions)
+        if not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
+            wrong = positions[(wanted < 0) | (wanted >= len(self))][0]
+            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {wrong}"
+            raise IndexError(msg)
+        return self.order.locate(wanted)[1]
+
+    @property
+    def origin_byte(self) -> int:
+        """Where the split's part of the file begins."""
+        start, stop = self.run
+        return int(self.dataset.index.sequence_pointers[start]) if start < stop else 0
+
     def read(self, position: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`[S + X]` tokens of the sample at a position, and the documents that they come from."""
         start = self.stored(position) * self.sequence_length
