@@ -55,11 +55,15 @@ class Batch(Mapping[str, torch.Tensor]):
     Args:
         tensors: by name.
         arrays: the same memory, where a kernel writes to it.
+        spec: what they were made after.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], arrays: BatchArrays | None = None) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], arrays: BatchArrays | None = None, spec: BatchSpec | None = None
+    ) -> None:
         self._tensors = dict(tensors)
         self._arrays = arrays
+        self._spec = spec
 
     @classmethod
     def empty(
@@ -82,7 +86,7 @@ class Batch(Mapping[str, torch.Tensor]):
         arrays = {name: tensor.numpy() for name, tensor in own.items() if name != "dataset_id"}
         if "attention_mask" in arrays:
             arrays["attention_mask"] = arrays["attention_mask"].reshape(size, spec.length, spec.length)
-        return cls({name: {**own, **shared}[name] for name in spec.tensors(size)}, BatchArrays(arrays))
+        return cls({name: {**own, **shared}[name] for name in spec.tensors(size)}, BatchArrays(arrays), spec)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -127,9 +131,13 @@ class Batch(Mapping[str, torch.Tensor]):
                 msg = f"{name} of out must be {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}"
                 raise ArgumentError(msg)
 
+    def is_made_after(self, spec: BatchSpec, size: int) -> bool:
+        """Whether its memory is what `empty` would make."""
+        return self._spec is spec and self._arrays is not None and self._arrays.size == size
+
     def take(self, other: "Batch") -> None:
         """Hold the memory of another batch from now on."""
-        self._tensors, self._arrays = other._tensors, other._arrays  # noqa: SLF001  of this class
+        self._tensors, self._arrays, self._spec = other._tensors, other._arrays, other._spec  # noqa: SLF001  of this class
 
     def copy(self, tensors: Mapping[str, Any]) -> None:
         """Hold the values of tensors that fit, in this batch's own memory where it has any."""

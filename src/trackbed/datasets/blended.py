@@ -34,6 +34,7 @@ from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now, md5_of
 from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
+from trackbed.index.ahead import OrderAhead
 from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 from trackbed.index.splits import normalize
@@ -308,18 +309,19 @@ class BlendedDataset(_Dataset, Gathering):
         is_narrow = self.config.order == "megatron" and dataset_index_dtype(len(self.datasets)) is np.int16
         return torch.int16 if is_narrow else torch.int32 if self.config.order == "megatron" else torch.int64
 
+    @cached_property
+    def _ahead(self) -> OrderAhead | None:
+        """The order "instant", for those who go through it; None where there are no samples."""
+        return None if self.order is None else OrderAhead(self.order)
+
     def _gathered(self) -> Gatherer | None:
         return self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+        if self.config.order == "instant" and self._ahead is not None:
+            return self._ahead.locate(positions)
         if self.config.order == "instant":
-            wanted = np.where(positions < 0, positions + len(self), positions)
-            wrong = positions[(wanted < 0) | (wanted >= len(self))]
-            if len(wrong):
-                msg = f"a sample must be in [-{len(self)}, {len(self)}), found {wrong[0]}"
-                raise IndexError(msg)
-            none = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-            return none if self.order is None else self.order.locate(wanted)
+            return _no_draws(positions)
         self._open_deferred()
         return self.dataset_index[positions].astype(np.int32), self.dataset_sample_index[positions].astype(np.int64)
 
@@ -331,6 +333,14 @@ class BlendedDataset(_Dataset, Gathering):
         datasets, samples = self.order.locate([position])
         dataset_id = int(datasets[0])
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][StoredSample(samples[0])]}
+
+
+def _no_draws(positions: npt.NDArray[np.int64]) -> Draws:
+    """What an order without samples gives at no positions."""
+    if len(positions):
+        msg = f"a sample must be in [0, 0), found {positions[0]}"
+        raise IndexError(msg)
+    return np.zeros(0, dtype=np.int32), positions
 
 
 def blend(

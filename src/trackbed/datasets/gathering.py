@@ -144,6 +144,8 @@ class Gatherer:
         """`out`, made to be written to; or a new batch."""
         if out is None:
             return Batch.empty(self._spec, size, shared_mask=self._causal_mask)
+        if out.is_made_after(self._spec, size):
+            return out
         out.check_fits(self._spec.tensors(size))
         has_own_mask = out.arrays is not None and "attention_mask" in out.arrays.arrays
         if out.arrays is None or has_own_mask != (self._spec.has_mask and not self._spec.shares_mask):

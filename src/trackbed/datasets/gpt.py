@@ -370,8 +370,9 @@ class GPTDataset(MegatronDataset, Gathering):
         return self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        datasets = np.zeros(len(positions), dtype=np.int32)
-        return datasets, self._instant.stored_at(positions) if self.config.order == "instant" else positions
+        if self.config.order == "instant" and len(positions):
+            return self._instant.ahead.locate(positions)
+        return np.zeros(len(positions), dtype=np.int32), positions
 
     def _open_deferred(self) -> None:
         """See that the indices are there."""

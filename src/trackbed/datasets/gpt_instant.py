@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
+from trackbed.index.ahead import OrderAhead
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["InstantSamples", "StoredSample"]
@@ -134,20 +135,14 @@ class InstantSamples:
             raise IndexError(msg)
         return int(self.order.locate([wanted])[1][0])
 
-    def stored_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers in the file of the samples at `[N]` positions, each in `[-len, len)`.
+    @cached_property
+    def ahead(self) -> OrderAhead:
+        """The order, for those who go through it.
 
         Raises:
-            IndexError: there is no such position.
+            PlanError: there are not enough tokens for a sample.
         """
-        if len(positions) == 0:
-            return positions
-        wanted = np.where(positions < 0, positions + len(self), positions)
-        if not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
-            wrong = positions[(wanted < 0) | (wanted >= len(self))][0]
-            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {wrong}"
-            raise IndexError(msg)
-        return self.order.locate(wanted)[1]
+        return OrderAhead(self.order)
 
     @property
     def origin_byte(self) -> int:

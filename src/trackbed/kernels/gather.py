@@ -222,7 +222,8 @@ class BatchArrays:
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self.arrays = dict(arrays)
-        self.size, self.length = arrays["tokens"].shape
+        self.size: int = arrays["tokens"].shape[0]
+        self.length: int = arrays["tokens"].shape[1]
         addresses = []
         for name, (dtype, *tail) in self._wanted().items():
             array = arrays.get(name)
@@ -240,7 +241,7 @@ class BatchArrays:
             msg = "cu_seqlens and max_seqlen must come together, found one of them"
             raise ArgumentError(msg)
         self.words = np.array(addresses, dtype=np.uint64)
-        self.work = self.size * self.length * (self.length if "attention_mask" in arrays else 1)
+        self.work: int = self.size * self.length * (self.length if "attention_mask" in arrays else 1)
         """Elements to write, roughly."""
 
     def _wanted(self) -> Mapping[str, tuple[Any, ...]]:
