@@ -73,6 +73,16 @@ class Gathering(ABC):
         found = None if gatherer is None else gatherer.gather(self._draw(positions), out, num_threads=num_threads)
         return _stacked(self, positions, out) if found is None else found
 
+    def empty_batch(self, size: int, *, pinned: bool = False) -> Batch | None:
+        """Memory for a batch of so many samples, to be given as `out`; None where the samples are asked for one by one.
+
+        Args:
+            size: B, at least 0.
+            pinned: whether to take page-locked memory, which a GPU copies from while the program goes on.
+        """
+        gatherer = self._gathered()
+        return None if gatherer is None else gatherer.empty_batch(size, pinned=pinned)
+
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
         """The samples at these positions, where they can be had by the batch as views of one; for torch's loaders."""
         positions = _positions(indices)
@@ -139,6 +149,10 @@ class Gatherer:
         if self._spec.dataset_id is not None:
             batch["dataset_id"].copy_(torch.from_numpy(datasets))
         return batch
+
+    def empty_batch(self, size: int, *, pinned: bool) -> Batch:
+        """Memory for a batch."""
+        return Batch.empty(self._spec, size, shared_mask=self._causal_mask, pinned=pinned)
 
     def _memory(self, size: int, out: Batch | None) -> Batch:
         """`out`, made to be written to; or a new batch."""
