@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <mutex>
 
 #include "trackbed/gather_loops.hpp"
 
@@ -11,6 +10,9 @@ namespace trackbed {
 
 namespace {
 
+constexpr std::int64_t kPrefetchedLines =
+    512;                                // of 64 bytes: as much as the nearest cache holds beside what is written
+constexpr std::size_t kPlanned = 16;    // samples that a thread plans at once: some microseconds
 constexpr std::size_t kMaskRows = 256;  // of an attention mask that a thread writes at once: up to a few milliseconds
 
 // Tokens and labels from their spans: text[0, S) and text[1, S + 1).
@@ -54,6 +56,17 @@ class Text {
   std::int64_t* labels_;
   std::int64_t at_ = 0;
 };
+
+// Asks for tokens that lie far apart in memory, so that none waits for those before it.
+void prefetch(const std::vector<Span>& spans, std::int64_t token_bytes) {
+  constexpr std::int64_t kLine = 64;
+  std::int64_t lines = kPrefetchedLines;
+  for (const Span& span : spans) {
+    for (std::int64_t byte = 0; byte < span.count * token_bytes && lines > 0; byte += kLine, --lines) {
+      __builtin_prefetch(span.tokens + byte);
+    }
+  }
+}
 
 // Whether tokens of this type can be `pad`.
 bool can_be(std::int64_t dtype, std::int64_t pad) {
@@ -112,6 +125,9 @@ class Batch {
     const std::size_t row = sample * length;
     std::int64_t* const tokens = rows_.tokens + row;
     std::int64_t* const labels = rows_.labels + row;
+    if (shape_.resets_positions == 0) {  // while the tokens are on their way
+      loops_.count_up(rows_.position_ids + row, length);
+    }
     Text text(loops_, shape_, dtype, tokens, labels);
     for (const Span& span : plan.spans) {
       text.add(span);
@@ -120,10 +136,12 @@ class Batch {
     if (shape_.resets_positions != 0 || rows_.attention_mask != nullptr) {
       starts_[sample] = find_starts(tokens);
     }
-    write_positions(sample, rows_.position_ids + row);
+    if (shape_.resets_positions != 0) {
+      write_positions(starts_[sample], rows_.position_ids + row);
+    }
     const bool is_whole = num_tokens == shape_.length + 1;
     if (is_whole && shape_.masks_eod == 0 && !can_be(dtype, shape_.pad)) {
-      std::fill_n(rows_.loss_mask + row, length, 1.0F);
+      loops_.keep_all(length, rows_.loss_mask + row);
     } else {
       loops_.mask(tokens, labels, length, shape_.pad, shape_.eod, shape_.masks_eod != 0, rows_.loss_mask + row);
     }
@@ -155,11 +173,7 @@ class Batch {
     }
   }
 
-  void write_positions(std::size_t sample, std::int64_t* positions) const {
-    if (shape_.resets_positions == 0) {
-      return loops_.count_up(positions, static_cast<std::size_t>(shape_.length));
-    }
-    const std::vector<std::int64_t>& starts = starts_[sample];
+  void write_positions(const std::vector<std::int64_t>& starts, std::int64_t* positions) const {
     for (std::size_t document = 0; document < starts.size(); ++document) {
       const std::int64_t stop = document + 1 < starts.size() ? starts[document + 1] : shape_.length;
       loops_.count_up(positions + starts[document], static_cast<std::size_t>(stop - starts[document]));
@@ -172,24 +186,54 @@ class Batch {
   std::vector<std::vector<std::int64_t>> starts_;  // where documents begin, where that is asked for
 };
 
-// What keeps a batch from being whole, from any thread.
-class Hindrances {
+// The samples of a batch, planned before any of them is written. Several threads plan different ones.
+class Plans {
  public:
-  explicit Hindrances(std::size_t size) : found_{static_cast<std::int64_t>(size), {}} {}
+  Plans(std::span<const SampleSource> sources, std::span<const TokenFile> files, const SampleShape& shape,
+        std::size_t size)
+      : sources_(sources), files_(files), shape_(shape), outcomes_(size, Planned::refused), plans_(size) {}
 
-  void add(std::size_t sample, const SampleSpans& plan, Planned planned) {
-    const std::lock_guard lock(mutex_);
-    if (planned == Planned::refused) {
-      found_.refused = std::min(found_.refused, static_cast<std::int64_t>(sample));
+  // Plans the samples [first, stop), which are at these positions of the sources that `datasets` names.
+  void make(std::size_t first, std::size_t stop, std::span<const std::int32_t> datasets,
+            std::span<const std::int64_t> positions) {
+    for (int step = 0; step < kApproachSteps; ++step) {
+      for (std::size_t sample = first; sample < stop; ++sample) {
+        if (const SampleSource* source = source_of(datasets[sample])) {
+          approach_plan(*source, files_, positions[sample], step);
+        }
+      }
     }
-    found_.absent.insert(found_.absent.end(), plan.absent.begin(), plan.absent.end());
+    for (std::size_t sample = first; sample < stop; ++sample) {
+      if (const SampleSource* source = source_of(datasets[sample])) {
+        outcomes_[sample] =
+            plan_spans(*source, files_, positions[sample], shape_.length + shape_.extra, shape_.extra, plans_[sample]);
+      }
+    }
   }
 
-  const Gathered& found() const { return found_; }
+  // What keeps the batch from being whole.
+  Gathered found() const {
+    const auto refused = std::find(outcomes_.begin(), outcomes_.end(), Planned::refused);
+    Gathered found{refused - outcomes_.begin(), {}};
+    for (const SampleSpans& plan : plans_) {
+      found.absent.insert(found.absent.end(), plan.absent.begin(), plan.absent.end());
+    }
+    return found;
+  }
+
+  const SampleSpans& operator[](std::size_t sample) const { return plans_[sample]; }
 
  private:
-  std::mutex mutex_;
-  Gathered found_;
+  const SampleSource* source_of(std::int32_t dataset) const {
+    const auto number = static_cast<std::size_t>(dataset);
+    return dataset >= 0 && number < sources_.size() ? &sources_[number] : nullptr;
+  }
+
+  std::span<const SampleSource> sources_;
+  std::span<const TokenFile> files_;
+  const SampleShape& shape_;
+  std::vector<Planned> outcomes_;
+  std::vector<SampleSpans> plans_;
 };
 
 }  // namespace
@@ -199,24 +243,30 @@ Gathered gather(std::span<const SampleSource> sources, std::span<const TokenFile
                 const SampleShape& shape, const BatchRows& rows, Isa level, int num_threads, Workers& workers,
                 Poll& poll) {
   const std::size_t size = positions.size();
+  const auto dtype_of = [&](std::size_t sample) { return sources[static_cast<std::size_t>(datasets[sample])].dtype; };
+  Plans plans(sources, files, shape, size);
+  const std::size_t stretches = (size + kPlanned - 1) / kPlanned;
+  workers.run(static_cast<std::int64_t>(stretches), num_threads, poll, [&](std::int64_t number) {
+    const std::size_t first = static_cast<std::size_t>(number) * kPlanned;
+    plans.make(first, std::min(first + kPlanned, size), datasets, positions);
+  });
+  Gathered found = plans.found();
+  if (found.refused < static_cast<std::int64_t>(size) || !found.absent.empty()) {
+    return found;
+  }
   Batch batch(shape, rows, level, size);
-  Hindrances hindrances(size);
+  if (size > 0) {
+    prefetch(plans[0].spans, token_bytes_of(dtype_of(0)));
+  }
   workers.run(static_cast<std::int64_t>(size), num_threads, poll, [&](std::int64_t number) {
     const auto sample = static_cast<std::size_t>(number);
-    SampleSpans plan;
-    if (datasets[sample] < 0 || static_cast<std::size_t>(datasets[sample]) >= sources.size()) {
-      return hindrances.add(sample, plan, Planned::refused);
+    const std::size_t next = sample + 1;
+    if (next < size) {  // nearly always this thread's next one
+      prefetch(plans[next].spans, token_bytes_of(dtype_of(next)));
     }
-    const SampleSource& source = sources[static_cast<std::size_t>(datasets[sample])];
-    const Planned planned = plan_spans(source, files, positions[sample], shape.length + shape.extra, shape.extra, plan);
-    if (planned == Planned::whole) {
-      batch.write(sample, source.dtype, plan);
-    } else {
-      hindrances.add(sample, plan, planned);
-    }
+    batch.write(sample, dtype_of(sample), plans[sample]);
   });
-  const Gathered& found = hindrances.found();
-  if (rows.attention_mask != nullptr && found.refused == static_cast<std::int64_t>(size) && found.absent.empty()) {
+  if (rows.attention_mask != nullptr) {
     const std::size_t blocks = (static_cast<std::size_t>(shape.length) + kMaskRows - 1) / kMaskRows;
     workers.run(static_cast<std::int64_t>(size * blocks), num_threads, poll, [&](std::int64_t number) {
       const auto block = static_cast<std::size_t>(number);

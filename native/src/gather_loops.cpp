@@ -68,6 +68,12 @@ void mask(std::int64_t* __restrict tokens, std::int64_t* __restrict labels, std:
   }
 }
 
+void keep_all(std::size_t count, float* mask) {
+  for (std::size_t i = 0; i < count; ++i) {
+    mask[i] = 1.0F;
+  }
+}
+
 void count_up(std::int64_t* numbers, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     numbers[i] = static_cast<std::int64_t>(i);

@@ -20,9 +20,10 @@ namespace trackbed {
   void permute_block(const Permutation&, const std::int64_t*, std::int64_t*, std::size_t);                       \
   void widen(std::int64_t, const std::byte*, std::size_t, std::int64_t*);                                        \
   void mask(std::int64_t*, std::int64_t*, std::size_t, std::int64_t, std::int64_t, bool, float*);                \
+  void keep_all(std::size_t, float*);                                                                            \
   void count_up(std::int64_t*, std::size_t);                                                                     \
   std::size_t find(const std::int64_t*, std::size_t, std::int64_t);                                              \
-  constexpr GatherLoops gather_loops{widen, mask, count_up, find};                                               \
+  constexpr GatherLoops gather_loops{widen, mask, keep_all, count_up, find};                                     \
   }
 
 TRACKBED_DECLARE(baseline)

@@ -40,6 +40,21 @@ std::int64_t first_that(std::int64_t stop, const Holds& holds) {
   return start;
 }
 
+struct Place {
+  std::int64_t visit;
+  std::int64_t offset;
+};
+
+std::int64_t row_at(const SampleSource& source, std::int64_t position) {
+  return source.shuffle_bytes == 4 ? load<std::uint32_t>(source.shuffle, position)
+                                   : load<std::int64_t>(source.shuffle, position);
+}
+
+// Where the sample of a row begins.
+Place place_of(const SampleSource& source, std::int64_t row) {
+  return {load_signed(source.rows, source.row_bytes, 2 * row), load_signed(source.rows, source.row_bytes, 2 * row + 1)};
+}
+
 // Adds `count` tokens from a byte of a file on, if they are all mapped.
 bool add_span(const TokenFile& file, std::int64_t byte, std::int64_t count, std::int64_t token_bytes,
               SampleSpans& plan) {
@@ -73,15 +88,12 @@ class Planner {
  private:
   // Each visit from its document's start to its end, but for where the sample begins and ends.
   bool add_visits(std::int64_t position) {
-    const std::int64_t row = source_.shuffle_bytes == 4 ? load<std::uint32_t>(source_.shuffle, position)
-                                                        : load<std::int64_t>(source_.shuffle, position);
+    const std::int64_t row = row_at(source_, position);
     if (!is_in(row, source_.num_samples)) {
       return false;
     }
-    const std::int64_t first = load_signed(source_.rows, source_.row_bytes, 2 * row);
-    const std::int64_t begin = load_signed(source_.rows, source_.row_bytes, 2 * row + 1);
-    const std::int64_t last = load_signed(source_.rows, source_.row_bytes, 2 * row + 2);
-    const std::int64_t end = load_signed(source_.rows, source_.row_bytes, 2 * row + 3);
+    const auto [first, begin] = place_of(source_, row);
+    const auto [last, end] = place_of(source_, row + 1);
     if (first < 0 || first > last || !is_in(last, source_.num_visits)) {
       return false;
     }
@@ -200,6 +212,39 @@ std::int64_t token_bytes_of(std::int64_t dtype) {
       return 8;
     default:
       return 0;
+  }
+}
+
+void approach_plan(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position, int step) {
+  constexpr std::int64_t kMostVisits = 16;
+  if (source.visits == nullptr || token_bytes_of(source.dtype) == 0 || !is_in(position, source.num_samples)) {
+    return;
+  }
+  if (step == 0) {
+    return __builtin_prefetch(source.shuffle + position * source.shuffle_bytes);
+  }
+  const std::int64_t row = row_at(source, position);
+  if (!is_in(row, source.num_samples)) {
+    return;
+  }
+  if (step == 1) {
+    return __builtin_prefetch(source.rows + 2 * row * source.row_bytes);
+  }
+  const std::int64_t first = place_of(source, row).visit;
+  const std::int64_t last = place_of(source, row + 1).visit;
+  if (!is_in(first, source.num_visits) || !is_in(last, source.num_visits)) {
+    return;
+  }
+  if (step == 2) {
+    return __builtin_prefetch(source.visits + first * source.visit_bytes);
+  }
+  const TokenFile& file = files[static_cast<std::size_t>(source.first_file)];
+  for (std::int64_t visit = first; visit <= last && visit - first < kMostVisits; ++visit) {
+    const std::int64_t document = load_signed(source.visits, source.visit_bytes, visit);
+    if (source.num_files == 1 && is_in(document, file.num_sequences) && file.tokens != nullptr) {
+      __builtin_prefetch(file.lengths + document * static_cast<std::int64_t>(sizeof(std::int32_t)));
+      __builtin_prefetch(file.pointers + document * static_cast<std::int64_t>(sizeof(std::int64_t)));
+    }
   }
 }
 

@@ -22,16 +22,31 @@ void pause() {
 }  // namespace
 
 struct Workers::Job {
-  Job(std::int64_t its_count, const Task& its_task, int its_vacancies)
-      : count(its_count), task(its_task), vacancies(its_vacancies) {}
+  // On its own lines of the cache, as each thread counts in one of them.
+  struct alignas(64) Part {
+    std::atomic<std::int64_t> next;
+    std::int64_t stop;
+  };
 
-  // Takes tasks until there are none; `between` is called after each.
+  Job(std::int64_t count, int size, const Task& its_task)
+      : task(its_task), vacancies(size - 1), parts(static_cast<std::size_t>(size)) {
+    for (int thread = 0; thread < size; ++thread) {
+      parts[static_cast<std::size_t>(thread)].next = count * thread / size;
+      parts[static_cast<std::size_t>(thread)].stop = count * (thread + 1) / size;
+    }
+  }
+
+  // Takes tasks until there are none: those of the thread's own part first, so that it writes where it wrote the last
+  // time, and then those that others have left. `between` is called after each.
   template <class Between>
-  void work(const Between& between) {
+  void work(int thread, const Between& between) {
     try {
-      for (std::int64_t number = next++; number < count && !stopped; number = next++) {
-        task(number);
-        between();
+      for (std::size_t turn = 0; turn < parts.size(); ++turn) {
+        Part& part = parts[(static_cast<std::size_t>(thread) + turn) % parts.size()];
+        for (std::int64_t number = part.next++; number < part.stop && !stopped; number = part.next++) {
+          task(number);
+          between();
+        }
       }
     } catch (...) {
       stopped = true;
@@ -42,14 +57,13 @@ struct Workers::Job {
     }
   }
 
-  const std::int64_t count;
   const Task& task;
   int vacancies;  // guarded by the crew's mutex
   std::atomic<int> present{0};
-  std::atomic<std::int64_t> next{0};
   std::atomic<bool> stopped{false};
   std::exception_ptr failure;
   std::mutex failure_mutex;
+  std::vector<Part> parts;
 };
 
 struct Workers::Crew {
@@ -68,13 +82,13 @@ struct Workers::Crew {
   void grow(int size) {
     try {
       while (static_cast<int>(threads.size()) < size) {
-        threads.emplace_back([this] { serve(); });
+        threads.emplace_back([this, thread = static_cast<int>(threads.size()) + 1] { serve(thread); });
       }
     } catch (const std::exception&) {
     }
   }
 
-  void serve() {
+  void serve(int thread) {
     std::uint64_t seen = 0;
     while (true) {
       for (int look = 0; look < kLooks && jobs == seen; ++look) {
@@ -93,7 +107,7 @@ struct Workers::Crew {
       --its->vacancies;
       ++its->present;
       lock.unlock();
-      its->work([] {});
+      its->work(thread, [] {});
       lock.lock();
       --its->present;
       leaves.notify_all();
@@ -141,7 +155,7 @@ Workers::~Workers() {
 
 void Workers::run(std::int64_t count, int num_threads, Poll& poll, const Task& task) {
   const int size = static_cast<int>(num_threads < count ? num_threads : count);
-  Job job(count, task, size - 1);
+  Job job(count, size > 0 ? size : 1, task);
   const auto look = [&] { poll(0); };
   std::unique_lock<std::mutex> use;
   if (size > 1 && process_ == getpid()) {
@@ -150,10 +164,10 @@ void Workers::run(std::int64_t count, int num_threads, Poll& poll, const Task& t
   if (use.owns_lock()) {
     crew_->grow(size - 1);
     crew_->offer(job);
-    job.work(look);
+    job.work(0, look);
     crew_->withdraw(job);
   } else {
-    job.work(look);
+    job.work(0, look);
   }
   if (job.failure) {
     std::rethrow_exception(job.failure);

@@ -18,6 +18,9 @@ struct GatherLoops {
   void (*mask)(std::int64_t* tokens, std::int64_t* labels, std::size_t count, std::int64_t pad, std::int64_t masked,
                bool is_masked, float* mask);
 
+  // 1 everywhere. O(count).
+  void (*keep_all)(std::size_t count, float* mask);
+
   // 0, 1, 2 and so on. O(count).
   void (*count_up)(std::int64_t* numbers, std::size_t count);
 

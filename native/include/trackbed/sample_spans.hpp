@@ -67,4 +67,11 @@ std::int64_t token_bytes_of(std::int64_t dtype);
 Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
                    std::int64_t length, std::int64_t extra, SampleSpans& plan);
 
+// A plan reads one array after the other, each where the one before says: of a sample that is planned alone every look
+// waits for memory. This asks for what a later step will read, without waiting for it, if all samples of a batch take
+// step 0, then all step 1, up to kApproachSteps. Does nothing where there are no visits.
+// Requires: as plan_spans().
+constexpr int kApproachSteps = 4;
+void approach_plan(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position, int step);
+
 }  // namespace trackbed

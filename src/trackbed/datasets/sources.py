@@ -53,20 +53,20 @@ class Sources:
         self._members = members
         self._pairs: list[IndexedDataset] = []
         self._mapped: list[MappedSource] = []
-        self._placed: dict[int, bool] = {}
+        self._cut: set[int] = set()
+        self._others: set[int] = set()
         self._looked = time.monotonic()
         self._lock = Lock()
 
     def place(self, datasets: npt.NDArray[np.int32]) -> bool:
         """Take note of the datasets that `[B]` samples are drawn from; whether all of them are cut from files."""
-        placed = self._placed
-        try:
-            return all(placed[number] for number in set(datasets.tolist()))
-        except KeyError:
-            with self._lock:
-                for number in set(datasets.tolist()) - placed.keys():
-                    placed[number] = self._place(number)
-            return all(placed[number] for number in set(datasets.tolist()))
+        wanted = set(datasets.tolist())
+        if wanted <= self._cut:
+            return True
+        with self._lock:
+            for number in wanted - self._cut - self._others:
+                (self._cut if self._place(number) else self._others).add(number)
+        return wanted <= self._cut
 
     def _place(self, number: int) -> bool:
         pairs = _pairs_of(self._members[number].dataset)

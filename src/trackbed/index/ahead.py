@@ -67,6 +67,9 @@ class OrderAhead:
                 return self._order.locate(positions)
             stop = min(first + _AHEAD, len(self._order))
             run = self._run = _Run(first, stop, *self._order.locate(np.arange(first, stop, dtype=np.int64)))
+        if wanted == list(range(first, last + 1)):
+            part = slice(first - run.start, last + 1 - run.start)
+            return run.datasets[part], run.samples[part]
         places = positions - run.start
         return run.datasets[places], run.samples[places]
 
