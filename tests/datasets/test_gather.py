@@ -116,7 +116,12 @@ def test_a_group_is_gathered_like_the_pair_that_it_would_be_merged_to(tmp_path, 
     batches = []
     for name, groups in (("group", {"group": parts}), (str(tmp_path / "merged"), None)):
         config = gpt_config(
-            tmp_path / "cache" / name[-6:], blend=([name, other], [0.7, 0.3]), split="8,1,1", groups=groups, order=order, create_cu_seqlens=True
+            tmp_path / "cache" / name[-6:],
+            blend=([name, other], [0.7, 0.3]),
+            split="8,1,1",
+            groups=groups,
+            order=order,
+            create_cu_seqlens=True,
         )
         dataset = build(config, (300, 10, 10))[0]
         positions = range(0, len(dataset), 3)

@@ -54,12 +54,11 @@ class MappedSource:
             FormatError: it was cut short. Of a file that has lost its name nobody can tell.
         """
         found = stamp_of(self._path)
-        is_same = found is not None and self._stamp is not None and found[:2] == self._stamp[:2]
-        if is_same and found is not None and found.size_bytes < len(self.data):
-            size = found.size_bytes
-            msg = (
-                f"{self._path}: the file must keep the {len(self.data)} bytes that were mapped, found it cut to {size}"
-            )
+        if found is None or self._stamp is None or found.inode != self._stamp.inode:
+            return  # what is mapped is another file, which has lost its name
+        if found.size_bytes < len(self.data):
+            wanted = f"the file must keep the {len(self.data)} bytes that were mapped"
+            msg = f"{self._path}: {wanted}, found it cut to {found.size_bytes}"
             raise FormatError(msg)
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
