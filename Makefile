@@ -72,6 +72,7 @@ format: setup-dev ## Let the tools lay the code out
 bench: setup-dev ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.starts
+	$(BIN)/python -m benchmarks.batches
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality

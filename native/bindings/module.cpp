@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/gather.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -18,6 +20,7 @@
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_files.hpp"
 #include "trackbed/token_count.hpp"
+#include "trackbed/workers.hpp"
 
 namespace nb = nanobind;
 
@@ -216,6 +219,26 @@ void interleaving_counts(Words nodes, std::uint32_t root, std::int64_t position,
                                 span_of(counts));
 }
 
+// A capsule, as Python may let go of threads at any time, and a forked child must not join them.
+nb::capsule new_workers() {
+  return {new trackbed::Workers, [](void* workers) noexcept { delete static_cast<trackbed::Workers*>(workers); }};
+}
+
+std::pair<std::int64_t, std::vector<std::int64_t>> gather(nb::capsule workers, Words sources, Words files,
+                                                          Array<const std::int32_t> datasets,
+                                                          Array<const std::int64_t> positions, Words shape, Words rows,
+                                                          int level, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  auto& its_workers = *static_cast<trackbed::Workers*>(workers.data());
+  const nb::gil_scoped_release no_gil;
+  const trackbed::Gathered found = trackbed::gather(
+      structures_of<const trackbed::SampleSource>(sources), structures_of<const trackbed::TokenFile>(files),
+      span_of(datasets), span_of(positions), structures_of<const trackbed::SampleShape>(shape).front(),
+      structures_of<const trackbed::BatchRows>(rows).front(), static_cast<trackbed::Isa>(level), num_threads,
+      its_workers, poll);
+  return {found.refused, found.absent};
+}
+
 using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Calls `use` with a value of the integer type that `dtype` says. Returns whether it is one of those listed.
@@ -311,6 +334,9 @@ NB_MODULE(_native, m) {
   m.def("permutations_of", &permutations_of);
   m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("new_workers", &new_workers);
+  m.def("gather", &gather, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), poll);
   m.def("draw_phases", &draw_phases, nb::call_guard<nb::gil_scoped_release>());
   m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());
 }

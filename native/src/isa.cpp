@@ -2,6 +2,7 @@
 
 #include "trackbed/blend_loops.hpp"
 #include "trackbed/draw_targets.hpp"
+#include "trackbed/gather_loops.hpp"
 #include "trackbed/permute_block.hpp"
 
 namespace trackbed {
@@ -17,6 +18,12 @@ namespace trackbed {
   void draw_wide(MersenneTwister&, std::uint64_t, std::uint64_t*, std::size_t);                                  \
   constexpr TargetDraws target_draws{draw_narrow, draw_wide};                                                    \
   void permute_block(const Permutation&, const std::int64_t*, std::int64_t*, std::size_t);                       \
+  void widen(std::int64_t, const std::byte*, std::size_t, std::int64_t*);                                        \
+  void mask(std::int64_t*, std::int64_t*, std::size_t, std::int64_t, std::int64_t, bool, float*);                \
+  void keep_all(std::size_t, float*);                                                                            \
+  void count_up(std::int64_t*, std::size_t);                                                                     \
+  std::size_t find(const std::int64_t*, std::size_t, std::int64_t);                                              \
+  constexpr GatherLoops gather_loops{widen, mask, keep_all, count_up, find};                                     \
   }
 
 TRACKBED_DECLARE(baseline)
@@ -46,5 +53,7 @@ BlendLoops blend_loops_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level
 TargetDraws target_draws_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, target_draws); }
 
 PermuteBlock permute_block_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, permute_block); }
+
+GatherLoops gather_loops_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, gather_loops); }
 
 }  // namespace trackbed

@@ -32,6 +32,7 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
+#include "trackbed/gather.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -43,6 +44,7 @@
 #include "trackbed/small_files.hpp"
 #include "trackbed/split_mix.hpp"
 #include "trackbed/token_count.hpp"
+#include "trackbed/workers.hpp"
 
 namespace {
 
@@ -1183,6 +1185,335 @@ void test_run_parallel() {
   }
 }
 
+// ---------------------------------------------------------------- batches
+
+// A dataset of a few files, in buffers that end where their contents do, so that sanitizers see what leaves them.
+struct MadeFiles {
+  std::int64_t dtype = 8;
+  std::int64_t token_bytes = 2;
+  std::vector<std::vector<std::byte>> tokens;
+  std::vector<std::vector<std::byte>> lengths;   // at odd addresses
+  std::vector<std::vector<std::byte>> pointers;  // at odd addresses
+  std::vector<trackbed::TokenFile> files;
+  std::vector<std::vector<std::int64_t>> sequences;  // of all files, wide
+  std::vector<std::int64_t> visits;
+  std::vector<std::int64_t> rows;
+  std::vector<std::uint32_t> shuffle;
+  trackbed::SampleSource source{};
+};
+
+template <class Number>
+std::vector<std::byte> at_odd_address(const std::vector<Number>& numbers) {
+  std::vector<std::byte> bytes(1 + numbers.size() * sizeof(Number));
+  if (!numbers.empty()) {
+    std::memcpy(bytes.data() + 1, numbers.data(), numbers.size() * sizeof(Number));
+  }
+  return bytes;
+}
+
+void store_token(std::int64_t token, std::int64_t bytes, std::byte* at) {
+  std::memcpy(at, &token, static_cast<std::size_t>(bytes));  // little-endian
+}
+
+MadeFiles make_files(Random& random, const trackbed::SampleShape& shape) {
+  constexpr std::int64_t kTypes[] = {1, 2, 3, 4, 5, 8};
+  MadeFiles made;
+  made.dtype = kTypes[random.below(6)];
+  made.token_bytes = trackbed::token_bytes_of(made.dtype);
+  std::int64_t first_byte = 0;
+  for (std::size_t file = 0; file < 1 + random.below(3); ++file) {
+    std::vector<std::int32_t> lengths(random.below(9));
+    std::vector<std::int64_t> pointers;
+    std::int64_t total = 0;
+    const std::size_t first_sequence = made.sequences.size();
+    for (std::int32_t& length : lengths) {
+      length = static_cast<std::int32_t>(random.below(random.below(2) == 0 ? 4 : 60));
+      pointers.push_back(total * made.token_bytes);
+      total += length;
+      std::vector<std::int64_t> sequence(static_cast<std::size_t>(length));
+      for (std::int64_t& token : sequence) {
+        token = static_cast<std::int64_t>(random.below(12));
+      }
+      made.sequences.push_back(sequence);
+    }
+    std::vector<std::byte> tokens(static_cast<std::size_t>(total * made.token_bytes));
+    std::size_t at = 0;
+    for (std::size_t number = first_sequence; number < made.sequences.size(); ++number) {
+      for (const std::int64_t token : made.sequences[number]) {
+        store_token(token, made.token_bytes, tokens.data() + at);
+        at += static_cast<std::size_t>(made.token_bytes);
+      }
+    }
+    made.tokens.push_back(std::move(tokens));
+    made.lengths.push_back(at_odd_address(lengths));
+    made.pointers.push_back(at_odd_address(pointers));
+    static constexpr std::byte kEmpty{};
+    made.files.push_back({total == 0 ? &kEmpty : made.tokens.back().data(), total * made.token_bytes,
+                          made.lengths.back().data() + 1, made.pointers.back().data() + 1,
+                          static_cast<std::int64_t>(lengths.size()), static_cast<std::int64_t>(first_sequence),
+                          first_byte, total * made.token_bytes});
+    first_byte += total * made.token_bytes;
+  }
+  const std::int64_t num_tokens = first_byte / made.token_bytes;
+  const std::int64_t num_samples = std::max<std::int64_t>(num_tokens - shape.extra, 0) / shape.length;
+  made.source = {.first_file = 0,
+                 .num_files = static_cast<std::int64_t>(made.files.size()),
+                 .dtype = made.dtype,
+                 .num_samples = num_samples,
+                 .origin_byte = 0,
+                 .visits = nullptr,
+                 .num_visits = 0,
+                 .visit_bytes = 8,
+                 .rows = nullptr,
+                 .row_bytes = 8,
+                 .shuffle = nullptr,
+                 .shuffle_bytes = 4};
+  if (random.below(2) == 0 && num_samples > 0) {
+    std::vector<std::int32_t> lengths;
+    for (std::size_t number = 0; number < made.sequences.size(); ++number) {
+      made.visits.push_back(static_cast<std::int64_t>(number));
+      lengths.push_back(static_cast<std::int32_t>(made.sequences[number].size()));
+    }
+    made.rows =
+        naive_sample_index(lengths, made.visits, static_cast<std::size_t>(num_samples) + 1, shape.length, shape.extra);
+    for (std::int64_t sample = num_samples; sample-- > 0;) {
+      made.shuffle.push_back(static_cast<std::uint32_t>(sample));
+    }
+    made.source.visits = reinterpret_cast<const std::byte*>(made.visits.data());
+    made.source.num_visits = static_cast<std::int64_t>(made.visits.size());
+    made.source.rows = reinterpret_cast<const std::byte*>(made.rows.data());
+    made.source.shuffle = reinterpret_cast<const std::byte*>(made.shuffle.data());
+  }
+  return made;
+}
+
+struct MadeBatch {
+  MadeBatch(std::size_t size, std::size_t length)
+      : tokens(size * length, 77),
+        labels(size * length, 77),
+        position_ids(size * length, 77),
+        loss_mask(size * length, 77),
+        attention_mask(size * length * length, 77),
+        cu_seqlens(size * (length + 1), 77),
+        max_seqlen(size, 77) {}
+
+  trackbed::BatchRows rows() {
+    return {tokens.data(),         labels.data(),     loss_mask.data(), position_ids.data(),
+            attention_mask.data(), cu_seqlens.data(), max_seqlen.data()};
+  }
+
+  bool operator==(const MadeBatch&) const = default;
+
+  std::vector<std::int64_t> tokens;
+  std::vector<std::int64_t> labels;
+  std::vector<std::int64_t> position_ids;
+  std::vector<float> loss_mask;
+  std::vector<std::uint8_t> attention_mask;
+  std::vector<std::int32_t> cu_seqlens;
+  std::vector<std::int32_t> max_seqlen;
+};
+
+// One sample, token by token: sample m is tokens [m * S, m * S + S + extra) of all sequences, as visits go up.
+void naive_gather(const MadeFiles& made, std::int64_t sample, const trackbed::SampleShape& shape, std::size_t row,
+                  MadeBatch& batch) {
+  const auto length = static_cast<std::size_t>(shape.length);
+  std::vector<std::int64_t> all;
+  std::vector<std::int64_t> ends;
+  const std::int64_t start = sample * shape.length;
+  for (const std::vector<std::int64_t>& sequence : made.sequences) {
+    all.insert(all.end(), sequence.begin(), sequence.end());
+    const std::int64_t end = static_cast<std::int64_t>(all.size()) - start;
+    if (end > 0 && end < shape.length && (ends.empty() || ends.back() != end)) {
+      ends.push_back(end);
+    }
+  }
+  std::vector<std::int64_t> text(all.begin() + start, all.begin() + start + shape.length + shape.extra);
+  text.resize(length + 1, shape.pad);
+  std::size_t began = 0;
+  std::vector<std::size_t> document(length);
+  for (std::size_t at = 0; at < length; ++at) {
+    if (at > 0 && text[at - 1] == shape.eod) {
+      began = at;
+    }
+    document[at] = began;
+    const std::size_t place = row * length + at;
+    batch.tokens[place] = text[at] == shape.pad ? 0 : text[at];
+    batch.labels[place] = text[at + 1] == shape.pad ? 0 : text[at + 1];
+    batch.position_ids[place] = static_cast<std::int64_t>(shape.resets_positions != 0 ? at - began : at);
+    batch.loss_mask[place] = text[at + 1] == shape.pad || (shape.masks_eod != 0 && text[at] == shape.eod) ? 0.0F : 1.0F;
+  }
+  for (std::size_t at = 0; at < length; ++at) {
+    for (std::size_t other = 0; other < length; ++other) {
+      batch.attention_mask[(row * length + at) * length + other] = other > at || document[at] != document[other];
+    }
+  }
+  ends.push_back(shape.length);
+  std::int64_t before = 0;
+  std::int64_t longest = 0;
+  batch.cu_seqlens[row * (length + 1)] = 0;
+  for (std::size_t at = 0; at < length; ++at) {
+    const std::int64_t end = at < ends.size() ? ends[at] : shape.length;
+    batch.cu_seqlens[row * (length + 1) + at + 1] = static_cast<std::int32_t>(end);
+    longest = std::max(longest, end - before);
+    before = end;
+  }
+  batch.max_seqlen[row] = static_cast<std::int32_t>(longest);
+}
+
+trackbed::SampleShape make_shape(Random& random) {
+  return {.length = static_cast<std::int64_t>(1 + random.below(40)),
+          .extra = static_cast<std::int64_t>(random.below(2)),
+          .pad = random.below(2) == 0 ? -1 : 7,
+          .eod = random.below(4) == 0 ? 7 : 9,
+          .resets_positions = static_cast<std::int64_t>(random.below(2)),
+          .masks_eod = static_cast<std::int64_t>(random.below(2))};
+}
+
+void test_gather(std::size_t rounds) {
+  Random random(70);
+  trackbed::Workers workers;
+  trackbed::Poll poll;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const trackbed::SampleShape shape = make_shape(random);
+    const MadeFiles made = make_files(random, shape);
+    const auto count = static_cast<std::size_t>(made.source.num_samples);
+    std::vector<std::int64_t> positions;
+    MadeBatch wanted(count == 0 ? 0 : 5, static_cast<std::size_t>(shape.length));
+    for (std::size_t row = 0; row < 5 && count > 0; ++row) {
+      const std::size_t sample = random.below(count);
+      naive_gather(made, static_cast<std::int64_t>(sample), shape, row, wanted);
+      positions.push_back(static_cast<std::int64_t>(made.shuffle.empty() ? sample : count - 1 - sample));
+    }
+    const std::vector<std::int32_t> datasets(positions.size(), 0);
+    for (const Isa level : levels()) {
+      MadeBatch found(positions.size(), static_cast<std::size_t>(shape.length));
+      const trackbed::Gathered outcome =
+          trackbed::gather({&made.source, 1}, made.files, datasets, positions, shape, found.rows(), level,
+                           static_cast<int>(1 + round % 3), workers, poll);
+      check(outcome.refused == static_cast<std::int64_t>(positions.size()) && outcome.absent.empty() && found == wanted,
+            "gather " + name_of(level) + " round " + std::to_string(round));
+    }
+  }
+}
+
+// Whatever files and arrays say, nothing outside them is read: the sanitizers see to that.
+void test_gather_of_lies(std::size_t rounds) {
+  Random random(71);
+  trackbed::Workers workers;
+  trackbed::Poll poll;
+  constexpr std::int64_t kFar[] = {-1,
+                                   1,
+                                   7,
+                                   std::int64_t{1} << 31,
+                                   std::int64_t{1} << 62,
+                                   -(std::int64_t{1} << 62),
+                                   std::numeric_limits<std::int64_t>::max(),
+                                   std::numeric_limits<std::int64_t>::min()};
+  const auto lie = [&](auto& number) {
+    const auto far = kFar[random.below(8)];
+    number = static_cast<std::remove_reference_t<decltype(number)>>(random.below(2) == 0 ? far : number + far % 16);
+  };
+  const auto lie_in = [&](std::vector<std::byte>& bytes, std::size_t size) {
+    if (bytes.size() > size) {
+      const std::size_t at = 1 + random.below((bytes.size() - 1) / size) * size;
+      std::int64_t number = 0;
+      std::memcpy(&number, bytes.data() + at, size);
+      lie(number);
+      std::memcpy(bytes.data() + at, &number, size);
+    }
+  };
+  long refused = 0;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const trackbed::SampleShape shape = make_shape(random);
+    MadeFiles made = make_files(random, shape);
+    const std::size_t file = random.below(made.files.size());
+    switch (random.below(7)) {
+      case 0:
+        lie_in(made.lengths[file], 4);
+        break;
+      case 1:
+        lie_in(made.pointers[file], 8);
+        break;
+      case 2:
+        lie(made.source.origin_byte);
+        break;
+      case 3:
+        lie(made.files[file].first_byte);
+        break;
+      case 4:
+        lie(made.files[file].first_sequence);
+        break;
+      case 5:
+        lie(made.files[file].token_bytes);
+        break;
+      default:
+        if (!made.rows.empty()) {
+          lie(made.rows[random.below(made.rows.size())]);
+          lie(made.visits[random.below(made.visits.size())]);
+          lie(made.shuffle[random.below(made.shuffle.size())]);
+        }
+    }
+    std::vector<std::int64_t> positions;
+    for (std::int64_t sample = -1; sample <= made.source.num_samples && sample < 20; ++sample) {
+      positions.push_back(sample);
+    }
+    const std::vector<std::int32_t> datasets(positions.size(), 0);
+    MadeBatch batch(positions.size(), static_cast<std::size_t>(shape.length));
+    const trackbed::Gathered outcome = trackbed::gather({&made.source, 1}, made.files, datasets, positions, shape,
+                                                        batch.rows(), trackbed::best_isa(), 1, workers, poll);
+    refused += outcome.refused < static_cast<std::int64_t>(positions.size());
+  }
+  check(refused > static_cast<long>(rounds) / 2, "gather refuses lies");
+}
+
+void test_workers() {
+  trackbed::Workers workers;
+  trackbed::Poll poll;
+  for (const int threads : {1, 2, 5, 3}) {
+    for (int again = 0; again < 50; ++again) {
+      std::vector<int> done(100, 0);
+      workers.run(100, threads, poll, [&](std::int64_t task) { ++done[static_cast<std::size_t>(task)]; });
+      check(done == std::vector<int>(100, 1), "workers call every task once");
+    }
+    bool thrown = false;
+    try {
+      workers.run(100, threads, poll, [&](std::int64_t task) {
+        if (task == 50) {
+          throw 50;
+        }
+      });
+    } catch (int number) {
+      thrown = number == 50;
+    }
+    check(thrown, "workers throw what a task threw");
+    const auto started = std::chrono::steady_clock::now();
+    trackbed::Poll stopping([](std::int64_t) { throw 20; });
+    thrown = false;
+    try {
+      workers.run(1000000, threads, stopping,
+                  [](std::int64_t) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+    } catch (int number) {
+      thrown = number == 20;
+    }
+    const auto taken = std::chrono::steady_clock::now() - started;
+    check(thrown && taken < std::chrono::seconds(20), "workers end when the poll throws");
+  }
+  std::vector<std::thread> callers;
+  std::atomic<long> sum{0};
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int again = 0; again < 100; ++again) {
+        trackbed::Poll quiet;
+        workers.run(10, 3, quiet, [&](std::int64_t task) { sum += task; });
+      }
+    });
+  }
+  for (std::thread& caller : callers) {
+    caller.join();
+  }
+  check(sum == 4 * 100 * 45, "workers serve several threads");
+}
+
 // Kernels share nothing but their inputs: what several threads get at once is what one gets alone.
 void test_threads(std::size_t rounds) {
   Random random(66);
@@ -1365,6 +1696,9 @@ int main(int argc, char** argv) {
   test_interleaving(50 * scale);
   test_instant_order_in_blocks(20 * scale);
   test_instant_order_on_threads();
+  test_workers();
+  test_gather(150 * scale);
+  test_gather_of_lies(300 * scale);
   test_threads(2 * scale);
   test_golden();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());

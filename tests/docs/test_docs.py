@@ -64,7 +64,7 @@ def test_the_readmes_commands_and_programs_run(tmp_path):
         assert program == "trackbed"
         subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=tmp_path, check=True, capture_output=True)
     programs = "\n".join(snippets("python"))
-    checks = "\nassert len(train) >= 1000 and len(batch) == 4 and state['consumed_samples'] == 4"
+    checks = "\nassert len(train) >= 1000 and batch['tokens'].shape == (4, 512) and state['consumed_samples'] == 4"
     subprocess.run([sys.executable, "-W", "ignore", "-c", programs + checks], cwd=tmp_path, check=True)
 
 

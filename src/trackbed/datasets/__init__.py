@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
+    from trackbed.datasets.batch import Batch
     from trackbed.datasets.blended import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
     from trackbed.datasets.gpt import GPTDataset
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from trackbed.datasets.tokenizer import MegatronTokenizer
 
 __all__ = [
+    "Batch",
     "BlendedDataset",
     "BlendedMegatronDatasetConfig",
     "ByteTokenizer",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Batch": "batch",
     "BlendedDataset": "blended",
     "BlendedMegatronDatasetConfig": "config",
     "ByteTokenizer": "adapters",

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.utils.data
 
 from trackbed.cache import (
@@ -27,10 +28,13 @@ from trackbed.cache import (
 )
 from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.gathering import Draws, Gatherer, Gathering
+from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now, md5_of
 from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
+from trackbed.index.ahead import OrderAhead
 from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 from trackbed.index.splits import normalize
@@ -49,7 +53,7 @@ _STRETCH: Final = 1 << 20
 _Dataset = torch.utils.data.Dataset[Any]
 
 
-class BlendedDataset(_Dataset):
+class BlendedDataset(_Dataset, Gathering):
     """A blend; its sample k is the `dataset_sample_index[k]`-th of dataset `dataset_index[k]`.
 
     A dataset of weight 0 keeps its number and is never drawn. In the order "instant" there are no such arrays: `order`
@@ -256,6 +260,7 @@ class BlendedDataset(_Dataset):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
+        state.pop("_gatherer", None)
         if self.config.order != "instant" and self.config.path_to_cache is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
         return state
@@ -276,16 +281,49 @@ class BlendedDataset(_Dataset):
         """
         if self.config.order == "instant":
             return self._located(idx)
+        self._open_deferred()
+        dataset_id = self.dataset_index[idx]
+        if self.config.order == "balanced":
+            dataset_id = int(dataset_id)  # torch can do little with uint16
+        return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
+
+    def _open_deferred(self) -> None:
+        """See that the indices are there."""
         if self.dataset_index is None:
             entry = self._entry()
             self._keep(
                 self._open_indices() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED)
             )
-            return self[idx]
-        dataset_id = self.dataset_index[idx]
-        if self.config.order == "balanced":
-            dataset_id = int(dataset_id)  # torch can do little with uint16
-        return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
+
+    @cached_property
+    def _gatherer(self) -> Gatherer | None:
+        is_own = type(self).__getitem__ is not BlendedDataset.__getitem__
+        members = [dataset for dataset in self.datasets if isinstance(dataset, GPTDataset)]
+        if is_own or len(members) < len(self.datasets):
+            return None
+        return Gatherer(members, self._id_type)
+
+    @property
+    def _id_type(self) -> torch.dtype:
+        """Of the dataset's number in a batch."""
+        is_narrow = self.config.order == "megatron" and dataset_index_dtype(len(self.datasets)) is np.int16
+        return torch.int16 if is_narrow else torch.int32 if self.config.order == "megatron" else torch.int64
+
+    @cached_property
+    def _ahead(self) -> OrderAhead | None:
+        """The order "instant", for those who go through it; None where there are no samples."""
+        return None if self.order is None else OrderAhead(self.order)
+
+    def _gathered(self) -> Gatherer | None:
+        return self._gatherer
+
+    def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+        if self.config.order == "instant" and self._ahead is not None:
+            return self._ahead.locate(positions)
+        if self.config.order == "instant":
+            return _no_draws(positions)
+        self._open_deferred()
+        return self.dataset_index[positions].astype(np.int32), self.dataset_sample_index[positions].astype(np.int64)
 
     def _located(self, idx: int) -> dict[str, Any]:
         position = idx + len(self) if idx < 0 else idx
@@ -295,6 +333,14 @@ class BlendedDataset(_Dataset):
         datasets, samples = self.order.locate([position])
         dataset_id = int(datasets[0])
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][StoredSample(samples[0])]}
+
+
+def _no_draws(positions: npt.NDArray[np.int64]) -> Draws:
+    """What an order without samples gives at no positions."""
+    if len(positions):
+        msg = f"a sample must be in [0, 0), found {positions[0]}"
+        raise IndexError(msg)
+    return np.zeros(0, dtype=np.int32), positions
 
 
 def blend(

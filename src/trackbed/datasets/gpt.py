@@ -27,13 +27,16 @@ from trackbed.cache import (
     shape_of,
 )
 from trackbed.datasets import sample
+from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.low_level import identify, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
+from trackbed.datasets.sources import Layout, Stretches
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
+from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["GPTDataset"]
@@ -63,7 +66,7 @@ class _Span(NamedTuple):
     last_offset: int
 
 
-class GPTDataset(MegatronDataset):
+class GPTDataset(MegatronDataset, Gathering):
     """Samples of `sequence_length` tokens, in the orders "megatron" and "balanced" megatron-core 0.16.1's, bit for bit.
 
     `document_index` `[V]`, `sample_index` `[R + 1, 2]` and `shuffle_index` `[R]` are mapped from the cache, and
@@ -269,7 +272,7 @@ class GPTDataset(MegatronDataset):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_causal_mask", "_positions"):
+        for name in ("_indices", "_instant", "_positions", "_gatherer", "causal_mask"):
             state.pop(name, None)
         if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
@@ -313,7 +316,7 @@ class GPTDataset(MegatronDataset):
         tokens, labels = sample.tokens_and_labels(text, extra_token=config.add_extra_token_to_sequence, pad=pad)
         found: dict[str, Any] = {"tokens": tokens, "labels": labels}
         if config.create_attention_mask:
-            mask = self._causal_mask if shared else self._causal_mask.clone()
+            mask = self.causal_mask if shared else self.causal_mask.clone()
             found["attention_mask"] = (
                 sample.cut_at_documents(mask, tokens, eod=eod) if config.reset_attention_mask else mask
             )
@@ -335,7 +338,7 @@ class GPTDataset(MegatronDataset):
         return found
 
     @cached_property
-    def _causal_mask(self) -> torch.Tensor:
+    def causal_mask(self) -> torch.Tensor:
         """`[1, S, S]`, one for all samples."""
         return sample.causal_mask(self.config.sequence_length)
 
@@ -344,7 +347,35 @@ class GPTDataset(MegatronDataset):
         """`[S]`, one for all samples."""
         return torch.from_numpy(sample.positions(self.config.sequence_length))
 
-    def _locate(self, idx: int) -> _Span:
+    @property
+    def padding(self) -> int:
+        """Id that fills up short samples, and is no label: the tokenizer's, or -1."""
+        return self._pad_token_id
+
+    def layout(self) -> Layout | None:
+        """How its samples lie in its files; None where a subclass makes them."""
+        hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
+        if any(getattr(type(self), name) is not getattr(GPTDataset, name) for name in hooks):
+            return None
+        if self.config.order == "instant":
+            return Stretches(self._instant.samples_per_epoch, self._instant.origin_byte)
+        self._open_deferred()
+        return Visits(self.document_index, self.sample_index, self.shuffle_index)
+
+    @cached_property
+    def _gatherer(self) -> Gatherer:
+        return Gatherer([self], None)
+
+    def _gathered(self) -> Gatherer:
+        return self._gatherer
+
+    def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+        if self.config.order == "instant" and len(positions):
+            return self._instant.ahead.locate(positions)
+        return np.zeros(len(positions), dtype=np.int32), positions
+
+    def _open_deferred(self) -> None:
+        """See that the indices are there."""
         if self.shuffle_index is None:
             entry = self._entry()
             self._keep(
@@ -352,7 +383,9 @@ class GPTDataset(MegatronDataset):
                 if entry is None
                 else open_entry(entry, expected=self._expect_indices, advice=_DEFERRED)
             )
-            return self._locate(idx)
+
+    def _locate(self, idx: int) -> _Span:
+        self._open_deferred()
         row = int(self.shuffle_index[idx])
         rows = self.sample_index[row : row + 2].tolist()
         return _Span(*rows[0], *rows[1])

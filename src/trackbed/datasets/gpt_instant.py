@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
+from trackbed.index.ahead import OrderAhead
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["InstantSamples", "StoredSample"]
@@ -133,6 +134,21 @@ class InstantSamples:
             msg = f"a sample must be in [-{len(self)}, {len(self)}), found {position}"
             raise IndexError(msg)
         return int(self.order.locate([wanted])[1][0])
+
+    @cached_property
+    def ahead(self) -> OrderAhead:
+        """The order, for those who go through it.
+
+        Raises:
+            PlanError: there are not enough tokens for a sample.
+        """
+        return OrderAhead(self.order)
+
+    @property
+    def origin_byte(self) -> int:
+        """Where the split's part of the file begins."""
+        start, stop = self.run
+        return int(self.dataset.index.sequence_pointers[start]) if start < stop else 0
 
     def read(self, position: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`[S + X]` tokens of the sample at a position, and the documents that they come from."""

@@ -1,6 +1,7 @@
 """Compiled loops, and the Python functions that check what goes into them."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
+from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
@@ -19,10 +20,16 @@ from trackbed.kernels.small_files import file_stamps, write_files
 
 __all__ = [
     "PERMUTATION_VERSION",
+    "BatchArrays",
     "BlendTrees",
     "EpochShuffles",
+    "Extent",
+    "Gathered",
     "Poll",
+    "SampleShape",
+    "SampleSources",
     "Twister",
+    "Visits",
     "available_levels",
     "available_threads",
     "balanced_blend",
@@ -33,6 +40,7 @@ __all__ = [
     "draw_phases",
     "exhaustive_blend",
     "file_stamps",
+    "gather",
     "greedy_blend",
     "instant_locate",
     "interleaving_counts",

@@ -111,6 +111,20 @@ def instant_locate(
     poll: _Poll,
     /,
 ) -> None: ...
+def new_workers() -> object: ...
+def gather(
+    workers: object,
+    sources: npt.NDArray[np.uint64],
+    files: npt.NDArray[np.uint64],
+    datasets: npt.NDArray[np.int32],
+    positions: npt.NDArray[np.int64],
+    shape: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.uint64],
+    level: int,
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> tuple[int, list[int]]: ...
 def draw_phases(nodes: npt.NDArray[np.uint64], num_leaves: int, key: int, /) -> None: ...
 def interleaving_counts(
     nodes: npt.NDArray[np.uint64],

@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.kernels.gather import SampleShape, SampleSources
+
 __all__ = [
     "balanced_blend",
     "count_tokens",
@@ -19,6 +21,7 @@ __all__ = [
     "epoch_sample",
     "exhaustive_blend",
     "file_stamps",
+    "gather_sample",
     "greedy_blend",
     "interleave",
     "interleaving_counts",
@@ -304,3 +307,67 @@ def sample_index(
     rows[~inside, 1] = max(int(visited[last]) - extra_token, 0) if len(visited) else 0
     rows[0] = 0
     return rows
+
+
+_TOKEN_TYPES: Final = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+
+
+def gather_sample(
+    sources: SampleSources, dataset: int, position: int, shape: SampleShape
+) -> dict[str, npt.NDArray[Any]]:
+    """One sample of sources whose files are all mapped and whole, by key: `[S]`, `[S, S]` and `[S + 1]`."""
+    pieces = _visited(sources, dataset, position, shape) if dataset in sources.visits else None
+    pieces = _stretch(sources, dataset, position, shape) if pieces is None else pieces
+    text = np.concatenate(pieces).astype(np.int64)[: shape.length + shape.extra]
+    ends = np.cumsum([len(piece) for piece in pieces])
+    is_inner = (ends > 0) & (ends < min(shape.length, len(text)))
+    text = np.append(text, np.full(shape.length + 1 - len(text), shape.pad))
+    tokens, labels = text[:-1], text[1:]
+    starts = np.flatnonzero(np.append(True, tokens[:-1] == shape.eod))
+    place = np.arange(shape.length)
+    number = np.searchsorted(starts, place, side="right")
+    borders = np.append(0, np.unique(ends[is_inner]))
+    borders = np.append(borders, np.full(shape.length + 1 - len(borders), shape.length))
+    return {
+        "tokens": np.where(tokens == shape.pad, 0, tokens),
+        "labels": np.where(labels == shape.pad, 0, labels),
+        "loss_mask": (labels != shape.pad) & ~(shape.masks_eod & (tokens == shape.eod)),
+        "position_ids": place - starts[number - 1] if shape.resets_positions else place,
+        "attention_mask": (number[:, None] != number) | (place[:, None] < place),
+        "cu_seqlens": borders,
+        "max_seqlen": np.diff(borders).max(),
+    }
+
+
+def _sequences(sources: SampleSources, dataset: int) -> list[npt.NDArray[Any]]:
+    """The tokens of every sequence of a dataset's files."""
+    source = sources.source_table[dataset]
+    files = sources.files[source["first_file"] : source["first_file"] + source["num_files"]]
+    dtype = np.dtype(_TOKEN_TYPES[int(source["dtype"])])
+    return [
+        tokens[pointer : pointer + length * dtype.itemsize].view(dtype)
+        for tokens, lengths, pointers in filter(None, files)
+        for pointer, length in zip(pointers.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _visited(sources: SampleSources, dataset: int, position: int, shape: SampleShape) -> list[npt.NDArray[Any]]:
+    visits, row = sources.visits[dataset], int(sources.visits[dataset].shuffle[position])
+    (first, begin), (last, end) = visits.rows[row : row + 2].tolist()
+    sequences = _sequences(sources, dataset)
+    pieces = [sequences[document] for document in visits.documents[first : last + 1].tolist()]
+    pieces[-1] = pieces[-1][: end + shape.extra]
+    pieces[0] = pieces[0][begin:]
+    return pieces
+
+
+def _stretch(sources: SampleSources, dataset: int, sample: int, shape: SampleShape) -> list[npt.NDArray[Any]]:
+    sequences = _sequences(sources, dataset)
+    source = sources.source_table[dataset]
+    skipped = int(source["origin_byte"]) // np.dtype(_TOKEN_TYPES[int(source["dtype"])]).itemsize
+    start = skipped + sample * shape.length
+    pieces = []
+    for sequence in sequences:
+        pieces.append(sequence[max(start, 0) :] if start < len(sequence) else sequence[:0])
+        start -= len(sequence)
+    return pieces

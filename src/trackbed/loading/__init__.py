@@ -1,6 +1,14 @@
-"""From datasets to batches: samplers, and the position in the data as state."""
+"""From datasets to batches: samplers, batches ahead of the training step, and the position in the data as state."""
 
+from trackbed.loading.batches import BatchLoader
+from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.position import Position
 from trackbed.loading.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
-__all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Position"]
+__all__ = [
+    "BatchLoader",
+    "LoaderCounters",
+    "MegatronPretrainingRandomSampler",
+    "MegatronPretrainingSampler",
+    "Position",
+]

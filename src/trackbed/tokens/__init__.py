@@ -8,6 +8,7 @@ from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.seal import seal
+from trackbed.tokens.source import MappedSource
 from trackbed.tokens.verify import Verified, verify, verify_content
 from trackbed.tokens.writer import IndexedDatasetBuilder
 
@@ -16,6 +17,7 @@ __all__ = [
     "IndexedDataset",
     "IndexedDatasetBuilder",
     "IndexedGroup",
+    "MappedSource",
     "SequenceIndex",
     "Verified",
     "get_bin_path",

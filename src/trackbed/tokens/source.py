@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
+from trackbed.files import Stamp, stamp_of
 from trackbed.tokens.format import map_file
 
 __all__ = ["FileSource", "MappedSource", "Source"]
@@ -32,24 +33,40 @@ class MappedSource:
 
     Args:
         data: the bytes of the file.
-        path: its name, for errors.
+        path: its name.
+        stamp: the file as it was when it was mapped, or None where there was none any more.
     """
 
-    def __init__(self, data: npt.NDArray[np.uint8], path: Path) -> None:
-        self._data = data
+    def __init__(self, data: npt.NDArray[np.uint8], path: Path, stamp: Stamp | None) -> None:
+        self.data = data
         self._path = path
+        self._stamp = stamp
 
     @classmethod
     def open(cls, path: Path) -> "MappedSource":
         """Map the file at `path`."""
-        return cls(map_file(path), path)
+        return cls(map_file(path), path, stamp_of(path))
+
+    def check_size(self) -> None:
+        """Refuse to go on reading a file that was cut short: what is mapped beyond its end cannot be read.
+
+        Raises:
+            FormatError: it was cut short. Of a file that has lost its name nobody can tell.
+        """
+        found = stamp_of(self._path)
+        if found is None or self._stamp is None or found.inode != self._stamp.inode:
+            return  # what is mapped is another file, which has lost its name
+        if found.size_bytes < len(self.data):
+            wanted = f"the file must keep the {len(self.data)} bytes that were mapped"
+            msg = f"{self._path}: {wanted}, found it cut to {found.size_bytes}"
+            raise FormatError(msg)
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
         """`[count]` tokens from byte `offset` on, as a view."""
         stop = offset + count * np.dtype(dtype).itemsize
-        if not 0 <= offset <= stop <= len(self._data):
-            raise _outside(self._path, offset, stop, len(self._data))
-        return self._data[offset:stop].view(dtype)
+        if not 0 <= offset <= stop <= len(self.data):
+            raise _outside(self._path, offset, stop, len(self.data))
+        return self.data[offset:stop].view(dtype)
 
 
 class FileSource:

@@ -1,0 +1,279 @@
+#include "trackbed/gather.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "trackbed/gather_loops.hpp"
+
+namespace trackbed {
+
+namespace {
+
+constexpr std::int64_t kPrefetchedLines =
+    512;                                // of 64 bytes: as much as the nearest cache holds beside what is written
+constexpr std::size_t kPlanned = 16;    // samples that a thread plans at once: some microseconds
+constexpr std::size_t kMaskRows = 256;  // of an attention mask that a thread writes at once: up to a few milliseconds
+
+// Tokens and labels from their spans: text[0, S) and text[1, S + 1).
+class Text {
+ public:
+  Text(const GatherLoops& loops, const SampleShape& shape, std::int64_t dtype, std::int64_t* tokens,
+       std::int64_t* labels)
+      : loops_(loops),
+        length_(shape.length),
+        dtype_(dtype),
+        token_bytes_(token_bytes_of(dtype)),
+        tokens_(tokens),
+        labels_(labels) {}
+
+  void add(Span span) {
+    const std::int64_t first = at_ == 0 ? 1 : 0;  // no label is the first token
+    widen(span, 0, std::min(span.count, length_ - at_), tokens_ + at_);
+    widen(span, first, span.count - first, labels_ + at_ - 1 + first);
+    at_ += span.count;
+  }
+
+  // Fills up both, and returns how many tokens were added before.
+  std::int64_t fill(std::int64_t pad) {
+    std::fill(tokens_ + std::min(at_, length_), tokens_ + length_, pad);
+    std::fill(labels_ + std::max<std::int64_t>(at_ - 1, 0), labels_ + length_, pad);
+    return at_;
+  }
+
+ private:
+  void widen(Span span, std::int64_t first, std::int64_t count, std::int64_t* target) const {
+    if (count > 0) {
+      loops_.widen(dtype_, span.tokens + first * token_bytes_, static_cast<std::size_t>(count), target);
+    }
+  }
+
+  const GatherLoops& loops_;
+  std::int64_t length_;
+  std::int64_t dtype_;
+  std::int64_t token_bytes_;
+  std::int64_t* tokens_;
+  std::int64_t* labels_;
+  std::int64_t at_ = 0;
+};
+
+// Asks for tokens that lie far apart in memory, so that none waits for those before it.
+void prefetch(const std::vector<Span>& spans, std::int64_t token_bytes) {
+  constexpr std::int64_t kLine = 64;
+  std::int64_t lines = kPrefetchedLines;
+  for (const Span& span : spans) {
+    for (std::int64_t byte = 0; byte < span.count * token_bytes && lines > 0; byte += kLine, --lines) {
+      __builtin_prefetch(span.tokens + byte);
+    }
+  }
+}
+
+// Whether tokens of this type can be `pad`.
+bool can_be(std::int64_t dtype, std::int64_t pad) {
+  switch (dtype) {
+    case 1:
+      return pad >= 0 && pad <= std::numeric_limits<std::uint8_t>::max();
+    case 8:
+      return pad >= 0 && pad <= std::numeric_limits<std::uint16_t>::max();
+    default:
+      return true;
+  }
+}
+
+// `[S + 1]`: 0, where each document ends, and S to fill up. Padding belongs to the last one. Returns the longest.
+std::int32_t write_borders(const std::vector<std::int64_t>& ends, std::int64_t num_tokens, std::int64_t length,
+                           std::int32_t* borders) {
+  std::int64_t count = 0;
+  borders[0] = 0;
+  for (const std::int64_t end : ends) {
+    if (end > borders[count] && end < std::min(num_tokens, length)) {
+      borders[++count] = static_cast<std::int32_t>(end);
+    }
+  }
+  std::fill(borders + count + 1, borders + length + 1, static_cast<std::int32_t>(length));
+  std::int32_t longest = 0;
+  for (std::int64_t at = 0; at <= count; ++at) {
+    longest = std::max(longest, borders[at + 1] - borders[at]);
+  }
+  return longest;
+}
+
+// Some rows of the mask of a sample whose documents begin at `starts`: attention looks neither ahead nor at another
+// document.
+void write_mask(const std::vector<std::int64_t>& starts, std::size_t first, std::size_t stop, std::size_t length,
+                std::uint8_t* mask) {
+  auto document = std::upper_bound(starts.begin(), starts.end(), static_cast<std::int64_t>(first)) - 1;
+  for (std::size_t row = first; row < stop; ++row) {
+    if (document + 1 != starts.end() && *(document + 1) == static_cast<std::int64_t>(row)) {
+      ++document;
+    }
+    const auto start = static_cast<std::size_t>(*document);
+    std::uint8_t* const columns = mask + row * length;
+    std::memset(columns, 1, start);
+    std::memset(columns + start, 0, row + 1 - start);
+    std::memset(columns + row + 1, 1, length - row - 1);
+  }
+}
+
+class Batch {
+ public:
+  Batch(const SampleShape& shape, const BatchRows& rows, Isa level, std::size_t size)
+      : shape_(shape), rows_(rows), loops_(gather_loops_at(level)), starts_(size) {}
+
+  void write(std::size_t sample, std::int64_t dtype, const SampleSpans& plan) {
+    const auto length = static_cast<std::size_t>(shape_.length);
+    const std::size_t row = sample * length;
+    std::int64_t* const tokens = rows_.tokens + row;
+    std::int64_t* const labels = rows_.labels + row;
+    if (shape_.resets_positions == 0) {  // while the tokens are on their way
+      loops_.count_up(rows_.position_ids + row, length);
+    }
+    Text text(loops_, shape_, dtype, tokens, labels);
+    for (const Span& span : plan.spans) {
+      text.add(span);
+    }
+    const std::int64_t num_tokens = text.fill(shape_.pad);
+    if (shape_.resets_positions != 0 || rows_.attention_mask != nullptr) {
+      starts_[sample] = find_starts(tokens);
+    }
+    if (shape_.resets_positions != 0) {
+      write_positions(starts_[sample], rows_.position_ids + row);
+    }
+    const bool is_whole = num_tokens == shape_.length + 1;
+    if (is_whole && shape_.masks_eod == 0 && !can_be(dtype, shape_.pad)) {
+      loops_.keep_all(length, rows_.loss_mask + row);
+    } else {
+      loops_.mask(tokens, labels, length, shape_.pad, shape_.eod, shape_.masks_eod != 0, rows_.loss_mask + row);
+    }
+    if (rows_.cu_seqlens != nullptr) {
+      rows_.max_seqlen[sample] =
+          write_borders(plan.borders, num_tokens, shape_.length, rows_.cu_seqlens + sample * (length + 1));
+    }
+  }
+
+  // The `block`-th kMaskRows rows of the mask of a sample.
+  void write_mask_block(std::size_t sample, std::size_t block) const {
+    const auto length = static_cast<std::size_t>(shape_.length);
+    const std::size_t first = block * kMaskRows;
+    write_mask(starts_[sample], first, std::min(first + kMaskRows, length), length,
+               rows_.attention_mask + sample * length * length);
+  }
+
+ private:
+  // 0, and the place after each end-of-document token.
+  std::vector<std::int64_t> find_starts(const std::int64_t* tokens) const {
+    std::vector<std::int64_t> starts{0};
+    for (std::int64_t next = 0;; ++next) {
+      next += static_cast<std::int64_t>(
+          loops_.find(tokens + next, static_cast<std::size_t>(shape_.length - next), shape_.eod));
+      if (next >= shape_.length - 1) {
+        return starts;
+      }
+      starts.push_back(next + 1);
+    }
+  }
+
+  void write_positions(const std::vector<std::int64_t>& starts, std::int64_t* positions) const {
+    for (std::size_t document = 0; document < starts.size(); ++document) {
+      const std::int64_t stop = document + 1 < starts.size() ? starts[document + 1] : shape_.length;
+      loops_.count_up(positions + starts[document], static_cast<std::size_t>(stop - starts[document]));
+    }
+  }
+
+  const SampleShape& shape_;
+  const BatchRows& rows_;
+  GatherLoops loops_;
+  std::vector<std::vector<std::int64_t>> starts_;  // where documents begin, where that is asked for
+};
+
+// The samples of a batch, planned before any of them is written. Several threads plan different ones.
+class Plans {
+ public:
+  Plans(std::span<const SampleSource> sources, std::span<const TokenFile> files, const SampleShape& shape,
+        std::size_t size)
+      : sources_(sources), files_(files), shape_(shape), outcomes_(size, Planned::refused), plans_(size) {}
+
+  // Plans the samples [first, stop), which are at these positions of the sources that `datasets` names.
+  void make(std::size_t first, std::size_t stop, std::span<const std::int32_t> datasets,
+            std::span<const std::int64_t> positions) {
+    for (int step = 0; step < kApproachSteps; ++step) {
+      for (std::size_t sample = first; sample < stop; ++sample) {
+        if (const SampleSource* source = source_of(datasets[sample])) {
+          approach_plan(*source, files_, positions[sample], step);
+        }
+      }
+    }
+    for (std::size_t sample = first; sample < stop; ++sample) {
+      if (const SampleSource* source = source_of(datasets[sample])) {
+        outcomes_[sample] =
+            plan_spans(*source, files_, positions[sample], shape_.length + shape_.extra, shape_.extra, plans_[sample]);
+      }
+    }
+  }
+
+  // What keeps the batch from being whole.
+  Gathered found() const {
+    const auto refused = std::find(outcomes_.begin(), outcomes_.end(), Planned::refused);
+    Gathered found{refused - outcomes_.begin(), {}};
+    for (const SampleSpans& plan : plans_) {
+      found.absent.insert(found.absent.end(), plan.absent.begin(), plan.absent.end());
+    }
+    return found;
+  }
+
+  const SampleSpans& operator[](std::size_t sample) const { return plans_[sample]; }
+
+ private:
+  const SampleSource* source_of(std::int32_t dataset) const {
+    const auto number = static_cast<std::size_t>(dataset);
+    return dataset >= 0 && number < sources_.size() ? &sources_[number] : nullptr;
+  }
+
+  std::span<const SampleSource> sources_;
+  std::span<const TokenFile> files_;
+  const SampleShape& shape_;
+  std::vector<Planned> outcomes_;
+  std::vector<SampleSpans> plans_;
+};
+
+}  // namespace
+
+Gathered gather(std::span<const SampleSource> sources, std::span<const TokenFile> files,
+                std::span<const std::int32_t> datasets, std::span<const std::int64_t> positions,
+                const SampleShape& shape, const BatchRows& rows, Isa level, int num_threads, Workers& workers,
+                Poll& poll) {
+  const std::size_t size = positions.size();
+  const auto dtype_of = [&](std::size_t sample) { return sources[static_cast<std::size_t>(datasets[sample])].dtype; };
+  Plans plans(sources, files, shape, size);
+  const std::size_t stretches = (size + kPlanned - 1) / kPlanned;
+  workers.run(static_cast<std::int64_t>(stretches), num_threads, poll, [&](std::int64_t number) {
+    const std::size_t first = static_cast<std::size_t>(number) * kPlanned;
+    plans.make(first, std::min(first + kPlanned, size), datasets, positions);
+  });
+  Gathered found = plans.found();
+  if (found.refused < static_cast<std::int64_t>(size) || !found.absent.empty()) {
+    return found;
+  }
+  Batch batch(shape, rows, level, size);
+  if (size > 0) {
+    prefetch(plans[0].spans, token_bytes_of(dtype_of(0)));
+  }
+  workers.run(static_cast<std::int64_t>(size), num_threads, poll, [&](std::int64_t number) {
+    const auto sample = static_cast<std::size_t>(number);
+    const std::size_t next = sample + 1;
+    if (next < size) {  // nearly always this thread's next one
+      prefetch(plans[next].spans, token_bytes_of(dtype_of(next)));
+    }
+    batch.write(sample, dtype_of(sample), plans[sample]);
+  });
+  if (rows.attention_mask != nullptr) {
+    const std::size_t blocks = (static_cast<std::size_t>(shape.length) + kMaskRows - 1) / kMaskRows;
+    workers.run(static_cast<std::int64_t>(size * blocks), num_threads, poll, [&](std::int64_t number) {
+      const auto block = static_cast<std::size_t>(number);
+      batch.write_mask_block(block / blocks, block % blocks);
+    });
+  }
+  return found;
+}
+
+}  // namespace trackbed

@@ -1,0 +1,259 @@
+#include "trackbed/sample_spans.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace trackbed {
+
+namespace {
+
+template <class Number>
+Number load(const std::byte* numbers, std::int64_t at) {
+  Number number;
+  std::memcpy(&number, numbers + at * static_cast<std::int64_t>(sizeof(Number)), sizeof(Number));
+  return number;
+}
+
+std::int64_t load_signed(const std::byte* numbers, std::int64_t bytes, std::int64_t at) {
+  return bytes == 4 ? load<std::int32_t>(numbers, at) : load<std::int64_t>(numbers, at);
+}
+
+// A difference that wraps around where the arrays lie: what comes out is checked like any other number.
+std::int64_t difference(std::int64_t number, std::int64_t from) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(number) - static_cast<std::uint64_t>(from));
+}
+
+bool is_in(std::int64_t number, std::int64_t stop) { return number >= 0 && number < stop; }
+
+// The first of `stop` numbers for which `holds`, where all after it do, too; any other number if they do not.
+template <class Holds>
+std::int64_t first_that(std::int64_t stop, const Holds& holds) {
+  std::int64_t start = 0;
+  while (start < stop) {
+    const std::int64_t middle = start + (stop - start) / 2;
+    if (holds(middle)) {
+      stop = middle;
+    } else {
+      start = middle + 1;
+    }
+  }
+  return start;
+}
+
+struct Place {
+  std::int64_t visit;
+  std::int64_t offset;
+};
+
+std::int64_t row_at(const SampleSource& source, std::int64_t position) {
+  return source.shuffle_bytes == 4 ? load<std::uint32_t>(source.shuffle, position)
+                                   : load<std::int64_t>(source.shuffle, position);
+}
+
+// Where the sample of a row begins.
+Place place_of(const SampleSource& source, std::int64_t row) {
+  return {load_signed(source.rows, source.row_bytes, 2 * row), load_signed(source.rows, source.row_bytes, 2 * row + 1)};
+}
+
+// Adds `count` tokens from a byte of a file on, if they are all mapped.
+bool add_span(const TokenFile& file, std::int64_t byte, std::int64_t count, std::int64_t token_bytes,
+              SampleSpans& plan) {
+  if (byte < 0 || byte > file.size_bytes || count > (file.size_bytes - byte) / token_bytes) {
+    return false;
+  }
+  plan.spans.push_back({file.tokens + byte, count});
+  return true;
+}
+
+class Planner {
+ public:
+  Planner(const SampleSource& source, std::span<const TokenFile> files, std::int64_t length, std::int64_t extra,
+          SampleSpans& plan)
+      : source_(source),
+        files_(files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files))),
+        token_bytes_(token_bytes_of(source.dtype)),
+        length_(length),
+        extra_(extra),
+        plan_(plan) {}
+
+  Planned operator()(std::int64_t position) {
+    if (position < 0 && source_.visits != nullptr) {
+      position += source_.num_samples;
+    }
+    const bool is_possible = token_bytes_ > 0 && is_in(position, source_.num_samples) &&
+                             (source_.visits == nullptr ? add_stretch(position) : add_visits(position));
+    return !is_possible ? Planned::refused : plan_.absent.empty() ? Planned::whole : Planned::absent;
+  }
+
+ private:
+  // Each visit from its document's start to its end, but for where the sample begins and ends.
+  bool add_visits(std::int64_t position) {
+    const std::int64_t row = row_at(source_, position);
+    if (!is_in(row, source_.num_samples)) {
+      return false;
+    }
+    const auto [first, begin] = place_of(source_, row);
+    const auto [last, end] = place_of(source_, row + 1);
+    if (first < 0 || first > last || !is_in(last, source_.num_visits)) {
+      return false;
+    }
+    std::int64_t done = 0;
+    for (std::int64_t visit = first; visit <= last; ++visit) {
+      const std::int64_t document = load_signed(source_.visits, source_.visit_bytes, visit);
+      if (!add_document(document, visit == first ? begin : 0, visit == last, end, done)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Tokens of a document from `begin` on, to its end or, if it is the last one, to `end` and the extra token.
+  bool add_document(std::int64_t document, std::int64_t begin, bool is_last, std::int64_t end, std::int64_t& done) {
+    const TokenFile& file = file_of(document);
+    const std::int64_t sequence = difference(document, file.first_sequence);
+    if (!is_in(sequence, file.num_sequences) || begin < 0 || begin > kMostTokens || end > kMostTokens) {
+      return false;
+    }
+    if (file.tokens == nullptr) {
+      plan_.absent.push_back(&file - files_.data() + source_.first_file);
+      return true;
+    }
+    const std::int64_t stop = is_last ? end + extra_ : load<std::int32_t>(file.lengths, sequence);
+    if (stop < begin || stop - begin > length_ - done) {
+      return false;
+    }
+    std::int64_t byte = 0;
+    done += stop - begin;
+    plan_.borders.push_back(done);
+    return !__builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), begin * token_bytes_, &byte) &&
+           add_span(file, byte, stop - begin, token_bytes_, plan_);
+  }
+
+  const TokenFile& file_of(std::int64_t document) const {
+    const auto after = static_cast<std::size_t>(first_that(source_.num_files, [&](std::int64_t file) {
+      return files_[static_cast<std::size_t>(file)].first_sequence > document;
+    }));
+    return files_[after == 0 ? 0 : after - 1];
+  }
+
+  bool add_stretch(std::int64_t sample) {
+    std::int64_t byte = 0;
+    std::int64_t stop = 0;
+    if (__builtin_mul_overflow(sample, (length_ - extra_) * token_bytes_, &byte) ||
+        __builtin_add_overflow(byte, source_.origin_byte, &byte) || byte < 0 ||
+        __builtin_add_overflow(byte, length_ * token_bytes_, &stop)) {
+      return false;
+    }
+    const std::int64_t begin = byte;
+    std::int64_t missing = length_;
+    auto number = first_that(
+        source_.num_files, [&](std::int64_t file) { return files_[static_cast<std::size_t>(file)].first_byte > byte; });
+    for (--number; missing > 0; ++number) {
+      if (!is_in(number, source_.num_files)) {
+        return false;
+      }
+      const TokenFile& file = files_[static_cast<std::size_t>(number)];
+      const std::int64_t inside = difference(byte, file.first_byte);
+      const std::int64_t count = std::min(missing, difference(file.token_bytes, inside) / token_bytes_);
+      if (count < 0) {
+        return false;
+      }
+      missing -= count;
+      byte += count * token_bytes_;
+      if (file.tokens == nullptr) {
+        plan_.absent.push_back(number + source_.first_file);
+      } else if (!add_span(file, inside, count, token_bytes_, plan_)) {
+        return false;
+      } else {
+        add_borders(file, begin);
+      }
+    }
+    return true;
+  }
+
+  // Where the file's sequences end inside the sample that begins at a byte.
+  void add_borders(const TokenFile& file, std::int64_t begin) {
+    const auto start_of = [&](std::int64_t sequence) {
+      std::int64_t start = 0;
+      return __builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), file.first_byte, &start) ? begin
+                                                                                                          : start;
+    };
+    const std::int64_t stop = begin + (length_ - extra_) * token_bytes_;
+    const auto first =
+        first_that(file.num_sequences, [&](std::int64_t sequence) { return start_of(sequence) > begin; });
+    for (std::int64_t next = first; next < file.num_sequences && start_of(next) < stop; ++next) {
+      plan_.borders.push_back((start_of(next) - begin) / token_bytes_);
+    }
+  }
+
+  static constexpr std::int64_t kMostTokens = std::int64_t{1} << 56;
+
+  const SampleSource& source_;
+  std::span<const TokenFile> files_;
+  std::int64_t token_bytes_;
+  std::int64_t length_;
+  std::int64_t extra_;
+  SampleSpans& plan_;
+};
+
+}  // namespace
+
+std::int64_t token_bytes_of(std::int64_t dtype) {
+  switch (dtype) {
+    case 1:
+    case 2:
+      return 1;
+    case 3:
+    case 8:
+      return 2;
+    case 4:
+      return 4;
+    case 5:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+void approach_plan(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position, int step) {
+  constexpr std::int64_t kMostVisits = 16;
+  if (source.visits == nullptr || token_bytes_of(source.dtype) == 0 || !is_in(position, source.num_samples)) {
+    return;
+  }
+  if (step == 0) {
+    return __builtin_prefetch(source.shuffle + position * source.shuffle_bytes);
+  }
+  const std::int64_t row = row_at(source, position);
+  if (!is_in(row, source.num_samples)) {
+    return;
+  }
+  if (step == 1) {
+    return __builtin_prefetch(source.rows + 2 * row * source.row_bytes);
+  }
+  const std::int64_t first = place_of(source, row).visit;
+  const std::int64_t last = place_of(source, row + 1).visit;
+  if (!is_in(first, source.num_visits) || !is_in(last, source.num_visits)) {
+    return;
+  }
+  if (step == 2) {
+    return __builtin_prefetch(source.visits + first * source.visit_bytes);
+  }
+  const TokenFile& file = files[static_cast<std::size_t>(source.first_file)];
+  for (std::int64_t visit = first; visit <= last && visit - first < kMostVisits; ++visit) {
+    const std::int64_t document = load_signed(source.visits, source.visit_bytes, visit);
+    if (source.num_files == 1 && is_in(document, file.num_sequences) && file.tokens != nullptr) {
+      __builtin_prefetch(file.lengths + document * static_cast<std::int64_t>(sizeof(std::int32_t)));
+      __builtin_prefetch(file.pointers + document * static_cast<std::int64_t>(sizeof(std::int64_t)));
+    }
+  }
+}
+
+Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
+                   std::int64_t length, std::int64_t extra, SampleSpans& plan) {
+  plan.spans.clear();
+  plan.borders.clear();
+  plan.absent.clear();
+  return Planner(source, files, length, extra, plan)(position);
+}
+
+}  // namespace trackbed

@@ -1,0 +1,84 @@
+"""An order asked a little ahead: for those who go through it, a few positions at a time.
+
+Shapes: N positions.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.index.instant import InstantOrder
+
+__all__ = ["OrderAhead"]
+
+_AHEAD: Final = 4096
+_NEAR: Final = 512
+
+
+class _Run(NamedTuple):
+    """What comes at positions `[start, stop)`."""
+
+    start: int
+    stop: int
+    datasets: npt.NDArray[np.int32]
+    samples: npt.NDArray[np.int64]
+
+
+class OrderAhead:
+    """An order that is asked for thousands of positions at once where they are wanted in turn.
+
+    To ask takes as long for one position as for a hundred. Several threads may ask; copies ask anew.
+
+    Args:
+        order: the order.
+
+    >>> order = InstantOrder(sizes=[3, 2], weights=[0.75, 0.25], seed=1, num_samples=8)
+    >>> ahead = OrderAhead(order)
+    >>> [ahead.locate(np.array([k]))[0].item() for k in range(8)], order.locate(range(8))[0].tolist()
+    ([0, 1, 0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 1, 0, 0])
+    """
+
+    def __init__(self, order: InstantOrder) -> None:
+        self._order = order
+        self._run = _Run(0, 0, np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
+        self._last = 0
+
+    def __reduce__(self) -> tuple[type["OrderAhead"], tuple[InstantOrder]]:
+        """A copy, which asks anew."""
+        return type(self), (self._order,)
+
+    def locate(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """`[N]` dataset and `[N]` sample of that dataset at each of `[N]` positions in `[-len, len)`.
+
+        Raises:
+            IndexError: there is no such position.
+        """
+        wanted = positions.tolist()
+        if not wanted:
+            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+        first, last = min(wanted), max(wanted)
+        if first < 0 or last >= len(self._order):
+            return self._order.locate(self._from_the_start(positions))
+        run, is_next = self._run, -_NEAR < first - self._last < _NEAR and last - first < _NEAR
+        self._last = last
+        if not (run.start <= first and last < run.stop):
+            if not is_next:
+                return self._order.locate(positions)
+            stop = min(first + _AHEAD, len(self._order))
+            run = self._run = _Run(first, stop, *self._order.locate(np.arange(first, stop, dtype=np.int64)))
+        if wanted == list(range(first, last + 1)):
+            part = slice(first - run.start, last + 1 - run.start)
+            return run.datasets[part], run.samples[part]
+        places = positions - run.start
+        return run.datasets[places], run.samples[places]
+
+    def _from_the_start(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The positions, where those below 0 count from the end."""
+        size = len(self._order)
+        found = np.where(positions < 0, positions + size, positions)
+        wrong = positions[(found < 0) | (found >= size)]
+        if len(wrong):
+            msg = f"a sample must be in [-{size}, {size}), found {wrong[0]}"
+            raise IndexError(msg)
+        return found

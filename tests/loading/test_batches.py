@@ -1,0 +1,374 @@
+"""The loader that gathers ahead, over real files."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blends import build, gpt_config, write_pair, write_pairs
+from forked import run_in_fork
+from trackbed.datasets import GPTDataset
+from trackbed.errors import ArgumentError
+from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+
+ORDERS = ("megatron", "balanced", "instant")
+
+
+def blended(folder, order="megatron", cls=GPTDataset, **options):
+    config = gpt_config(None, blend=(write_pairs(folder), [3, 2, 1]), split="1", order=order, **options)
+    return build(config, (200, None, None), cls=cls)[0]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return blended(tmp_path_factory.mktemp("pairs"), create_attention_mask=False)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    gc.collect()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "trackbed-ahead"] == []
+
+
+def sampler(dataset, batch=4, consumed=0, rank=0, size=1):
+    return MegatronPretrainingSampler(len(dataset), consumed, batch, rank, size, fingerprint=dataset.fingerprint)
+
+
+def tokens(batch):
+    return batch["tokens"].tolist()
+
+
+def wanted(dataset, positions):
+    return [dataset[position]["tokens"].tolist() for position in positions]
+
+
+def wanted_batches(dataset, count):
+    """The tokens of the first batches of four."""
+    return [wanted(dataset, range(first, first + 4)) for first in range(0, 4 * count, 4)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_are_those_that_the_sampler_names(tmp_path, order):
+    dataset = blended(tmp_path, order)
+    for batch, indices in zip(BatchLoader(dataset, sampler(dataset)), sampler(dataset), strict=True):
+        for name, tensor in dataset.gather(indices).items():
+            assert torch.equal(batch[name], tensor)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_a_batch_that_is_held_is_never_written_to(dataset, ahead):
+    loader = BatchLoader(dataset, sampler(dataset), ahead=ahead)
+    held = list(loader)
+    assert [tokens(batch) for batch in held] == [wanted(dataset, range(first, first + 4)) for first in range(0, 200, 4)]
+
+
+def test_a_view_of_a_part_of_one_tensor_is_enough_to_hold_it(dataset):
+    views, copies = [], []
+    for batch in BatchLoader(dataset, sampler(dataset), ahead=1):
+        views.append(batch["labels"][1:, ::2])
+        copies.append(batch["labels"][1:, ::2].clone())
+    assert all(torch.equal(view, copy) for view, copy in zip(views, copies, strict=True))
+
+
+def test_memory_is_written_again_when_nobody_holds_it(dataset):
+    loader = BatchLoader(dataset, sampler(dataset), ahead=1)
+    assert len({batch["tokens"].data_ptr() for batch in loader}) <= 4
+
+
+def test_batches_of_changing_size_are_made(dataset):
+    sizes = [1, 5, 2, 5, 1, 7, 2] * 5
+    stops = np.cumsum(sizes)
+    batches = [list(range(stop - size, stop)) for stop, size in zip(stops.tolist(), sizes, strict=True)]
+    found = [tokens(batch) for batch in BatchLoader(dataset, batches)]
+    assert found == [wanted(dataset, indices) for indices in batches]
+
+
+def test_a_sampler_without_a_position_is_counted(dataset):
+    batches = [[5, 1], [2, 9], [7, 0], [4, 4]]
+    loader = BatchLoader(dataset, batches)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    assert loader.state_dict() == {"version": 1, "batches": 2}
+    other = BatchLoader(dataset, batches)
+    other.load_state_dict(loader.state_dict())
+    assert [tokens(batch) for batch in other] == [wanted(dataset, indices) for indices in batches[2:]]
+    assert [tokens(batch) for batch in other] == [wanted(dataset, indices) for indices in batches]
+    with pytest.raises(ArgumentError, match="must have version 1 and a number of batches"):
+        other.load_state_dict({"version": 1, "batches": -1})
+    iterator.close()
+
+
+def take(loader, count):
+    """That many batches, and the state after them."""
+    found = []
+    for batch, _ in zip(loader, range(count), strict=False):
+        found.append(tokens(batch))
+        if len(found) == count:
+            return found, loader.state_dict()
+    return found, loader.state_dict()
+
+
+@given(
+    legs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=4),
+    ahead=st.integers(1, 4),
+)
+def test_a_run_that_stops_and_goes_on_with_other_ranks_reads_the_same_sequence(dataset, legs, ahead):
+    found, state = [], None
+    for ranks, batch, count in legs:
+        loaders = [
+            BatchLoader(dataset, sampler(dataset, batch=batch, rank=rank, size=ranks), ahead=ahead)
+            for rank in range(ranks)
+        ]
+        taken = []
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            taken.append(take(loader, count))
+        assert all(one == taken[0][1] for _, one in taken)
+        state = taken[0][1]
+        for step in zip(*(batches for batches, _ in taken), strict=True):
+            for micro_batch in step:
+                found += micro_batch
+    assert found == wanted(dataset, range(len(found)))
+    assert state["consumed_samples"] == len(found)
+
+
+@given(stops=st.lists(st.integers(1, 9), max_size=5), data_sharding=st.booleans())
+def test_a_random_order_goes_on_after_the_last_batch_handed_out(dataset, stops, data_sharding):
+    def loader():
+        order = MegatronPretrainingRandomSampler(dataset, len(dataset), 0, 4, 1, 2, data_sharding)
+        return BatchLoader(dataset, order, ahead=3)
+
+    whole, running = loader(), []
+    for _ in range(3):
+        running += [tokens(batch) for batch in whole]
+    found, state = [], None
+    for stop in stops:
+        one = loader()
+        if state is not None:
+            one.load_state_dict(state)
+        more, state = take(one, stop)
+        found += more
+    assert found == running[: len(found)]
+
+
+def test_an_iteration_that_is_left_goes_on_where_it_was(dataset):
+    loader = BatchLoader(dataset, sampler(dataset), ahead=3)
+    for batch in loader:
+        assert tokens(batch) == wanted(dataset, range(4))
+        break
+    state = loader.state_dict()
+    assert state["consumed_samples"] == 4
+    assert tokens(next(iter(loader))) == wanted(dataset, range(4, 8))
+
+
+def test_an_iteration_that_has_ended_begins_as_the_sampler_does(dataset):
+    loader = BatchLoader(dataset, sampler(dataset, batch=50))
+    assert [tokens(batch) for batch in loader] == [tokens(batch) for batch in loader]
+
+
+def test_a_second_iteration_ends_the_first(dataset):
+    loader = BatchLoader(dataset, sampler(dataset))
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert tokens(next(second)) == wanted(dataset, range(4, 8))
+    assert list(first) == []
+    assert tokens(next(second)) == wanted(dataset, range(8, 12))
+    second.close()
+
+
+def test_the_state_is_that_of_a_sampler_and_is_taken_by_one(dataset):
+    loader = BatchLoader(dataset, sampler(dataset))
+    assert loader.state_dict() == sampler(dataset).state_dict()
+    _, state = take(loader, 3)
+    other = sampler(dataset)
+    other.load_state_dict(state)
+    assert next(iter(other)) == [12, 13, 14, 15]
+    with pytest.raises(ArgumentError, match="only with the fingerprint it had"):
+        loader.load_state_dict({**state, "fingerprint": "0"})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_torchs_checkpoints_keep_the_state(dataset, tmp_path):
+    loader = BatchLoader(dataset, sampler(dataset))
+    take(loader, 3)
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    other = BatchLoader(dataset, sampler(dataset))
+    dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
+    assert tokens(next(iter(other))) == wanted(dataset, range(12, 16))
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
+
+
+def test_tokens_are_counted_for_each_dataset(dataset):
+    loader = BatchLoader(dataset, sampler(dataset))
+    take(loader, 10)
+    counters = loader.counters
+    assert counters.tokens.tolist() == (16 * np.bincount(dataset.dataset_index[:40], minlength=3)).tolist()
+    assert (counters.batches, counters.samples) == (10, 40)
+    alone = BatchLoader(dataset.datasets[0], [[0, 1, 2]])
+    take(alone, 1)
+    assert alone.counters.tokens.tolist() == [48]
+
+
+class _Slow(GPTDataset):
+    """Takes its time for each sample."""
+
+    def __getitem__(self, idx):
+        time.sleep(0.02)
+        return super().__getitem__(idx)
+
+
+def test_time_that_was_waited_is_counted(tmp_path):
+    dataset = blended(tmp_path, cls=_Slow)
+    slow = BatchLoader(dataset, sampler(dataset, batch=2))
+    take(slow, 4)
+    assert 0.02 < slow.counters.last_stall_seconds < slow.counters.stall_seconds
+    patient = BatchLoader(dataset, sampler(dataset, batch=2), ahead=2)
+    for step, _ in enumerate(patient):
+        if step == 3:
+            break
+        time.sleep(0.3)
+    assert patient.counters.last_stall_seconds < 0.02
+
+
+class _Broken(GPTDataset):
+    """One of its samples cannot be had."""
+
+    def __getitem__(self, idx):
+        if idx == 9:
+            msg = "the tenth sample is broken"
+            raise RuntimeError(msg)
+        return super().__getitem__(idx)
+
+
+def test_what_fails_on_the_thread_is_raised_where_the_batch_would_have_been(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [50] * 30)
+    dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Broken)[0]
+    loader = BatchLoader(dataset, sampler(dataset), ahead=4)
+    iterator = iter(loader)
+    assert [tokens(next(iterator)) for _ in range(2)] == wanted_batches(dataset, 2)
+    for broken in (iterator, iter(loader)):
+        with pytest.raises(RuntimeError, match="the tenth sample is broken"):
+            next(broken)
+    assert loader.state_dict()["consumed_samples"] == 8
+
+
+def test_what_fails_in_the_sampler_is_raised_too(dataset):
+    def batches():
+        yield [0]
+        msg = "no more"
+        raise OSError(msg)
+
+    iterator = iter(BatchLoader(dataset, batches()))
+    next(iterator)
+    with pytest.raises(OSError, match="no more"):
+        next(iterator)
+
+
+def test_closing_ends_the_thread_and_may_be_done_twice(dataset):
+    loader = BatchLoader(dataset, sampler(dataset))
+    iterator = iter(loader)
+    next(iterator)
+    assert any(thread.name == "trackbed-ahead" for thread in threading.enumerate())
+    loader.close()
+    loader.close()
+    assert not any(thread.name == "trackbed-ahead" for thread in threading.enumerate())
+    assert list(iterator) == []
+    assert loader.state_dict()["consumed_samples"] == 4
+
+
+def test_a_loader_that_is_let_go_of_goes_with_its_thread(dataset):
+    loader = BatchLoader(dataset, sampler(dataset))
+    gone = weakref.ref(loader)
+    iterator = iter(loader)
+    next(iterator)
+    del loader, iterator
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_forked_child_is_told_to_begin_anew_and_can(dataset):
+    loader = BatchLoader(dataset, sampler(dataset))
+    iterator = iter(loader)
+    next(iterator)
+
+    def work():
+        with pytest.raises(ArgumentError, match="found a fork of it: begin anew there"):
+            next(iterator)
+        return tokens(next(iter(loader)))
+
+    assert run_in_fork(work) == wanted(dataset, range(4, 8))
+    assert tokens(next(iterator)) == wanted(dataset, range(4, 8))
+    loader.close()
+
+
+def test_a_program_that_ends_in_the_middle_ends_well(tmp_path):
+    write_pair(tmp_path / "pair", [5000] * 200)
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from blends import build, gpt_config
+        from trackbed.loading import BatchLoader
+        options = dict(sequence_length=2048, reset_attention_mask=True)
+        config = gpt_config(None, blend=([{str(tmp_path / "pair")!r}], None), split="1", **options)
+        dataset = build(config, (400, None, None))[0]
+        loader = BatchLoader(dataset, [list(range(k, k + 8)) for k in range(300)], ahead=3)
+        iterator = iter(loader)
+        next(iterator)
+        print("ends")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ahead": 0}, "ahead and num_threads must be at least 1, found 0"),
+        ({"num_threads": 0}, "ahead and num_threads must be at least 1, found 2 and 0"),
+        ({"device": "cpu"}, "device must be a CUDA device, or None for batches in the host's memory, found cpu"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(dataset, options, words):
+    with pytest.raises(ArgumentError, match=words):
+        BatchLoader(dataset, [[0]], **options)
+
+
+def test_a_dataset_that_does_not_gather_is_refused():
+    with pytest.raises(
+        ArgumentError, match="dataset must be one that gathers batches, as GPTDataset does, found a list"
+    ):
+        BatchLoader([1, 2], [[0]])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("options", [{"pinned": True}, {"device": "cuda"}])
+def test_pinned_memory_needs_an_accelerator(dataset, options):
+    with pytest.raises(ArgumentError, match="pinned memory needs an accelerator, found none"):
+        BatchLoader(dataset, [[0]], **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
+def test_batches_are_copied_to_a_device(dataset):
+    loader = BatchLoader(dataset, sampler(dataset), device="cuda")
+    for batch, indices in zip(loader, sampler(dataset), strict=True):
+        assert all(tensor.device.type == "cuda" for tensor in batch.values())
+        assert tokens(batch) == wanted(dataset, indices)
