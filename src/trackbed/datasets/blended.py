@@ -273,6 +273,19 @@ class BlendedDataset(_Dataset, Gathering):
         """N, samples in the blend."""
         return self._num_samples
 
+    def locate(self, idx: int) -> tuple[int, int]:
+        """Which dataset gives the sample at a position, and where that one has it: what its own `__getitem__` takes.
+
+        Args:
+            idx: in `[-N, N)`.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        datasets, samples = self._draw(np.array([idx], dtype=np.int64))
+        sample = StoredSample(samples[0]) if self.config.order == "instant" else int(samples[0])
+        return int(datasets[0]), sample
+
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """One sample: `dataset_id`, then what the dataset's sample holds.
 

@@ -39,7 +39,7 @@ from trackbed.index.splits import Split
 from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["GPTDataset"]
+__all__ = ["GPTDataset", "Piece"]
 
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
@@ -64,6 +64,17 @@ class _Span(NamedTuple):
     first_offset: int
     last: int
     last_offset: int
+
+
+class Piece(NamedTuple):
+    """Tokens of a sample that come from one document."""
+
+    document: int
+    """Its number in the low-level dataset."""
+    start: int
+    """Its first token that belongs to the sample."""
+    stop: int
+    """The token after the last one."""
 
 
 class GPTDataset(MegatronDataset, Gathering):
@@ -412,6 +423,28 @@ class GPTDataset(MegatronDataset, Gathering):
         if missing > 0:
             pieces.append(np.full(missing, self._pad_token_id, dtype=np.int64))
         return np.concatenate(pieces, dtype=np.int64), np.array(documents, dtype=np.int64)
+
+    def pieces(self, idx: int) -> list[Piece]:
+        """Where the text of a sample comes from, in its order, the extra token included and padding not.
+
+        What a subclass makes of the text is not known here.
+
+        Args:
+            idx: position in the shuffled order, in `[-R, R)`.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if self.config.order == "instant":
+            found = self._instant.pieces(idx)
+        else:
+            span = self._locate(idx)
+            documents = self.document_index[span.first : span.last + 1].tolist()
+            stops = [*self.dataset.sequence_lengths[documents[:-1]].tolist(), span.last_offset]
+            stops[-1] += self.config.add_extra_token_to_sequence
+            starts = [span.first_offset, *[0] * (len(documents) - 1)]
+            found = list(zip(documents, starts, stops, strict=True))
+        return [Piece(*one) for one in found if one[1] < one[2]]
 
     def _piece_lengths(self, idx: int) -> list[int]:
         """Tokens that a sample takes from each of the visits it spans, the extra one included."""
