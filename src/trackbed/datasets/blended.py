@@ -310,9 +310,8 @@ class BlendedDataset(_Dataset, Gathering):
 
     @cached_property
     def _gatherer(self) -> Gatherer | None:
-        is_own = type(self).__getitem__ is not BlendedDataset.__getitem__
-        members = [dataset for dataset in self.datasets if isinstance(dataset, GPTDataset)]
-        if is_own or len(members) < len(self.datasets):
+        members = [one for one in self.datasets if isinstance(one, GPTDataset) and not one.makes_its_samples()]
+        if type(self).__getitem__ is not BlendedDataset.__getitem__ or len(members) < len(self.datasets):
             return None
         return Gatherer(members, self._id_type)
 

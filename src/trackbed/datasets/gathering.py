@@ -161,8 +161,12 @@ class Gatherer:
         if out.is_made_after(self._spec, size):
             return out
         out.check_fits(self._spec.tensors(size))
-        has_own_mask = out.arrays is not None and "attention_mask" in out.arrays.arrays
-        if out.arrays is None or has_own_mask != (self._spec.has_mask and not self._spec.shares_mask):
+        is_shared, is_own = (
+            "attention_mask" in out.shared,
+            "attention_mask" in (out.arrays.arrays if out.arrays else ()),
+        )
+        wants_shared = self._spec.has_mask and self._spec.shares_mask
+        if out.arrays is None or is_shared != wants_shared or is_own != (self._spec.has_mask and not wants_shared):
             out.take(Batch.empty(self._spec, size, shared_mask=self._causal_mask))
         return out
 

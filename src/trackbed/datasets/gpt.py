@@ -363,10 +363,15 @@ class GPTDataset(MegatronDataset, Gathering):
         """Id that fills up short samples, and is no label: the tokenizer's, or -1."""
         return self._pad_token_id
 
+    @classmethod
+    def makes_its_samples(cls) -> bool:
+        """Whether this is a subclass that changes what a sample holds, so that each must be asked for."""
+        hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
+        return any(getattr(cls, name) is not getattr(GPTDataset, name) for name in hooks)
+
     def layout(self) -> Layout | None:
         """How its samples lie in its files; None where a subclass makes them."""
-        hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
-        if any(getattr(type(self), name) is not getattr(GPTDataset, name) for name in hooks):
+        if self.makes_its_samples():
             return None
         if self.config.order == "instant":
             return Stretches(self._instant.samples_per_epoch, self._instant.origin_byte)
@@ -377,8 +382,8 @@ class GPTDataset(MegatronDataset, Gathering):
     def _gatherer(self) -> Gatherer:
         return Gatherer([self], None)
 
-    def _gathered(self) -> Gatherer:
-        return self._gatherer
+    def _gathered(self) -> Gatherer | None:
+        return None if self.makes_its_samples() else self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
         if self.config.order == "instant" and len(positions):
