@@ -26,7 +26,7 @@ class DeviceBatch(NamedTuple):
 
 
 class DeviceCopies:
-    """Copies batches to a device on a stream of its own; all copies are begun on one thread.
+    """Copies batches to a device on a stream of its own; one is begun after the other.
 
     Args:
         device: a CUDA device.
