@@ -10,9 +10,8 @@ namespace trackbed {
 
 namespace {
 
-constexpr std::int64_t kPrefetchedLines =
-    512;                                // of 64 bytes: as much as the nearest cache holds beside what is written
-constexpr std::size_t kPlanned = 16;    // samples that a thread plans at once: some microseconds
+constexpr std::int64_t kPrefetchedLines = 512;  // of 64 bytes
+constexpr std::size_t kPlanned = 16;            // samples that a thread plans at once: some microseconds
 constexpr std::size_t kMaskRows = 256;  // of an attention mask that a thread writes at once: up to a few milliseconds
 
 // Tokens and labels from their spans: text[0, S) and text[1, S + 1).

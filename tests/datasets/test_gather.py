@@ -176,6 +176,17 @@ def test_out_may_come_from_another_dataset_whose_masks_are_made_otherwise(tmp_pa
         assert_equal(first.gather([0, 1]), stacked(first, [0, 1]))
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_mask_that_others_share_is_not_written_to_by_a_dataset_that_has_another(tmp_path, size):
+    plain = one(tmp_path)
+    options = {"split": "1", "reset_attention_mask": True, "mmap_bin_files": False}
+    cut = build(gpt_config(None, blend=([plain.dataset_path], None), **options), (10, None, None))[0]
+    batch = plain.gather(range(size))
+    assert_equal(cut.gather(range(size), out=batch), stacked(cut, range(size)))
+    assert_equal(plain.gather(range(size), out=batch), stacked(plain, range(size)))
+    assert torch.equal(plain.causal_mask[0], torch.ones(16, 16, dtype=torch.bool).triu(1))
+
+
 @pytest.mark.parametrize("cut", [True, False])
 def test_out_that_does_not_fit_is_refused(tmp_path, cut):
     dataset = one(tmp_path, mmap_bin_files=cut)

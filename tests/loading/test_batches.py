@@ -246,6 +246,20 @@ def test_time_that_was_waited_is_counted(tmp_path):
     assert patient.counters.last_stall_seconds < 0.02
 
 
+class _Numbered(GPTDataset):
+    """Its samples hold something more."""
+
+    def __getitem__(self, idx):
+        return {**super().__getitem__(idx), "number": idx}
+
+
+def test_samples_that_hold_something_else_are_loaded_too(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [50] * 30)
+    dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Numbered)[0]
+    found = [batch["number"].tolist() for batch in BatchLoader(dataset, [[0, 3], [5, 1], [2, 2]] * 3)]
+    assert found == [[0, 3], [5, 1], [2, 2]] * 3
+
+
 class _Broken(GPTDataset):
     """One of its samples cannot be had."""
 

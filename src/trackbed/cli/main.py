@@ -21,6 +21,7 @@ from trackbed.cli.merge import merge
 from trackbed.cli.messages import EXPECTED, describe_all
 from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
+from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
 from trackbed.cli.unheeding import leave
 from trackbed.cli.verify import verify
@@ -52,7 +53,7 @@ def trackbed() -> None:
     """Token files for LLM pre-training, in Megatron's format."""
 
 
-for command in (blend, build, cache, preprocess, train_tokenizer, merge, inspect, verify, seal):
+for command in (blend, build, cache, preprocess, train_tokenizer, merge, inspect, show, verify, seal):
     trackbed.add_command(command)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trackbed.datasets.batch import Batch
     from trackbed.datasets.blended import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
-    from trackbed.datasets.gpt import GPTDataset
+    from trackbed.datasets.gpt import GPTDataset, Piece
     from trackbed.datasets.gpt_config import GPTDatasetConfig
     from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
     from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
@@ -32,6 +32,7 @@ __all__ = [
     "MockGPTDataset",
     "MockGPTLowLevelDataset",
     "NullTokenizer",
+    "Piece",
 ]
 
 _MODULES = {
@@ -49,6 +50,7 @@ _MODULES = {
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
     "NullTokenizer": "adapters",
+    "Piece": "gpt",
 }
 
 

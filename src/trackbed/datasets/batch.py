@@ -3,7 +3,7 @@
 Shapes: B samples of the batch, S tokens of a sample.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +56,21 @@ class Batch(Mapping[str, torch.Tensor]):
         tensors: by name.
         arrays: the same memory, where a kernel writes to it.
         spec: what they were made after.
+        shared: names of those that are views of what all samples share, and that others see, too.
     """
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], arrays: BatchArrays | None = None, spec: BatchSpec | None = None
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        arrays: BatchArrays | None = None,
+        spec: BatchSpec | None = None,
+        *,
+        shared: Collection[str] = (),
     ) -> None:
         self._tensors = dict(tensors)
         self._arrays = arrays
         self._spec = spec
+        self._shared = frozenset(shared)
 
     @classmethod
     def empty(
@@ -86,7 +93,8 @@ class Batch(Mapping[str, torch.Tensor]):
         arrays = {name: tensor.numpy() for name, tensor in own.items() if name != "dataset_id"}
         if "attention_mask" in arrays:
             arrays["attention_mask"] = arrays["attention_mask"].reshape(size, spec.length, spec.length)
-        return cls({name: {**own, **shared}[name] for name in spec.tensors(size)}, BatchArrays(arrays), spec)
+        tensors = {name: {**own, **shared}[name] for name in spec.tensors(size)}
+        return cls(tensors, BatchArrays(arrays), spec, shared=shared)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -106,6 +114,11 @@ class Batch(Mapping[str, torch.Tensor]):
     def arrays(self) -> BatchArrays | None:
         """What a kernel writes to, or None where this batch was put together from samples."""
         return self._arrays
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Names of the tensors that are views of what all samples share."""
+        return self._shared
 
     @property
     def size(self) -> int:
@@ -137,12 +150,14 @@ class Batch(Mapping[str, torch.Tensor]):
 
     def take(self, other: "Batch") -> None:
         """Hold the memory of another batch from now on."""
-        self._tensors, self._arrays, self._spec = other._tensors, other._arrays, other._spec  # noqa: SLF001  of this class
+        vars(self).update(vars(other))
 
     def copy(self, tensors: Mapping[str, Any]) -> None:
         """Hold the values of tensors that fit, in this batch's own memory where it has any."""
         for name, tensor in tensors.items():
-            if self._tensors[name].stride()[:1] == (0,) and self.size > 1:
+            if name in self._shared:
                 self._tensors[name] = tensor
             else:
                 self._tensors[name].copy_(tensor)
+        if self._shared:
+            self._shared, self._spec = frozenset(), None  # its memory is not what `empty` makes any more

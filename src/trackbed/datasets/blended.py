@@ -273,6 +273,19 @@ class BlendedDataset(_Dataset, Gathering):
         """N, samples in the blend."""
         return self._num_samples
 
+    def locate(self, idx: int) -> tuple[int, int]:
+        """Which dataset gives the sample at a position, and where that one has it: what its own `__getitem__` takes.
+
+        Args:
+            idx: in `[-N, N)`.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        datasets, samples = self._draw(np.array([idx], dtype=np.int64))
+        sample = StoredSample(samples[0]) if self.config.order == "instant" else int(samples[0])
+        return int(datasets[0]), sample
+
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """One sample: `dataset_id`, then what the dataset's sample holds.
 
@@ -297,9 +310,8 @@ class BlendedDataset(_Dataset, Gathering):
 
     @cached_property
     def _gatherer(self) -> Gatherer | None:
-        is_own = type(self).__getitem__ is not BlendedDataset.__getitem__
-        members = [dataset for dataset in self.datasets if isinstance(dataset, GPTDataset)]
-        if is_own or len(members) < len(self.datasets):
+        members = [one for one in self.datasets if isinstance(one, GPTDataset) and not one.makes_its_samples()]
+        if type(self).__getitem__ is not BlendedDataset.__getitem__ or len(members) < len(self.datasets):
             return None
         return Gatherer(members, self._id_type)
 

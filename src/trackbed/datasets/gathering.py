@@ -157,13 +157,15 @@ class Gatherer:
     def _memory(self, size: int, out: Batch | None) -> Batch:
         """`out`, made to be written to; or a new batch."""
         if out is None:
-            return Batch.empty(self._spec, size, shared_mask=self._causal_mask)
+            return self.empty_batch(size, pinned=False)
         if out.is_made_after(self._spec, size):
             return out
         out.check_fits(self._spec.tensors(size))
-        has_own_mask = out.arrays is not None and "attention_mask" in out.arrays.arrays
-        if out.arrays is None or has_own_mask != (self._spec.has_mask and not self._spec.shares_mask):
-            out.take(Batch.empty(self._spec, size, shared_mask=self._causal_mask))
+        wants_shared = self._spec.has_mask and self._spec.shares_mask
+        wants_own = self._spec.has_mask and not self._spec.shares_mask
+        has_own = out.arrays is not None and "attention_mask" in out.arrays.arrays
+        if out.arrays is None or ("attention_mask" in out.shared, has_own) != (wants_shared, wants_own):
+            out.take(self.empty_batch(size, pinned=False))
         return out
 
 

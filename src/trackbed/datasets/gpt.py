@@ -39,7 +39,7 @@ from trackbed.index.splits import Split
 from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["GPTDataset"]
+__all__ = ["GPTDataset", "Piece"]
 
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
@@ -64,6 +64,17 @@ class _Span(NamedTuple):
     first_offset: int
     last: int
     last_offset: int
+
+
+class Piece(NamedTuple):
+    """Tokens of a sample that come from one document."""
+
+    document: int
+    """Its number in the low-level dataset."""
+    start: int
+    """Its first token that belongs to the sample."""
+    stop: int
+    """The token after the last one."""
 
 
 class GPTDataset(MegatronDataset, Gathering):
@@ -352,10 +363,15 @@ class GPTDataset(MegatronDataset, Gathering):
         """Id that fills up short samples, and is no label: the tokenizer's, or -1."""
         return self._pad_token_id
 
+    @classmethod
+    def makes_its_samples(cls) -> bool:
+        """Whether this is a subclass that changes what a sample holds, so that each must be asked for."""
+        hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
+        return any(getattr(cls, name) is not getattr(GPTDataset, name) for name in hooks)
+
     def layout(self) -> Layout | None:
         """How its samples lie in its files; None where a subclass makes them."""
-        hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
-        if any(getattr(type(self), name) is not getattr(GPTDataset, name) for name in hooks):
+        if self.makes_its_samples():
             return None
         if self.config.order == "instant":
             return Stretches(self._instant.samples_per_epoch, self._instant.origin_byte)
@@ -366,8 +382,8 @@ class GPTDataset(MegatronDataset, Gathering):
     def _gatherer(self) -> Gatherer:
         return Gatherer([self], None)
 
-    def _gathered(self) -> Gatherer:
-        return self._gatherer
+    def _gathered(self) -> Gatherer | None:
+        return None if self.makes_its_samples() else self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
         if self.config.order == "instant" and len(positions):
@@ -412,6 +428,28 @@ class GPTDataset(MegatronDataset, Gathering):
         if missing > 0:
             pieces.append(np.full(missing, self._pad_token_id, dtype=np.int64))
         return np.concatenate(pieces, dtype=np.int64), np.array(documents, dtype=np.int64)
+
+    def pieces(self, idx: int) -> list[Piece]:
+        """Where the text of a sample comes from, in its order, the extra token included and padding not.
+
+        What a subclass makes of the text is not known here.
+
+        Args:
+            idx: position in the shuffled order, in `[-R, R)`.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if self.config.order == "instant":
+            found = self._instant.pieces(idx)
+        else:
+            span = self._locate(idx)
+            documents = self.document_index[span.first : span.last + 1].tolist()
+            stops = [*self.dataset.sequence_lengths[documents[:-1]].tolist(), span.last_offset]
+            stops[-1] += self.config.add_extra_token_to_sequence
+            starts = [span.first_offset, *[0] * (len(documents) - 1)]
+            found = list(zip(documents, starts, stops, strict=True))
+        return [Piece(*one) for one in found if one[1] < one[2]]
 
     def _piece_lengths(self, idx: int) -> list[int]:
         """Tokens that a sample takes from each of the visits it spans, the extra one included."""

@@ -158,6 +158,19 @@ class InstantSamples:
         first, last = self._documents(start, length)
         return tokens.astype(np.int64), np.arange(first, last, dtype=np.int64)
 
+    def pieces(self, position: int) -> list[tuple[int, int, int]]:
+        """The documents that the sample at a position comes from, and which of their tokens, half-open."""
+        start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
+        first, last = self._documents(start, length)
+        pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
+        begins = [int(pointer) // size for pointer in pointers[first:last]]
+        begin = int(pointers[self.run[0]]) // size + start
+        ends = [*begins[1:], begin + length]
+        return [
+            (document, max(begin, here) - here, end - here)
+            for document, here, end in zip(range(first, last), begins, ends, strict=True)
+        ]
+
     def piece_lengths(self, position: int) -> list[int]:
         """Tokens that the sample at a position takes from each of its documents, the extra one included."""
         start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token

@@ -87,11 +87,14 @@ class SampleSources:
         added = np.zeros(len(extents), dtype=_FILE)
         for column, name in enumerate(("num_sequences", "first_sequence", "first_byte", "token_bytes")):
             added[name] = [extent[column] for extent in extents]
-        # A batch that another thread is at keeps the older table.
-        self.file_table = np.concatenate([self.file_table, added])
         self.files += [None] * len(extents)
-        self._words = self._words[0], self.file_table.view(np.uint64)
+        self._keep(np.concatenate([self.file_table, added]))
         return first
+
+    def _keep(self, file_table: npt.NDArray[np.void]) -> None:
+        """Read this table from now on; a batch that another thread is at keeps the older one, which stays as it is."""
+        self.file_table = file_table
+        self._words = self._words[0], file_table.view(np.uint64)
 
     def map_file(
         self,
@@ -116,9 +119,11 @@ class SampleSources:
                 msg = f"{name} must be {size} contiguous {np.dtype(dtype)}, found {array.dtype} {list(array.shape)}"
                 raise ArgumentError(msg)
         self.files[number] = tokens, lengths, pointers
-        entry = self.file_table[number]
+        table = self.file_table.copy()
+        entry = table[number]
         entry["size_bytes"], entry["lengths"], entry["pointers"] = len(tokens), _address(lengths), _address(pointers)
         entry["tokens"] = _address(tokens) or 1  # an empty file is mapped, too
+        self._keep(table)
 
     def place_visits(self, dataset: int, *, first_file: int, num_files: int, dtype: int, visits: Visits) -> None:
         """Give a dataset whose samples follow from visits to the documents of some files.

@@ -3,6 +3,7 @@
 from trackbed.loading.batches import BatchLoader
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.position import Position
+from trackbed.loading.provenance import Origin, Provenance, provenance
 from trackbed.loading.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
 __all__ = [
@@ -10,5 +11,8 @@ __all__ = [
     "LoaderCounters",
     "MegatronPretrainingRandomSampler",
     "MegatronPretrainingSampler",
+    "Origin",
     "Position",
+    "Provenance",
+    "provenance",
 ]

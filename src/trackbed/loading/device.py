@@ -26,7 +26,7 @@ class DeviceBatch(NamedTuple):
 
 
 class DeviceCopies:
-    """Copies batches to a device on a stream of its own; all copies are begun on one thread.
+    """Copies batches to a device on a stream of its own; one is begun after the other.
 
     Args:
         device: a CUDA device.
@@ -43,13 +43,14 @@ class DeviceCopies:
         while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
             self._under_way.popleft()
         with torch.cuda.stream(self._stream):
-            copied = Batch({name: self._copy(name, tensor) for name, tensor in batch.items()})
+            copied = Batch({name: self._copy(name, batch) for name in batch}, shared=batch.shared)
             is_there = self._stream.record_event()
         self._under_way.append((batch, is_there))
         return DeviceBatch(copied, is_there)
 
-    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.stride()[:1] != (0,):
+    def _copy(self, name: str, batch: Batch) -> torch.Tensor:
+        tensor = batch[name]
+        if name not in batch.shared:
             return tensor.to(self._device, non_blocking=True)
         if name not in self._shared:  # what all samples share is copied once
             self._shared[name] = tensor[0].to(self._device)

@@ -4,6 +4,7 @@ import atexit
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -19,7 +20,7 @@ _END: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What ended the thread."""
+    """What ended the iterator."""
 
     error: BaseException
 
@@ -27,25 +28,21 @@ class _Failure:
 class ReadAhead(Generic[Item]):
     """The items of an iterator, which a thread goes through ahead of whoever takes them.
 
-    What the iterator raises is raised where the item would have been taken. Ends with its thread, at the latest when
-    the program does.
+    Whoever takes an item that nobody is at makes it himself, which is quicker than to wake a thread. What the iterator
+    raises is raised where the item would have been taken. Ends with its thread, at the latest when the program does.
 
     Args:
-        make: gives the iterator; called on the thread.
-        depth: items that are made, or being made, before they are asked for, at least 1.
+        make: gives the iterator, which one thread after the other goes on with.
+        depth: items that are made before they are asked for, at least 1.
     """
 
     def __init__(self, make: Callable[[], Iterator[Item]], depth: int) -> None:
-        self._ready: SimpleQueue[object] = SimpleQueue()
-        self._wanted: SimpleQueue[None] = SimpleQueue()
-        self._stop = threading.Event()
+        self._line = _Line(make)
         self._process = os.getpid()
         self._is_over = False
         for _ in range(depth):
-            self._wanted.put(None)
-        self._thread = threading.Thread(
-            target=_serve, args=(make, self._wanted, self._stop, self._ready), name="trackbed-ahead", daemon=True
-        )
+            self._line.wanted.put(None)
+        self._thread = threading.Thread(target=_serve, args=(self._line,), name="trackbed-ahead", daemon=True)
         _LIVE.add(self)
         self._thread.start()
 
@@ -64,38 +61,70 @@ class ReadAhead(Generic[Item]):
             raise ArgumentError(msg)
         if self._is_over:
             raise StopIteration
-        item = self._ready.get()
+        item = self._line.take()
         if item is _END or isinstance(item, _Failure):
             self.close()
             if isinstance(item, _Failure):
                 raise item.error
             raise StopIteration
-        self._wanted.put(None)
-        return item  # type: ignore[return-value]  # the queue holds nothing else
+        return item  # type: ignore[return-value]  # the line holds nothing else
 
     def close(self) -> None:
         """End the thread, once the item that it is at is made. May be called again."""
         if not self._is_over:
             self._is_over = True
             if self._process == os.getpid():
-                self._stop.set()
-                self._wanted.put(None)
+                self._line.is_over = True
+                self._line.wanted.put(None)
                 self._thread.join()
-            self._ready = SimpleQueue()  # lets go of what nobody took
+            self._line = _Line(lambda: iter(()))  # lets go of what nobody took
 
 
-def _serve(
-    make: Callable[[], Iterator[Item]],
-    wanted: "SimpleQueue[None]",
-    stop: threading.Event,
-    ready: "SimpleQueue[object]",
-) -> None:
-    try:
-        items = make()
-        while wanted.get() is None and not stop.is_set():
-            ready.put(next(items, _END))
-    except BaseException as error:  # noqa: BLE001  it is raised where the item would have been taken
-        ready.put(_Failure(error))
+class _Line:
+    """Items in their order, between the one who takes them and the thread that makes them.
+
+    Args:
+        make: gives the iterator.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self.wanted: SimpleQueue[None] = SimpleQueue()
+        self.is_over = False
+        self._make = make
+        self._items: Iterator[Any] | None = None
+        self._ready: deque[object] = deque()
+        self._at_work = threading.Lock()
+
+    def take(self) -> object:
+        """The next item, one that says what went wrong, or the end."""
+        try:
+            item = self._ready.popleft()
+        except IndexError:
+            with self._at_work:
+                if not self._ready:
+                    return self._next()
+                item = self._ready.popleft()
+        self.wanted.put(None)
+        return item
+
+    def add(self) -> None:
+        """Make one item more."""
+        with self._at_work:
+            if not self.is_over:
+                self._ready.append(self._next())
+
+    def _next(self) -> object:
+        try:
+            if self._items is None:
+                self._items = self._make()
+            return next(self._items, _END)
+        except BaseException as error:  # noqa: BLE001  it is raised where the item would have been taken
+            return _Failure(error)
+
+
+def _serve(line: _Line) -> None:
+    while line.wanted.get() is None and not line.is_over:
+        line.add()
 
 
 _LIVE: "weakref.WeakSet[ReadAhead[Any]]" = weakref.WeakSet()

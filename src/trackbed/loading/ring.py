@@ -45,13 +45,13 @@ class Ring:
         lent: dict[str, torch.Tensor] = {}
         watched: list[Any] = []
         for name, tensor in batch.items():
-            if _is_shared(tensor):
+            if name in batch.shared:
                 lent[name] = tensor
             else:
                 watched.append(tensor.numpy())  # torch holds it as long as it has a view of it
                 lent[name] = torch.from_numpy(watched[-1])
         self._watch(batch, watched)
-        return Batch(lent)
+        return Batch(lent, shared=batch.shared)
 
     def _watch(self, batch: Batch, arrays: Iterable[Any]) -> None:
         others: deque[None] = deque()  # one for each array but the last: to take one is atomic
@@ -69,7 +69,3 @@ class Ring:
             others.append(None)
         if others:
             others.pop()
-
-
-def _is_shared(tensor: torch.Tensor) -> bool:
-    return tensor.dim() > 0 and tensor.stride(0) == 0

@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from blends import write_pairs
+from trackbed.tokens import IndexedDataset
+
+BLEND = """\
+version = 1
+sequence_length = 16
+split = "8,1,1"
+cache = "cache"
+options.eod_mask_loss = true
+tokenizer = { eod = 100, vocab_size = 101 }
+size = { train = 300, valid = 5, test = 5 }
+[[dataset]]
+path = "pair0"
+weight = 0.5
+[[dataset]]
+path = "pair1"
+weight = 0.5
+"""
+
+
+@pytest.fixture
+def blend(tmp_path):
+    write_pairs(tmp_path)
+    (tmp_path / "blend.toml").write_text(BLEND)
+    return tmp_path
+
+
+def test_a_sample_is_shown_document_by_document(run, blend):
+    found = run("show", "blend.toml", "--sample", 5)
+    assert found.exit_code == 0, found.stderr
+    head, second, *rest = found.stdout.splitlines()
+    assert head.startswith("sample 5 of ")
+    assert " of train: dataset " in head
+    assert "17 tokens of " in second
+    assert sum(line.startswith("--- ") and ", document " in line for line in rest) >= 1
+    assert "{-" in found.stdout
+
+
+def test_json_has_documents_offsets_and_text(run, blend):
+    found = json.loads(run("show", "blend.toml", "--sample", 5, "--split", "valid", "--json").stdout)
+    assert found["position"] == 5
+    ids = []
+    for origin in found["origins"]:
+        text = " ".join(one["text"] for one in origin["text"]).split()
+        real = IndexedDataset(origin["prefix"])[origin["document"]][origin["start"] : origin["stop"]]
+        assert [int(word) for word in text] == real.tolist()
+        ids += real.tolist()
+    counts = [one["counts"] for origin in found["origins"] for one in origin["text"] for _ in one["text"].split()]
+    assert counts == [True, *(token != 100 for token in ids[:-1])]
+
+
+BYTES = """\
+version = 1
+sequence_length = 2
+split = "1"
+cache = "cache"
+tokenizer = "bytes"
+size = { train = 2 }
+[[dataset]]
+path = "made_text_document"
+weight = 1
+"""
+
+
+def test_the_tokenizer_of_the_file_decodes_it(run, tmp_path, pair):
+    (tmp_path / "blend.toml").write_text(BYTES)
+    shown = [run("show", "blend.toml", "--sample", k).stdout for k in range(2)]
+    assert all(f"{pair}, document " in one for one in shown)
+    text = "".join(line for one in shown for line in one.splitlines()[2:] if not line.startswith("--- "))
+    assert set(text) == set("abcde")
+
+
+@pytest.mark.parametrize("sample", [306, -400])
+def test_a_sample_that_is_not_there_is_said_in_one_line(run, blend, sample):
+    found = run("show", "blend.toml", "--sample", sample)
+    assert found.exit_code == 1
+    assert "--sample must be in [-" in found.stderr
+    assert found.stderr.count("\n") == 1
