@@ -81,8 +81,8 @@ def test_lengths_may_be_any_sequence_of_integers(prefix):
     for lengths in ([2, 1], (2, 1), np.array([2, 1]), np.array([2, 1], dtype=np.int32), torch.tensor([2, 1])):
         builder.add_document([1, 2, 3], lengths)
     builder.finalize(f"{prefix}.idx")
-    assert builder.sequence_lengths == [2, 1] * 5
-    assert builder.document_indices == [0, 2, 4, 6, 8, 10]
+    assert list(builder.sequence_lengths) == [2, 1] * 5
+    assert list(builder.document_indices) == [0, 2, 4, 6, 8, 10]
     assert IndexedDataset(str(prefix)).sequence_lengths.tolist() == [2, 1] * 5
 
 
