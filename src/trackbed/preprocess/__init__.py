@@ -4,8 +4,8 @@ from trackbed.preprocess.config import PreprocessConfig, available_cores, output
 from trackbed.preprocess.engine import Output, Report, preprocess
 from trackbed.preprocess.inspection import Bucket, FirstDocument, Inspection, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
-from trackbed.preprocess.tokenise import BatchTokenizer
-from trackbed.preprocess.tokenizer import BYTES, open_tokenizer
+from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
+from trackbed.preprocess.tokenizer import BYTES, open_fastest_tokenizer, open_tokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "BatchTokenizer",
     "Bucket",
     "FirstDocument",
+    "FlatTokenizer",
     "Inspection",
     "Output",
     "PreprocessConfig",
@@ -23,6 +24,7 @@ __all__ = [
     "find_pairs",
     "first_documents",
     "inspect_pair",
+    "open_fastest_tokenizer",
     "open_tokenizer",
     "output_prefix",
     "preprocess",

@@ -10,8 +10,8 @@ from trackbed.errors import ArgumentError
 
 __all__ = ["CHUNK_BYTES", "PreprocessConfig", "Progress", "available_cores", "output_prefix"]
 
-CHUNK_BYTES: Final = 2 << 20
-"""Text that one worker takes at a time: about a second of work, and a few MiB of memory on its way back."""
+CHUNK_BYTES: Final = 1 << 20
+"""Text that one worker takes at a time: some milliseconds to half a second of work, and a MiB on its way back."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of input done so far, and the bytes of all input."""

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import tee
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +80,7 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
     """
     files = find_inputs(config.inputs)
     _check(config, files)
-    chunks = plan_chunks(files, chunk_bytes=config.chunk_bytes)
+    jobs, chunks = tee(plan_chunks(files, chunk_bytes=config.chunk_bytes))
     dtype = DType.optimal_dtype(tokenizer.vocab_size)
     work = ChunkTokenizer(
         tokenizer=tokenizer,
@@ -88,15 +89,15 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
         eod=tokenizer.eod if config.append_eod else None,
         skip_bad=config.skip_bad,
     )
-    tally = _Tally(config, chunks)
+    tally = _Tally(config, files)
     tell = progress or _tell_nobody
     tell(0, tally.input_bytes)
     with _builders(config, dtype) as builders:
-        with contextlib.closing(map_in_order(work, chunks, workers=config.workers)) as results:
-            for chunk, result in zip(chunks, results, strict=True):
+        with contextlib.closing(map_in_order(work, jobs, workers=config.workers)) as results:
+            for result, chunk in zip(results, chunks, strict=True):
                 tally.add(chunk, result)
                 for builder, found in zip(builders, result.keys, strict=True):
-                    _append(builder, found)
+                    builder.add_documents(found.tokens, found.lengths)
                 tell(tally.done_bytes, tally.input_bytes)
         for builder, output in zip(builders, tally.outputs, strict=True):
             builder.finalize(get_idx_path(output.prefix))
@@ -134,23 +135,16 @@ def _builders(config: PreprocessConfig, dtype: type[np.number[Any]]) -> Iterator
         raise
 
 
-def _append(builder: IndexedDatasetBuilder, found: KeyTokens) -> None:
-    stop = 0
-    for length in found.lengths.tolist():
-        builder.add_document(found.tokens[stop : stop + length], [length])
-        stop += length
-
-
 class _Tally:
     """What the chunks have had so far, taken in the order of the plan: only so are line numbers known.
 
     Args:
         config: what was asked for.
-        chunks: the plan.
+        files: all the input.
     """
 
-    def __init__(self, config: PreprocessConfig, chunks: Sequence[Chunk]) -> None:
-        self.input_bytes = sum(chunk.size_bytes for chunk in chunks)
+    def __init__(self, config: PreprocessConfig, files: Sequence[InputFile]) -> None:
+        self.input_bytes = sum(file.size_bytes for file in files)
         self.done_bytes = 0
         self.outputs = [Output(key, output_prefix(config.output, key), 0, 0, 0) for key in config.json_keys]
         self._skip_bad = config.skip_bad

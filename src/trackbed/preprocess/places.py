@@ -1,6 +1,6 @@
 """Where records are, for whoever goes through the pieces of a plan in order."""
 
-from trackbed.preprocess.plan import Piece
+from trackbed.preprocess.pieces import Piece
 from trackbed.preprocess.readers import BadRecord
 
 __all__ = ["Places"]
