@@ -1,5 +1,6 @@
 """Models of SentencePiece as tokenizers."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ class SentencePieceTokenizer(MegatronTokenizer):
         """Token ids of each text, on one core."""
         found: list[list[int]] = self._model.encode(list(texts), num_threads=1)
         return found
+
+    @property
+    def fingerprint(self) -> str:
+        """What changes where the ids do."""
+        return hashlib.sha256(self._model.serialized_model_proto()).hexdigest()
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         """The text of token ids, as far as the model keeps it."""

@@ -1,5 +1,6 @@
 """Encodings of tiktoken as tokenizers."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,12 @@ class TiktokenTokenizer(MegatronTokenizer):
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, on one core."""
         return [self._encode(text) for text in texts]
+
+    @property
+    def fingerprint(self) -> str:
+        """What changes where the ids do, but for the pattern that an encoding of the same name has."""
+        digest = hashlib.sha256(b"\0".join(self._encoding.token_byte_values())).hexdigest()
+        return f"{self._encoding.name} {digest}{' special' if self._special_tokens else ''}"
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         """The text of token ids; bytes that are no UTF-8 become the replacement character."""

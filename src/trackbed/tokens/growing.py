@@ -7,8 +7,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from trackbed.errors import ArgumentError
-from trackbed.files import Checksum, Writeback, clear_dead_partials, new_partial
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.files import Checksum, FileSum, Writeback, clear_dead_partials, new_partial, publish
 from trackbed.tokens.encode import Buffer
 
 __all__ = ["GrowingData"]
@@ -34,6 +34,7 @@ class GrowingData:
 
     def __init__(self, final: Path, partial: Path, file: FileIO) -> None:
         self.partial = partial
+        self.is_kept = False
         self.checksum = Checksum()
         self._final = final
         self._file = file
@@ -51,6 +52,27 @@ class GrowingData:
         partial = new_partial(final)
         return cls(final, partial, partial.open("xb", buffering=0))
 
+    @classmethod
+    def reopen(cls, final: Path, partial: Path, written: FileSum) -> "GrowingData":
+        """Go on with a file that was kept. What it has behind the bytes of `written` is cut off.
+
+        Raises:
+            FormatError: it does not begin with those bytes.
+        """
+        file = partial.open("r+b", buffering=0)
+        checksum = _sum_up(file, written.size_bytes)
+        if FileSum.of(checksum) != written:
+            file.close()
+            msg = f"{partial}: must begin with the {written.size_bytes} bytes that were kept, found others"
+            raise FormatError(msg)
+        file.truncate(written.size_bytes)
+        found = cls(final, partial, file)
+        found.checksum = checksum
+        found._size_bytes = written.size_bytes
+        found.is_kept = True
+        found._abandoned.detach()
+        return found
+
     def append(self, data: Buffer | bytearray) -> None:
         """Take bytes, small ones to be written with those that follow."""
         if len(data) >= _FLUSH_BYTES:
@@ -65,6 +87,20 @@ class GrowingData:
         """Write what is pending, while it is in the processor's cache."""
         self._write(self._pending)
         self._pending.clear()
+
+    def keep(self, partial: Path) -> FileSum:
+        """Write all that was taken, to a file that stays at `partial` whatever becomes of this process.
+
+        Returns:
+            What has been written: `reopen` goes on behind it.
+        """
+        self.flush()
+        if partial != self.partial:
+            publish(self.partial, partial)
+            self.partial = partial
+            self.is_kept = True
+            self._abandoned.detach()
+        return FileSum.of(self.checksum)
 
     def check_open(self) -> None:
         """Refuse to go on after the end."""
@@ -117,6 +153,15 @@ class GrowingData:
             done += written
             self._size_bytes += written
             self._writeback.grown(self._size_bytes)
+
+
+def _sum_up(file: FileIO, size_bytes: int) -> Checksum:
+    """The checksums of the first bytes of a file, behind which it stands then; of all, if it has fewer."""
+    checksum = Checksum()
+    buffer = memoryview(bytearray(_STEP_BYTES))
+    while count := file.readinto(buffer[: size_bytes - checksum.size_bytes]):
+        checksum.update(buffer[:count])
+    return checksum
 
 
 def _remove(file: FileIO, partial: Path, pid: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
-from trackbed.files import clear_dead_partials, flush_to_disk, let_go, new_partial, publish
+from trackbed.files import FileSum, clear_dead_partials, flush_to_disk, let_go, new_partial, publish
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import Header, SequenceIndex, open_index
@@ -58,6 +58,30 @@ class IndexedDatasetBuilder:
         self._bin_path = Path(bin_path)
         self._where = str(bin_path)
         self._data = GrowingData.create(self._bin_path)
+
+    @classmethod
+    def reopen(
+        cls, bin_path: str, dtype: type[np.number[Any]], *, partial: Path, written: FileSum, lengths: npt.NDArray[Any]
+    ) -> "IndexedDatasetBuilder":
+        """A builder that goes on where another one, maybe of a process that is gone, has kept its work.
+
+        Args:
+            bin_path: path of the data file, as that one had it.
+            dtype: type of the tokens in the file, as that one had it.
+            partial: where it kept its data.
+            written: what `keep` returned.
+            lengths: `[D]` tokens in each of its documents then, of one sequence each.
+
+        Raises:
+            FormatError: the data do not begin with what was written.
+            ArgumentError: the lengths do not fit them.
+        """
+        builder = cls(bin_path, dtype)
+        builder._data.discard()
+        counts = _as_count_array(lengths, written.size_bytes // builder.dtype.itemsize, where=bin_path)
+        builder._data = GrowingData.reopen(Path(bin_path), partial, written)
+        builder._note(counts)
+        return builder
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
         """Append one sequence to the current document.
@@ -122,14 +146,7 @@ class IndexedDatasetBuilder:
         tokens = as_numbers(tensor, self.dtype, where=self._where)
         counts = _as_count_array(lengths, len(tokens), where=self._where)
         self._append(tokens)
-        first = len(self.sequence_lengths)
-        self.sequence_lengths.frombytes(counts.data.cast("B"))
-        for start in range(0, len(counts), _STEP):
-            stop = min(start + _STEP, len(counts))
-            borders = np.arange(first + start + 1, first + stop + 1, dtype=np.int64)
-            self.document_indices.frombytes(borders.data.cast("B"))
-        if self.sequence_modes is not None:
-            self.sequence_modes.frombytes(bytes(len(counts)))
+        self._note(counts)
 
     def add_index(self, path_prefix: str) -> None:
         """Append all documents of another pair.
@@ -197,8 +214,26 @@ class IndexedDatasetBuilder:
                 }
             )
         finally:
-            for path in (self._data.partial, partial_idx, partial_seal):
+            for path in (partial_idx, partial_seal, *(() if self._data.is_kept else (self._data.partial,))):
                 path.unlink(missing_ok=True)
+
+    def keep(self, partial: Path) -> FileSum:
+        """Write all tokens taken so far to a file that stays at `partial` whatever becomes of this process.
+
+        The lengths are the caller's to keep: `reopen` asks for both.
+
+        Args:
+            partial: a name on the file system of the pair; the same at every call.
+
+        Returns:
+            What has been written.
+        """
+        self._data.check_open()
+        return self._data.keep(partial)
+
+    def leave(self) -> None:
+        """Close the builder. What was kept stays where it is."""
+        self._data.close()
 
     def discard(self) -> None:
         """Give up: remove what has been written so far. A pair of the final name stays as it was."""
@@ -220,6 +255,17 @@ class IndexedDatasetBuilder:
             msg = f"{idx_path}: a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
             raise ArgumentError(msg)
         return open_index(idx_path, multimodal=self.multimodal)
+
+    def _note(self, counts: npt.NDArray[np.int64]) -> None:
+        """Take note of documents of one sequence each, whose tokens have been taken."""
+        first = len(self.sequence_lengths)
+        self.sequence_lengths.frombytes(counts.data.cast("B"))
+        for start in range(0, len(counts), _STEP):
+            stop = min(start + _STEP, len(counts))
+            borders = np.arange(first + start + 1, first + stop + 1, dtype=np.int64)
+            self.document_indices.frombytes(borders.data.cast("B"))
+        if self.sequence_modes is not None:
+            self.sequence_modes.frombytes(bytes(len(counts)))
 
     def _take_over(self, index: SequenceIndex) -> None:
         """Append the sequences and documents of another pair, whose tokens have been."""
