@@ -93,7 +93,10 @@ def test_all_else_is_as_with_the_other_library(both):
 def test_a_copy_from_another_process_gives_the_same_ids(both):
     _, fast = both
     texts = ["a <|endoftext|> b", "", "東京 http://x"]
-    assert pickle.loads(pickle.dumps(fast)).tokenize_batch(texts) == fast.tokenize_batch(texts)
+    copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(fast))))
+    assert copy.tokenize_batch(texts) == fast.tokenize_batch(texts)
+    assert [copy.tokenize(text).tolist() for text in texts] == copy.tokenize_batch(texts)
+    assert (copy.fingerprint, copy.vocab_size) == (fast.fingerprint, fast.vocab_size)
 
 
 def test_a_file_that_the_other_library_cannot_read_is_refused(tmp_path):

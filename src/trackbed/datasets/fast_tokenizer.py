@@ -9,11 +9,13 @@ Shapes: D texts, T token ids of them all.
 import importlib.metadata
 import random
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
 from trackbed.datasets.adapters import HuggingFaceTokenizer
 
@@ -56,15 +58,26 @@ class FastTokenizer(HuggingFaceTokenizer):
     def __init__(self, path: str | Path, *, eod_token: str | None = None, special_tokens: bool = False) -> None:
         super().__init__(path, eod_token=eod_token, special_tokens=special_tokens)
         self.unique_identifiers["class"] = HuggingFaceTokenizer.__name__  # the ids are the same
-        self._fast = _load(self._tokenizer.to_str())
+        self._fast = _load(self._json)
         self._check()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_fast"}
+        left_out = ("_fast", "_tokenizer")
+        return {**{name: value for name, value in vars(self).items() if name not in left_out}, "_json": self._json}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._fast = _load(self._tokenizer.to_str())
+        vars(self).update(state)
+        self._fast = _load(self._json)
+
+    @cached_property
+    def _json(self) -> str:
+        return str(self._tokenizer.to_str())
+
+    @cached_property
+    def _tokenizer(self) -> Any:  # type: ignore[override]  # of a copy: who only tokenises batches does without it
+        made = tokenizers.Tokenizer.from_str(self._json)
+        made.encode_special_tokens = not self._special_tokens
+        return made
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, on as many cores as `RAYON_NUM_THREADS` said at the first call."""

@@ -17,7 +17,7 @@ _FLUSH_BYTES: Final = 256 << 10
 _LARGE_BYTES: Final = 4 << 20
 """From this size on, a second thread that sums up costs less than it saves."""
 
-_STEP_BYTES: Final = 8 << 20
+_STEP_BYTES: Final = 4 << 20
 """Written at a time, so that the system begins early to write the first of them out."""
 
 
@@ -69,6 +69,7 @@ class GrowingData:
         found = cls(final, partial, file)
         found.checksum = checksum
         found._size_bytes = written.size_bytes
+        found._writeback = Writeback(file.fileno(), written.size_bytes)
         found.is_kept = True
         found._abandoned.detach()
         return found
