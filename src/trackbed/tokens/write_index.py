@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError
-from trackbed.files import Checksum
+from trackbed.files import Checksum, Writeback
 from trackbed.tokens.format import Header, encode_header
 
 __all__ = ["write_index"]
@@ -22,7 +21,7 @@ _STEP: Final = 1 << 18  # a few MiB, which stay in the processor's cache
 def write_index(
     path: Path,
     dtype: type[np.number[Any]],
-    lengths: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
     borders: npt.NDArray[np.int64],
     modes: npt.NDArray[np.int8] | None,
 ) -> Checksum:
@@ -31,46 +30,41 @@ def write_index(
     Args:
         path: of the file, which must not be there.
         dtype: type of the tokens in the `.bin`.
-        lengths: `[N]` tokens in each sequence, each in `[0, 2**31)`.
+        lengths: `[N]` tokens in each sequence, each at least 0.
         borders: `[D + 1]` first sequence of each document, then N.
         modes: `[N]` mode of each sequence, or None in a file without modes.
-
-    Raises:
-        ArgumentError: a sequence is too long for the format.
     """
-    longest = int(lengths.max(initial=0))
-    if longest > np.iinfo(np.int32).max:
-        msg = f"{path}: a sequence must have fewer than 2**31 tokens, found {longest}"
-        raise ArgumentError(msg)
     checksum = Checksum()
     with path.open("xb", buffering=0) as file:
+        writeback = Writeback(file.fileno())
         for part in _parts(dtype, lengths, borders, modes):
             view = memoryview(part)
             checksum.update(view)
             while view:
                 view = view[file.write(view) :]
+            writeback.grown(checksum.size_bytes)
     return checksum
 
 
 def _parts(
     dtype: type[np.number[Any]],
-    lengths: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
     borders: npt.NDArray[np.int64],
     modes: npt.NDArray[np.int8] | None,
 ) -> Iterator[bytes]:
     yield encode_header(Header(dtype, len(lengths), len(borders)))
     for piece in _pieces(lengths):
-        yield piece.astype("<i4").tobytes()
+        yield piece.astype("<i4", copy=False).tobytes()
     end = 0
     for piece in _pieces(lengths):
-        ends = end + np.cumsum(piece, dtype=np.int64) * np.dtype(dtype).itemsize
-        yield (ends - piece * np.dtype(dtype).itemsize).astype("<i8").tobytes()
+        ends = end + np.cumsum(piece, dtype=np.int64)
+        yield ((ends - piece) * np.dtype(dtype).itemsize).astype("<i8", copy=False).tobytes()
         end = int(ends[-1])
     for piece in _pieces(borders):
-        yield piece.astype("<i8").tobytes()
+        yield piece.astype("<i8", copy=False).tobytes()
     if modes is not None:
         yield modes.tobytes()
 
 
-def _pieces(array: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+def _pieces(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (array[start : start + _STEP] for start in range(0, len(array), _STEP))

@@ -52,7 +52,7 @@ class IndexedDatasetBuilder:
         self.dtype = np.dtype(DType.dtype_from_code(DType.code_from_dtype(dtype)))  # of this byte order
         self.multimodal = multimodal
         # Arrays, as a list takes five times as much memory for each document.
-        self.sequence_lengths = array.array("q")
+        self.sequence_lengths = array.array("i")
         self.document_indices = array.array("q", [0])
         self.sequence_modes = array.array("b") if multimodal else None
         self._bin_path = Path(bin_path)
@@ -94,7 +94,9 @@ class IndexedDatasetBuilder:
             ArgumentError: a token does not fit the file's dtype, or the mode its byte.
         """
         self._check_modes([mode])
-        self.sequence_lengths.append(self._append(as_numbers(tensor, self.dtype, where=self._where)))
+        tokens = as_numbers(tensor, self.dtype, where=self._where)
+        self._check_lengths([len(tokens)])
+        self.sequence_lengths.append(self._append(tokens))
         if self.sequence_modes is not None:
             self.sequence_modes.append(mode)
 
@@ -114,6 +116,8 @@ class IndexedDatasetBuilder:
         if sum(counts) != len(tokens) or (len(counts) > 1 and min(counts) < 0):
             msg = f"{self._bin_path}: lengths must add up to the {len(tokens)} tokens, found {counts}"
             raise ArgumentError(msg)
+        if len(tokens) > _MOST_TOKENS:  # else none of its sequences can be too long
+            self._check_lengths(counts)
         if modes is not None:
             if len(modes) != len(counts):
                 msg = f"{self._bin_path}: modes must be as many as {len(counts)} lengths, found {len(modes)}"
@@ -187,7 +191,7 @@ class IndexedDatasetBuilder:
             clear_dead_partials(path.parent, final_name=path.name)
         partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
         try:
-            lengths = np.frombuffer(self.sequence_lengths, dtype=np.int64)
+            lengths = np.frombuffer(self.sequence_lengths, dtype=np.int32)
             borders = np.frombuffer(self.document_indices, dtype=np.int64)
             modes = None if self.sequence_modes is None else np.frombuffer(self.sequence_modes, dtype=np.int8)
             idx_checksum = write_index(partial_idx, self.dtype.type, lengths, borders, modes)
@@ -239,6 +243,12 @@ class IndexedDatasetBuilder:
         """Give up: remove what has been written so far. A pair of the final name stays as it was."""
         self._data.discard()
 
+    def _check_lengths(self, counts: Sequence[int]) -> None:
+        longest = max(counts, default=0)
+        if longest > _MOST_TOKENS:
+            msg = f"{self._bin_path}: a sequence must have fewer than 2**31 tokens, found {longest}"
+            raise ArgumentError(msg)
+
     def _check_modes(self, modes: Sequence[int]) -> None:
         if self.multimodal and len(modes) and not (min(modes) >= -128 and max(modes) <= 127):
             msg = f"{self._bin_path}: modes must be in [-128, 127], found {modes}"
@@ -256,7 +266,7 @@ class IndexedDatasetBuilder:
             raise ArgumentError(msg)
         return open_index(idx_path, multimodal=self.multimodal)
 
-    def _note(self, counts: npt.NDArray[np.int64]) -> None:
+    def _note(self, counts: npt.NDArray[np.int32]) -> None:
         """Take note of documents of one sequence each, whose tokens have been taken."""
         first = len(self.sequence_lengths)
         self.sequence_lengths.frombytes(counts.data.cast("B"))
@@ -272,7 +282,7 @@ class IndexedDatasetBuilder:
         offset = len(self.sequence_lengths)
         for start in range(0, len(index), _STEP):
             lengths = index.sequence_lengths[start : start + _STEP]
-            self.sequence_lengths.frombytes(lengths.astype(np.int64).data.cast("B"))
+            self.sequence_lengths.frombytes(np.ascontiguousarray(lengths, dtype=np.int32).data.cast("B"))
             let_go(lengths)
         for start in range(1, index.document_count, _STEP):
             borders = index.document_indices[start : start + _STEP]
@@ -309,21 +319,21 @@ def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
         raise ArgumentError(msg) from None
 
 
-def _as_count_array(lengths: Any, num_tokens: int, *, where: str) -> npt.NDArray[np.int64]:
+def _as_count_array(lengths: Any, num_tokens: int, *, where: str) -> npt.NDArray[np.int32]:
     """`[D]` tokens in each document."""
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
         msg = f"{where}: lengths must be integers in one dimension, found {given.dtype}{list(given.shape)}"
         raise ArgumentError(msg)
-    wrong = np.flatnonzero((given < 0) | (given > _MOST_TOKENS))
-    if len(wrong):
-        msg = f"{where}: the length of document {wrong[0]} must be in [0, 2**31), found {given[wrong[0]]}"
+    if given.size and not (given.min() >= 0 and given.max() <= _MOST_TOKENS):
+        wrong = int(np.flatnonzero((given < 0) | (given > _MOST_TOKENS))[0])
+        msg = f"{where}: the length of document {wrong} must be in [0, 2**31), found {given[wrong]}"
         raise ArgumentError(msg)
-    counts = np.ascontiguousarray(given, dtype=np.int64)
-    if counts.sum(dtype=np.int64) != num_tokens:
-        msg = f"{where}: lengths must add up to the {num_tokens} tokens, found {counts.sum(dtype=np.int64)}"
+    total = given.sum(dtype=np.int64)
+    if total != num_tokens:
+        msg = f"{where}: lengths must add up to the {num_tokens} tokens, found {total}"
         raise ArgumentError(msg)
-    return counts
+    return given.astype(np.int32)
 
 
 def _publish_pair(finals: dict[Path, Path]) -> None:
