@@ -184,17 +184,3 @@ main()
     assert done.returncode == 1
     wanted = f"trackbed: {name}: the library {library} must be installed to use this (pip install 'trackbed[text]'): "
     assert done.stderr.startswith(wanted)
-
-
-def test_without_the_quick_library_gzip_files_are_read_too(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines_of(TEXTS)))
-    program = f"""
-import sys
-sys.modules["isal"] = None
-from pathlib import Path
-from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.unpack import read_blocks
-(file,) = find_inputs([Path({str(tmp_path / "a.jsonl.gz")!r})])
-sys.stdout.buffer.write(b"".join(block.text for block in read_blocks(file, 10)))
-"""
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == lines_of(TEXTS)

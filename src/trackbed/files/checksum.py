@@ -3,7 +3,6 @@
 By the instructions that processors have for it: zlib, at 1 GB/s or less, would take longer than building an index.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,6 @@ from typing import Final
 from isal.isal_zlib import crc32
 
 __all__ = ["CHUNK_BYTES", "Checksum", "FileSum", "checksum_bytes", "checksum_file", "crc32"]
-try:
-    from isal.isal_zlib import crc32  # the same sum, six times as quick
-except ImportError:
-    from zlib import crc32
-
-__all__ = ["CHUNK_BYTES", "Checksum", "FileSum", "checksum_bytes", "checksum_file"]
 
 CHUNK_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 4 << 20
@@ -44,21 +37,6 @@ class Checksum:
             if self._room == 0:
                 self._whole.append(self._current)
                 self._current, self._room = 0, CHUNK_BYTES
-
-    def update_in_threads(self, data: memoryview) -> None:
-        """`update` by all cores, for bytes that begin a chunk.
-
-        Raises:
-            ValueError: bytes of another chunk came before.
-        """
-        if self._room < CHUNK_BYTES:
-            msg = f"the bytes before must end a chunk, found {CHUNK_BYTES - self._room} more"
-            raise ValueError(msg)
-        starts = range(0, len(data) - CHUNK_BYTES + 1, CHUNK_BYTES)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            self._whole += pool.map(lambda start: crc32(data[start : start + CHUNK_BYTES]), starts)
-        self.size_bytes += len(starts) * CHUNK_BYTES
-        self.update(data[len(starts) * CHUNK_BYTES :])
 
     def chunks(self) -> list[str]:
         """Eight hexadecimal digits per chunk of 64 MiB, the last chunk shorter; none for an empty file."""

@@ -1,10 +1,11 @@
 """Reading packed files, from their beginning to their end."""
 
 import gzip
-import importlib
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
+
+from isal import igzip
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
@@ -68,17 +69,10 @@ def _unpacked(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
 
 
 def _gunzip(_file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
-    with _gzip_reader(raw) as unpacked:
+    library: Any = igzip  # whose types say nothing
+    with library.IGzipFile(fileobj=raw) as unpacked:
         while data := unpacked.read(_READ_BYTES):
             yield data
-
-
-def _gzip_reader(raw: BinaryIO) -> Any:
-    try:
-        library: Any = importlib.import_module("isal.igzip")  # four times as quick
-    except ImportError:
-        return gzip.GzipFile(fileobj=raw)
-    return library.IGzipFile(fileobj=raw)
 
 
 def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
