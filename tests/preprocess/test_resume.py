@@ -207,6 +207,13 @@ def test_what_was_kept_of_other_work_is_not_used(corpus, change, caplog):
     assert FOLDER not in made_names(corpus)
 
 
+def test_what_was_kept_for_more_keys_leaves_nothing(corpus):
+    fail_in_the_middle(corpus, json_keys=("text", "title"))
+    assert (corpus / "out" / FOLDER / "1.bin").exists()
+    run_in_process(corpus)
+    assert FOLDER not in made_names(corpus)
+
+
 def made_names(folder):
     return sorted(path.name for path in (folder / "out").iterdir())
 

@@ -56,6 +56,9 @@ def let_go(array: npt.NDArray[Any]) -> None:
     """Give back the memory of an array that `map_readonly` has mapped, until it is read again.
 
     Who reads a large file once, from its beginning to its end, so takes no more memory than the pieces it looks at.
+
+    Args:
+        array: cut from what `map_readonly` returned; any other array would lose its content.
     """
     first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = array.ctypes.data + array.nbytes - first

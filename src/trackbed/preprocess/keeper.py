@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = ["Begun", "Keeper", "decisions"]
 FORMAT: Final = "trackbed-unfinished"
 VERSION: Final = 1
 _LENGTH: Final = np.dtype("<i4")
+_KEPT: Final = re.compile(r"\d+\.(bin|lengths)")
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class Keeper:
             begun = self._read()
             for number, path in enumerate(bin_paths):
                 builders.append(self._reopen_one(number, path, dtype, begun))
-        except (FormatError, OSError) as error:
+        except (FormatError, OSError, ValueError) as error:
             logger.warning("%s: what was kept there cannot be used, the work begins anew: %s", self._folder, error)
             for builder in builders:
                 builder.discard()
@@ -227,9 +229,8 @@ class Keeper:
         # The record first: without it, the rest means nothing.
         self._record.unlink(missing_ok=True)
         clear_dead_partials(self._folder, final_name=self._record.name)
-        for number in range(len(self._sums)):
-            self._tokens_path(number).unlink(missing_ok=True)
-            self._lengths_path(number).unlink(missing_ok=True)
+        for path in [path for path in self._folder.iterdir() if _KEPT.fullmatch(path.name)]:
+            path.unlink()
         self._sums = [Checksum() for _ in self._sums]
 
     def _claim(self) -> bool:

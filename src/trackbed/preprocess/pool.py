@@ -90,7 +90,7 @@ class _Worker:
     def send(self, number: int, job: Any) -> None:
         """Give it a job."""
         self.jobs.append((number, job))
-        with self._naming(job):
+        with self._naming(self.jobs[0][1]):  # which it died of, if it did
             self.connection.send(job)
 
     def receive(self) -> tuple[int, "_Outcome"]:

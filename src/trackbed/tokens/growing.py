@@ -29,7 +29,7 @@ class GrowingData:
     Args:
         final: the name that the file is to have at the end, for errors.
         partial: where it is until then.
-        file: open for writing, and empty.
+        file: open for writing, where the next bytes go.
     """
 
     def __init__(self, final: Path, partial: Path, file: FileIO) -> None:
