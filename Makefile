@@ -73,6 +73,8 @@ bench: setup-dev ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.starts
 	$(BIN)/python -m benchmarks.batches
+	$(BIN)/python -m benchmarks.writing
+	$(BIN)/python -m benchmarks.text
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality

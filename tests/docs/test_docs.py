@@ -17,9 +17,9 @@ API = (ROOT / "docs" / "reference" / "api.md").read_text()
 FACADES = re.findall(r"^## `(trackbed\.\w+)`$", API, flags=re.MULTILINE)
 
 
-def snippets(language):
-    """The fenced blocks of one language in the README."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def snippets(language, text=README):
+    """The fenced blocks of one language, in the README if nothing else is said."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -66,6 +66,11 @@ def test_the_readmes_commands_and_programs_run(tmp_path):
     programs = "\n".join(snippets("python"))
     checks = "\nassert len(train) >= 1000 and batch['tokens'].shape == (4, 512) and state['consumed_samples'] == 4"
     subprocess.run([sys.executable, "-W", "ignore", "-c", programs + checks], cwd=tmp_path, check=True)
+
+
+def test_the_program_that_writes_tokens_runs(tmp_path):
+    (program,) = snippets("python", (ROOT / "docs" / "how-to" / "tokenise-a-corpus.md").read_text())
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
 def test_every_make_target_that_is_named_exists():

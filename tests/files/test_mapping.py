@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forked import run_in_fork
-from trackbed.files import map_readonly
+from trackbed.files import let_go, map_readonly
 
 
 def descriptors():
@@ -77,3 +77,28 @@ def test_a_forked_process_reads_on(file):
     array = mapped(file)
     run_in_fork(lambda: array[7] == 7)
     assert array[7] == 7
+
+
+def resident_kib():
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")]
+    return int(line.split()[1])
+
+
+def test_memory_that_is_let_go_is_given_back_and_read_again_when_it_is_wanted(tmp_path):
+    content = np.arange(8 << 20, dtype=np.uint32).tobytes()
+    (tmp_path / "large").write_bytes(content)
+    array = mapped(tmp_path / "large")
+    before = resident_kib()
+    assert array.tobytes() == content
+    assert resident_kib() - before > 24 << 10
+    for start in range(0, len(array), 1_000_001):  # pieces that begin and end inside pages
+        let_go(array[start : start + 1_000_001])
+    assert resident_kib() - before < 4 << 10
+    assert array.tobytes() == content
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_pieces_smaller_than_a_page_can_be_let_go(file, size):
+    array = mapped(file)
+    let_go(array[3 : 3 + size])
+    assert array.tobytes() == file.read_bytes()

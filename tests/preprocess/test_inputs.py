@@ -44,7 +44,7 @@ def test_a_path_without_a_file_is_an_error_that_names_it(tmp_path):
 
 
 def test_a_folder_without_texts_is_an_error(tmp_path):
-    (tmp_path / "a.parquet").write_text("x")
+    (tmp_path / "a.csv").write_text("x")
     with pytest.raises(ArgumentError, match=r"a folder must have files that end in \.jsonl, .*, found none"):
         find_inputs([tmp_path])
 

@@ -31,12 +31,12 @@ def test_a_plain_text_is_never_cut_and_an_empty_one_is_a_document_too():
 
 
 def test_empty_files_of_lines_and_no_files_make_no_chunks():
-    assert plan_chunks([file("a", 0)], chunk_bytes=10) == []
-    assert plan_chunks([], chunk_bytes=10) == []
+    assert list(plan_chunks([file("a", 0)], chunk_bytes=10)) == []
+    assert list(plan_chunks([], chunk_bytes=10)) == []
 
 
 @given(
-    sizes=st.lists(st.tuples(st.integers(0, 50), st.sampled_from(Layout)), max_size=8),
+    sizes=st.lists(st.tuples(st.integers(0, 50), st.sampled_from([Layout.JSON_LINES, Layout.PLAIN_TEXT])), max_size=8),
     chunk_bytes=st.integers(1, 60),
 )
 def test_chunks_cover_every_byte_once_and_in_order(sizes, chunk_bytes):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.plan import Piece, plan_chunks
+from trackbed.preprocess.pieces import Piece
+from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord, Record, RecordError, parse_record, read_lines, read_piece
 
 

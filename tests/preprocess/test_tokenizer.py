@@ -1,8 +1,10 @@
+import sys
+
 import pytest
 import tokenizers
 
 from trackbed.errors import ArgumentError
-from trackbed.preprocess import open_tokenizer
+from trackbed.preprocess import FlatTokenizer, open_fastest_tokenizer, open_tokenizer
 
 
 def test_bytes_is_the_name_of_the_byte_tokenizer():
@@ -37,3 +39,21 @@ def test_a_file_that_says_how_to_cut_and_fill_texts_for_a_model_does_neither(tok
         wanted = open_tokenizer(str(tokenizer_file)).tokenize(text).tolist()
         assert tokenizer.tokenize(text).tolist() == wanted
         assert list(tokenizer.tokenize_batch([text])[0]) == wanted
+
+
+def test_the_fastest_tokenizer_gives_the_ids_of_the_others(tokenizer_file, caplog):
+    fastest = open_fastest_tokenizer(str(tokenizer_file))
+    assert isinstance(fastest, FlatTokenizer)
+    texts = ["the cat", "", "<|endoftext|> 東京"]
+    assert fastest.tokenize_batch(texts) == open_tokenizer(str(tokenizer_file)).tokenize_batch(texts)
+    assert open_fastest_tokenizer("bytes").tokenize("hi").tolist() == [104, 105]
+    assert caplog.messages == []
+
+
+def test_without_the_fast_library_a_message_says_so_and_the_other_is_used(tokenizer_file, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    tokenizer = open_fastest_tokenizer(str(tokenizer_file))
+    assert not isinstance(tokenizer, FlatTokenizer)
+    (message,) = caplog.messages
+    assert message.startswith(f"{tokenizer_file}: tokenizers does the work")
+    assert message.endswith("fastokens is not installed (pip install 'trackbed[text]')")

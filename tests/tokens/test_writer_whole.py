@@ -234,7 +234,7 @@ def test_a_write_that_was_interrupted_is_never_published(prefix, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(builder._writeback, "grown", interrupt)
+        patched.setattr(builder._data._writeback, "grown", interrupt)
         with pytest.raises(KeyboardInterrupt):
             builder.add_document(np.zeros(400_000, np.uint8), [400_000])
     with pytest.raises(ArgumentError, match="after it was interrupted"):
@@ -260,7 +260,7 @@ def test_a_builder_can_be_discarded_while_an_interrupt_is_on_its_way(prefix, mon
         view = memoryview(data)  # as a frame of the traceback holds it
         raise KeyboardInterrupt(view)
 
-    monkeypatch.setattr(builder._checksum, "update", interrupt)
+    monkeypatch.setattr(builder._data.checksum, "update", interrupt)
     try:
         builder.add_document(np.zeros(400_000, np.uint8), [400_000])
     except KeyboardInterrupt:

@@ -16,7 +16,12 @@ __all__ = ["preprocess"]
 
 @click.command()
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--tokenizer", required=True, metavar="FILE", help="Hugging Face tokenizer.json, or: bytes.")
+@click.option(
+    "--tokenizer",
+    required=True,
+    metavar="FILE",
+    help="Hugging Face .json, SentencePiece .model, tiktoken:NAME, or: bytes.",
+)
 @click.option("--output", "-o", required=True, metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")
 @click.option(
     "--json-keys",
@@ -47,10 +52,11 @@ def preprocess(
     """Turn texts into indexed token files.
 
     INPUT is a file or a folder. In a folder, .jsonl and .json files hold one JSON record a line, each .txt or
-    .md file is one document. Nothing is stripped or normalised.
+    .md file is one document, each row of a .parquet file is one; .gz and .zst files are unpacked. Nothing is
+    stripped or normalised.
     """
     from trackbed.cli.progress import show_progress
-    from trackbed.preprocess import PreprocessConfig, available_cores, open_tokenizer
+    from trackbed.preprocess import PreprocessConfig, available_cores, open_fastest_tokenizer
     from trackbed.preprocess import preprocess as run
 
     config = PreprocessConfig(
@@ -61,7 +67,7 @@ def preprocess(
         skip_bad=skip_bad,
         workers=workers or available_cores(),
     )
-    opened = open_tokenizer(tokenizer, eod_token=eod_token, special_tokens=special_tokens)
+    opened = open_fastest_tokenizer(tokenizer, eod_token=eod_token, special_tokens=special_tokens)
     start = time.monotonic()
     with show_progress("tokenising") as progress:
         report = run(config, opened, progress=progress)

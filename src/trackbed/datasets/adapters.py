@@ -1,5 +1,6 @@
 """Tokenizers that come with Trackbed: Hugging Face `tokenizers` files, bytes, and none at all."""
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,12 @@ class HuggingFaceTokenizer(_Adapter):
         """Token ids of each text; as `tokenize`, on all cores that the library may use."""
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
+    @property
+    def fingerprint(self) -> str:
+        """What changes where the ids do: the SHA-256 of the tokenizer, and whether it looks for special tokens."""
+        digest = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+        return f"{digest}{' special' if self._special_tokens else ''}"
+
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
@@ -156,6 +163,11 @@ class ByteTokenizer(_Adapter):
     def tokenize_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
         """Token ids of each text."""
         return [self.tokenize(text) for text in texts]
+
+    @property
+    def fingerprint(self) -> str:
+        """What changes where the ids do."""
+        return "bytes"
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         """The text; bytes that are no UTF-8 become the replacement character, the end of a document `<eod>`."""

@@ -4,7 +4,7 @@ from trackbed.files.behind import WrittenBehind
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.local import is_local, whereabouts
 from trackbed.files.mapped import mapped_files
-from trackbed.files.mapping import map_readonly
+from trackbed.files.mapping import let_go, map_readonly
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -38,6 +38,7 @@ __all__ = [
     "find_partials",
     "flush_to_disk",
     "is_local",
+    "let_go",
     "map_readonly",
     "mapped_files",
     "new_partial",

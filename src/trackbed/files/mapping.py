@@ -5,6 +5,7 @@ a job that reads thousands of datasets would run out of them.
 """
 
 import ctypes
+import mmap
 import os
 import weakref
 from typing import Any, Final
@@ -12,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["map_readonly"]
+__all__ = ["let_go", "map_readonly"]
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
+_DONT_NEED: Final = 4
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -25,6 +27,7 @@ _LIBC.mmap.argtypes = (
     ctypes.c_int64,  # off_t, on every system that is 64 bits wide
 )
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
@@ -47,3 +50,17 @@ def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
     # Whoever holds an array holds these pages. At the end of the process the system unmaps them.
     weakref.finalize(pages, _LIBC.munmap, address, size).atexit = False
     return np.frombuffer(memoryview(pages).toreadonly(), dtype=np.uint8)
+
+
+def let_go(array: npt.NDArray[Any]) -> None:
+    """Give back the memory of an array that `map_readonly` has mapped, until it is read again.
+
+    Who reads a large file once, from its beginning to its end, so takes no more memory than the pieces it looks at.
+
+    Args:
+        array: cut from what `map_readonly` returned; any other array would lose its content.
+    """
+    first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = array.ctypes.data + array.nbytes - first
+    if size > 0:
+        _LIBC.madvise(first, size, _DONT_NEED)  # a hint: where it is not taken, the pages stay

@@ -1,11 +1,12 @@
-"""Raw text to indexed files: JSON lines and plain text, tokenised on all cores, and what belongs to it."""
+"""Raw text to indexed files: JSON lines, plain text and Parquet, tokenised on all cores, and what belongs to it."""
 
 from trackbed.preprocess.config import PreprocessConfig, available_cores, output_prefix
-from trackbed.preprocess.engine import Output, Report, preprocess
+from trackbed.preprocess.engine import preprocess
 from trackbed.preprocess.inspection import Bucket, FirstDocument, Inspection, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
-from trackbed.preprocess.tokenise import BatchTokenizer
-from trackbed.preprocess.tokenizer import BYTES, open_tokenizer
+from trackbed.preprocess.report import Output, Report
+from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
+from trackbed.preprocess.tokenizer import BYTES, open_fastest_tokenizer, open_tokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "BatchTokenizer",
     "Bucket",
     "FirstDocument",
+    "FlatTokenizer",
     "Inspection",
     "Output",
     "PreprocessConfig",
@@ -23,6 +25,7 @@ __all__ = [
     "find_pairs",
     "first_documents",
     "inspect_pair",
+    "open_fastest_tokenizer",
     "open_tokenizer",
     "output_prefix",
     "preprocess",

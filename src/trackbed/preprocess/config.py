@@ -8,10 +8,13 @@ from typing import Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["CHUNK_BYTES", "PreprocessConfig", "Progress", "available_cores", "output_prefix"]
+__all__ = ["CHUNK_BYTES", "SHARD_BYTES", "PreprocessConfig", "Progress", "available_cores", "output_prefix"]
 
-CHUNK_BYTES: Final = 2 << 20
-"""Text that one worker takes at a time: about a second of work, and a few MiB of memory on its way back."""
+CHUNK_BYTES: Final = 1 << 20
+"""Text that one worker takes at a time: some milliseconds to half a second of work, and a MiB on its way back."""
+
+SHARD_BYTES: Final = 64 << 20
+"""Input that is not tokenised again once it has been: seconds of work."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of input done so far, and the bytes of all input."""
@@ -53,6 +56,8 @@ class PreprocessConfig:
     """Processes that tokenise, at least 1, which is this one. Has no influence on what is written."""
     chunk_bytes: int = CHUNK_BYTES
     """Text that a worker takes at a time, at least 1. Has no influence on what is written."""
+    shard_bytes: int = SHARD_BYTES
+    """Input after which what is done is kept, at least 1. Has no influence on what is written."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -65,7 +70,7 @@ class PreprocessConfig:
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
             msg = f"json_keys must be different names that fit into a file name, found {list(self.json_keys)}"
             raise ArgumentError(msg)
-        for name in ("workers", "chunk_bytes"):
+        for name in ("workers", "chunk_bytes", "shard_bytes"):
             if getattr(self, name) < 1:
                 msg = f"{name} must be at least 1, found {getattr(self, name)}"
                 raise ArgumentError(msg)

@@ -1,24 +1,18 @@
-"""Cutting the input into chunks that workers take one at a time. Pure: sizes in, byte ranges out."""
+"""Cutting the input into chunks that workers take one at a time.
+
+Files that can be read from the middle are cut by arithmetic: sizes in, byte ranges out. Packed files cannot; one
+process unpacks them as chunks are asked for, and the workers get their lines.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trackbed.preprocess.inputs import InputFile, Layout
+from trackbed.preprocess.inputs import InputFile, Layout, Packing
+from trackbed.preprocess.pieces import Piece
+from trackbed.preprocess.row_groups import read_row_groups
+from trackbed.preprocess.unpack import read_blocks, read_whole
 
-__all__ = ["Chunk", "Piece", "plan_chunks"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The lines of a file that begin in its bytes `[start, stop)`; of a plain text, the whole file.
-
-    Nobody has to look for line ends to make such ranges: whoever reads a piece goes on to the end of its last
-    line, and begins behind the first line end that is not before `start - 1`.
-    """
-
-    file: InputFile
-    start: int
-    stop: int
+__all__ = ["Chunk", "plan_chunks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +33,37 @@ class Chunk:
         return f"{first.file.path} to {last.file.path} ({len(self.pieces)} pieces)"
 
 
-def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int) -> list[Chunk]:
+def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int) -> Iterator[Chunk]:
     """Chunks that cover the files in order: parts of large files, and small files together.
 
     Args:
         files: what is to be read.
-        chunk_bytes: size that a chunk exceeds only where a single plain text does, at least 1.
+        chunk_bytes: size that the texts of a chunk exceed only where a single plain text, line or row group does, at
+            least 1.
+
+    Raises:
+        FormatError: a packed file is damaged, or is not as large any more as it was.
     """
-    chunks: list[Chunk] = []
     pieces: list[Piece] = []
     filled = 0
-    for piece in _cut(files, chunk_bytes):
-        size = piece.stop - piece.start
-        if pieces and filled + size > chunk_bytes:
-            chunks.append(Chunk(tuple(pieces)))
-            pieces, filled = [], 0
-        pieces.append(piece)
-        filled += size
-    return [*chunks, Chunk(tuple(pieces))] if pieces else chunks
-
-
-def _cut(files: Iterable[InputFile], chunk_bytes: int) -> Iterator[Piece]:
     for file in files:
-        if file.layout is Layout.PLAIN_TEXT:
-            yield Piece(file, 0, file.size_bytes)
-        else:
-            for start in range(0, file.size_bytes, chunk_bytes):
-                yield Piece(file, start, min(start + chunk_bytes, file.size_bytes))
+        for piece in _cut(file, chunk_bytes):
+            if pieces and filled + piece.text_bytes > chunk_bytes:
+                yield Chunk(tuple(pieces))
+                pieces, filled = [], 0
+            pieces.append(piece)
+            filled += piece.text_bytes
+    if pieces:
+        yield Chunk(tuple(pieces))
+
+
+def _cut(file: InputFile, chunk_bytes: int) -> Iterator[Piece]:
+    if file.layout is Layout.PARQUET:
+        yield from read_row_groups(file)
+    elif file.packing is not Packing.NONE:
+        yield from [read_whole(file)] if file.layout is Layout.PLAIN_TEXT else read_blocks(file, chunk_bytes)
+    elif file.layout is Layout.PLAIN_TEXT:
+        yield Piece(file, 0, file.size_bytes)
+    else:
+        for start in range(0, file.size_bytes, chunk_bytes):
+            yield Piece(file, start, min(start + chunk_bytes, file.size_bytes))

@@ -8,48 +8,58 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final, Generic, TypeVar
 
 from trackbed.errors import TrackbedError
+from trackbed.preprocess.messages import receive, send
 
 __all__ = ["map_in_order"]
 
 _AHEAD: Final = 4
 """Jobs for each worker that may be done before their turn: what bounds the memory of waiting results."""
 
+_AT_HAND: Final = 2
+"""Jobs that a worker has: one that it does, and one that it need not wait for."""
+
 _FAREWELL_SECONDS: Final = 5
+_NO_MORE: Final = object()
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def map_in_order(work: Callable[[Job], Result], jobs: Sequence[Job], *, workers: int) -> Generator[Result]:
+def map_in_order(work: Callable[[Job], Result], jobs: Iterable[Job], *, workers: int) -> Generator[Result]:
     """`work` of each job, in the order of the jobs; an error in a job is raised in its place.
 
     The workers end when the iterator is closed, when it raises, and when this process ends, however it does.
 
     Args:
         work: a function that pickles; with one worker it is called in this process.
-        jobs: what to call it with; `str` of a job is what errors call it.
+        jobs: what to call it with, made when a worker is to have one; `str` of a job is what errors call it.
         workers: processes to run, at least 1; there are never more than jobs.
 
     Raises:
         TrackbedError: a worker died; the message says of what, and at which job.
     """
-    if min(workers, len(jobs)) <= 1:
-        yield from map(work, jobs)
+    waiting = iter(jobs)
+    first = list(islice(waiting, workers))
+    if len(first) <= 1:
+        yield from map(work, chain(first, waiting))
         return
     crew: list[_Worker] = []
     try:
-        _start(crew, min(workers, len(jobs)), pickle.dumps(work))
-        yield from _Queue(crew, jobs).results()
+        _start(crew, len(first), pickle.dumps(work))
+        yield from _Queue(crew, chain(first, waiting)).results()
     finally:
         for worker in crew:
             worker.end()
@@ -65,26 +75,31 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A process, and our end of the pipe to it. It is done with one job before it gets the next."""
+    """A process, and our end of the connection to it. The next job waits there while it is busy with one."""
 
     process: SpawnProcess
     connection: "Connection[Any, Any]"
+    jobs: deque[tuple[int, Any]] = field(default_factory=deque)
+    """What it has been given and not answered: numbers and jobs, in their order."""
 
     def hand_over(self, work: bytes) -> None:
         """Say what to do with the jobs to come."""
         with self._naming("start of a worker"):
             self.connection.send_bytes(work)
 
-    def send(self, job: Any) -> None:
+    def send(self, number: int, job: Any) -> None:
         """Give it a job."""
-        with self._naming(job):
+        self.jobs.append((number, job))
+        with self._naming(self.jobs[0][1]):  # which it died of, if it did
             self.connection.send(job)
 
-    def receive(self, job: Any) -> "_Outcome":
-        """What came of `job`, as soon as it is there."""
+    def receive(self) -> tuple[int, "_Outcome"]:
+        """What came of its first job, as soon as it is there."""
+        number, job = self.jobs[0]
         with self._naming(job):
-            outcome: _Outcome = self.connection.recv()
-        return outcome
+            outcome: _Outcome = receive(self.connection)
+        self.jobs.popleft()
+        return number, outcome
 
     def end(self) -> None:
         """End the process, busy or not: it holds nothing that would have to be put away."""
@@ -117,18 +132,21 @@ class _Queue(Generic[Job, Result]):
         jobs: the jobs to do.
     """
 
-    def __init__(self, crew: list[_Worker], jobs: Sequence[Job]) -> None:
+    def __init__(self, crew: list[_Worker], jobs: Iterator[Job]) -> None:
         self._jobs = jobs
-        self._idle = list(crew)
-        self._busy: dict[Connection[Any, Any], tuple[_Worker, int]] = {}
+        self._crew = crew
         self._done: dict[int, _Outcome] = {}
         self._given = 0
+        self._more = True
         self._most_ahead = _AHEAD * len(crew)
 
     def results(self) -> Iterator[Result]:
         """The results in order."""
-        for position in range(len(self._jobs)):
+        position = 0
+        while True:
             self._give(position)
+            if not self._more and position == self._given:
+                return
             # Without waiting: whoever takes the results may have been busy with the last one for long.
             self._collect(timeout=0)
             self._give(position)
@@ -139,23 +157,29 @@ class _Queue(Generic[Job, Result]):
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.result
+            position += 1
 
     def _give(self, position: int) -> None:
-        """Give idle workers jobs, not too far ahead of the one at `position`."""
-        stop = min(len(self._jobs), position + self._most_ahead)
-        while self._idle and self._given < stop:
-            worker = self._idle.pop()
-            worker.send(self._jobs[self._given])
-            self._busy[worker.connection] = (worker, self._given)
+        """Give workers jobs, not too far ahead of the one at `position`."""
+        while self._more and self._given < position + self._most_ahead:
+            worker = min(self._crew, key=lambda one: len(one.jobs))
+            if len(worker.jobs) >= _AT_HAND:
+                return
+            job = next(self._jobs, _NO_MORE)
+            if job is _NO_MORE:
+                self._more = False
+                return
+            worker.send(self._given, job)
             self._given += 1
 
     def _collect(self, *, timeout: float | None) -> None:
         """Take the results that are there, waiting for the first one for `timeout` seconds, or as long as it takes."""
-        ready = wait(list(self._busy), timeout)
-        for connection in [one for one in self._busy if one in ready]:
-            worker, position = self._busy.pop(connection)
-            self._done[position] = worker.receive(self._jobs[position])
-            self._idle.append(worker)
+        busy = [worker for worker in self._crew if worker.jobs]
+        ready = wait([worker.connection for worker in busy], timeout)
+        for worker in busy:
+            if worker.connection in ready:
+                number, outcome = worker.receive()
+                self._done[number] = outcome
 
 
 def _start(crew: list[_Worker], count: int, work: bytes) -> None:
@@ -191,8 +215,18 @@ def _serve(connection: "Connection[Any, Any]") -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         work = pickle.loads(connection.recv_bytes())
+        jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_take_jobs, args=(connection, jobs), daemon=True).start()
+        while (job := jobs.get()) is not _NO_MORE:
+            send(connection, _do(work, job))
+
+
+def _take_jobs(connection: "Connection[Any, Any]", jobs: "queue.SimpleQueue[Any]") -> None:
+    """Take jobs as soon as they come, so that no two ends of a pipe wait for each other to be read."""
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            connection.send(_do(work, connection.recv()))
+            jobs.put(connection.recv())
+    jobs.put(_NO_MORE)
 
 
 def _do(work: Callable[[Any], Any], job: Any) -> _Outcome:

@@ -3,7 +3,6 @@
 Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
@@ -12,11 +11,12 @@ import orjson
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import Layout
-from trackbed.preprocess.plan import Piece
+from trackbed.preprocess.pieces import Block, Piece, RowGroup, check_size
+from trackbed.preprocess.row_groups import read_columns
 
 __all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_piece"]
 
-_BUFFER_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
 
@@ -45,11 +45,11 @@ class BadRecord:
 
 
 def read_piece(piece: Piece, *, keys: Sequence[str]) -> Iterator[Record | BadRecord | None]:
-    """What each line of a piece holds, None for a blank one; a plain text is one record.
+    """What each line of a piece holds, None for a blank one; a plain text is one record, as is a row.
 
     Args:
         piece: what to read.
-        keys: keys of the texts in a JSON record, at least one; a plain text is the text of the only key.
+        keys: keys of the texts in a JSON record, or columns, at least one; a plain text is the text of the only key.
 
     Raises:
         FormatError: the file's size is not what it was when the work was planned.
@@ -57,8 +57,12 @@ def read_piece(piece: Piece, *, keys: Sequence[str]) -> Iterator[Record | BadRec
     if piece.file.layout is Layout.PLAIN_TEXT:
         yield _read_plain(piece)
         return
+    if isinstance(piece, RowGroup):
+        for number, values in enumerate(read_columns(piece, keys)):
+            yield _as_record(number, keys, values)
+        return
     for number, line in enumerate(read_lines(piece)):
-        if not line.strip():
+        if line.isspace():
             yield None
             continue
         try:
@@ -72,22 +76,45 @@ def read_piece(piece: Piece, *, keys: Sequence[str]) -> Iterator[Record | BadRec
 
 def read_lines(piece: Piece) -> Iterator[bytes]:
     """The lines that begin inside a piece, with their line ends."""
-    with piece.file.path.open("rb", buffering=_BUFFER_BYTES) as file:
-        _check_size(file, piece)
-        if piece.start > 0:
-            # A line begins where the byte before it is a line end. Looking no further than the end of the piece
-            # keeps the pieces inside one very long line from each reading all the rest of it.
-            file.seek(piece.start - 1)
-            before = file.readline(piece.stop - piece.start)
-            if not before.endswith(b"\n"):
-                return
-        position = file.tell()
-        while position < piece.stop:
-            line = file.readline()
-            if not line:
-                return
-            position += len(line)
-            yield line
+    text = piece.text if isinstance(piece, Block) else _read_range(piece)
+    start = 0
+    while start < len(text):
+        stop = text.find(b"\n", start) + 1 or len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def _read_range(piece: Piece) -> bytes:
+    """The lines that begin inside a piece, at once."""
+    with piece.file.path.open("rb", buffering=0) as file:
+        check_size(file, piece.file)
+        # A line begins where the byte before it is a line end. Looking no further than the end of the piece
+        # keeps the pieces inside one very long line from each reading all the rest of it.
+        before = min(piece.start, 1)
+        file.seek(piece.start - before)
+        text = _read_exactly(file, piece.stop - piece.start + before)
+        if before:
+            text = text[text.find(b"\n") + 1 or len(text) :]
+        return text if text.endswith(b"\n") or not text else text + _rest_of_line(file)
+
+
+def _read_exactly(file: BinaryIO, size_bytes: int) -> bytes:
+    parts = []
+    while size_bytes > 0 and (data := file.read(size_bytes)):
+        parts.append(data)
+        size_bytes -= len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _rest_of_line(file: BinaryIO) -> bytes:
+    """What is left of a line that goes on, with its end."""
+    parts = []
+    while data := file.read(_READ_BYTES):
+        stop = data.find(b"\n") + 1
+        parts.append(data[: stop or len(data)])
+        if stop:
+            break
+    return b"".join(parts)
 
 
 def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
@@ -119,21 +146,27 @@ def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Record | BadRecord:
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(value, UnicodeDecodeError):
+            return BadRecord(number, _why_no_text(value))
+        if not isinstance(value, str):
+            return BadRecord(number, f"the value of {key!r} must be a string, found {_kind(value)}")
+    return Record(number, values)
+
+
 def _read_plain(piece: Piece) -> Record | BadRecord:
-    with piece.file.path.open("rb", buffering=0) as file:
-        _check_size(file, piece)
-        raw = file.readall()
+    raw = piece.text if isinstance(piece, Block) else _read_all(piece)
     try:
         return Record(0, (raw.decode(),))
     except UnicodeDecodeError as error:
         return BadRecord(raw.count(b"\n", 0, error.start), _why_no_text(error))
 
 
-def _check_size(file: BinaryIO, piece: Piece) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size != piece.file.size_bytes:
-        msg = f"{piece.file.path}: a file must keep its {piece.file.size_bytes} bytes while it is read, found {size}"
-        raise FormatError(msg)
+def _read_all(piece: Piece) -> bytes:
+    with piece.file.path.open("rb", buffering=0) as file:
+        check_size(file, piece.file)
+        return file.readall()
 
 
 def _check_beginning(line: bytes) -> None:

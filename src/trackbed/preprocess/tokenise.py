@@ -8,8 +8,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,11 @@ from trackbed.preprocess.long_text import PART_CHARS, split_text
 from trackbed.preprocess.plan import Chunk
 from trackbed.preprocess.readers import BadRecord, Record, read_piece
 
-__all__ = ["BatchTokenizer", "ChunkTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedPiece"]
+__all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedPiece"]
 
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids on their way
-_PARALLELISM: Final = "TOKENIZERS_PARALLELISM"
+_LONG_TOKENS: Final = 128  # in the middle: where documents are longer, they are copied one by one
+_ONE_CORE: Final = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 Ids = npt.NDArray[Any]
 
@@ -40,6 +40,14 @@ class BatchTokenizer(Protocol):
 
     def tokenize_batch(self, texts: Sequence[str]) -> Sequence[Any]:
         """Token ids of each text; raises if one of them cannot be tokenised."""
+
+
+@runtime_checkable
+class FlatTokenizer(Protocol):
+    """A tokenizer that makes no list of each text's tokens, and so takes no time by token in Python."""
+
+    def tokenize_flat(self, texts: Sequence[str]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """`[T]` ids of all texts, one behind the other, and `[D + 1]` where those of each begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +133,39 @@ class ChunkTokenizer:
 
     def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Put a batch's documents at the end of the columns. Returns the records that cannot be tokenised."""
-        eod = [] if self.eod is None else [self.eod]
-        found = iter(self._encode([text for record in batch for text in record.texts]))
+        texts = [[record.texts[number] for record in batch] for number in range(len(columns))]
+        if not any(len(text) > self.part_chars for column in texts for text in column):
+            # Tokenizers raise what they like, and do not say at which text: each is asked alone below.
+            with contextlib.suppress(Exception):
+                found = [self._encode(column) for column in texts]
+                for column, (tokens, lengths) in zip(columns, found, strict=True):
+                    column.add(tokens, lengths, self.eod)
+                return []
+        return self._append_each(batch, columns)
+
+    def _append_each(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
+        """As `_append`, text by text."""
         bad = []
         for record in batch:
-            outcomes = list(islice(found, len(record.texts)))
+            outcomes = [self._encode_one(text) for text in record.texts]
             documents = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
             if len(documents) < len(columns):
                 why = next(outcome for outcome in outcomes if isinstance(outcome, Exception))
                 bad.append(BadRecord(record.line, f"a text must suit the tokenizer, which says: {why}"))
                 continue
             for column, tokens in zip(columns, documents, strict=True):
-                column.add(tokens, eod)
+                column.add(tokens, np.array([len(tokens)], dtype=np.int64), self.eod)
         return bad
 
-    def _encode(self, texts: list[str]) -> list[Ids | Exception]:
-        """Tokens of each text, or why there are none."""
-        if not any(len(text) > self.part_chars for text in texts):
-            # Tokenizers raise what they like, and do not say at which text: each is asked alone below.
-            with contextlib.suppress(Exception):
-                return [self._as_numbers(ids) for ids in self.tokenizer.tokenize_batch(texts)]
-        return [self._encode_one(text) for text in texts]
+    def _encode(self, texts: list[str]) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """Tokens of all texts, one behind the other, and how many each has."""
+        if isinstance(self.tokenizer, FlatTokenizer):
+            ids, offsets = self.tokenizer.tokenize_flat(texts)
+            return self._as_numbers(ids), np.diff(offsets)
+        documents = [self._as_numbers(ids) for ids in self.tokenizer.tokenize_batch(texts)]
+        if not documents:
+            return np.empty(0, dtype=self.dtype), np.empty(0, dtype=np.int64)
+        return np.concatenate(documents), np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
 
     def _encode_one(self, text: str) -> Ids | Exception:
         def tokenize(part: str) -> Ids:
@@ -173,32 +193,49 @@ class _Column:
 
     dtype: np.dtype[Any]
     parts: list[Ids] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
+    lengths: list[npt.NDArray[np.int64]] = field(default_factory=list)
     dropped: int = 0
 
-    def add(self, tokens: Ids, eod: list[int]) -> None:
-        if len(tokens) == 0:
-            self.dropped += 1
-            return
+    def add(self, tokens: Ids, lengths: npt.NDArray[np.int64], eod: int | None) -> None:
+        """Take documents, each followed by `eod`; those without tokens are dropped."""
+        kept = lengths[lengths > 0]
+        self.dropped += len(lengths) - len(kept)
+        if eod is not None:
+            tokens = _with_ends(tokens, kept, eod)
+            kept = kept + 1
         self.parts.append(tokens)
-        if eod:
-            self.parts.append(np.array(eod, dtype=self.dtype))
-        self.lengths.append(len(tokens) + len(eod))
+        self.lengths.append(kept)
 
     def done(self) -> KeyTokens:
         tokens = np.concatenate(self.parts) if self.parts else np.empty(0, dtype=self.dtype)
-        return KeyTokens(tokens, np.array(self.lengths, dtype=np.int64), self.dropped)
+        lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, dtype=np.int64)
+        return KeyTokens(tokens, lengths, self.dropped)
+
+
+def _with_ends(tokens: Ids, lengths: npt.NDArray[np.int64], eod: int) -> Ids:
+    """`[T + D]` tokens of documents that are one behind the other, each followed by `eod`."""
+    ends = np.cumsum(lengths)
+    if len(tokens) < _LONG_TOKENS * len(lengths):
+        return np.insert(tokens, ends, eod)
+    found = np.empty(len(tokens) + len(lengths), dtype=tokens.dtype)
+    start = 0
+    for number, stop in enumerate(ends.tolist()):
+        found[start + number : stop + number] = tokens[start:stop]
+        start = stop
+    found[ends + np.arange(len(ends))] = eod
+    return found
 
 
 @contextlib.contextmanager
 def _one_core() -> Iterator[None]:
-    """Keep `tokenizers` from starting threads: the other cores have workers of their own."""
-    before = os.environ.get(_PARALLELISM)
-    os.environ[_PARALLELISM] = "false"
+    """Keep libraries from starting threads: the other cores have workers of their own."""
+    before = {name: os.environ.get(name) for name in _ONE_CORE}
+    os.environ.update(_ONE_CORE)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_PARALLELISM]
-        else:
-            os.environ[_PARALLELISM] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -136,7 +136,7 @@ class _Corpus:
     def texts(self) -> Iterator[str]:
         """The texts, long ones in parts."""
         chunks = plan_chunks(self._files, chunk_bytes=CHUNK_BYTES)
-        done, total = 0, sum(chunk.size_bytes for chunk in chunks)
+        done, total = 0, sum(file.size_bytes for file in self._files)
         places = Places()
         for chunk in chunks:
             for piece in chunk.pieces:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.files import FileSum, checksum_file
+from trackbed.files import FileSum, checksum_file, let_go
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import read_seal
@@ -98,6 +98,8 @@ def _check_sequences(index: SequenceIndex, path: Path) -> int:
             msg = f"{path}: the offset of sequence {start + at} must be {wanted[at]}, found {pointers[at]}"
             raise FormatError(msg)
         tokens = int(ends[-1])
+        let_go(lengths)
+        let_go(pointers)
     return tokens
 
 
@@ -117,6 +119,7 @@ def _check_borders(index: SequenceIndex, path: Path) -> None:
             at = start + int(falls[0])
             msg = f"{path}: document border {at + 1} must be at least {borders[at]}, found {borders[at + 1]}"
             raise FormatError(msg)
+        let_go(part)
 
 
 def _check_bytes(path: Path, sealed: FileSum, progress: Callable[[int], None] | None) -> None:

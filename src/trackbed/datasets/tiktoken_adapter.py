@@ -1,0 +1,108 @@
+"""Encodings of tiktoken as tokenizers."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.datasets.extras import require
+from trackbed.datasets.tokenizer import MegatronTokenizer
+from trackbed.errors import ArgumentError
+
+__all__ = ["TiktokenTokenizer"]
+
+
+class TiktokenTokenizer(MegatronTokenizer):
+    """An encoding of tiktoken, such as `cl100k_base`, or one that a plugin of tiktoken's brings.
+
+    tiktoken fetches its own encodings where the folder `TIKTOKEN_CACHE_DIR` does not have them. Text that reads like a
+    special token is plain text unless `special_tokens` says otherwise.
+
+    Args:
+        encoding: name of the encoding.
+        eod_token: token that ends a document; by default `<|endoftext|>`.
+        special_tokens: whether special tokens written out in a text become their ids.
+
+    Raises:
+        ArgumentError: tiktoken is not installed, or does not have the encoding, or that lacks the token.
+    """
+
+    def __init__(self, encoding: str, *, eod_token: str | None = None, special_tokens: bool = False) -> None:
+        options = {"eod_token": eod_token, "special_tokens": special_tokens or None}
+        super().__init__(encoding, **{name: value for name, value in options.items() if value is not None})
+        self._encoding = _load(encoding)
+        self._special_tokens = special_tokens
+        self._eod_token = eod_token
+        if eod_token is not None:
+            self._find(eod_token)
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int64]:
+        """`[T]` token ids of a text."""
+        return np.array(self._encode(text), dtype=np.int64)
+
+    def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, on one core."""
+        return [self._encode(text) for text in texts]
+
+    @property
+    def fingerprint(self) -> str:
+        """What changes where the ids do, but for the pattern that an encoding of the same name has."""
+        digest = hashlib.sha256(b"\0".join(self._encoding.token_byte_values())).hexdigest()
+        return f"{self._encoding.name} {digest}{' special' if self._special_tokens else ''}"
+
+    def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
+        """The text of token ids; bytes that are no UTF-8 become the replacement character."""
+        return str(self._encoding.decode(np.asarray(ids).tolist()))
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Id of each token; of bytes that are no UTF-8, their hexadecimal digits are shown."""
+        return {token: index for index, token in self.inv_vocab.items()}
+
+    @property
+    def inv_vocab(self) -> dict[int, str]:
+        """Token of each id, as in `vocab`."""
+        found = {}
+        for index in range(self.vocab_size):
+            try:
+                found[index] = self._encoding.decode_single_token_bytes(index).decode(errors="backslashreplace")
+            except KeyError:
+                continue  # not every number is a token
+        return found
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in `[0, vocab_size)`."""
+        return int(self._encoding.n_vocab)
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document."""
+        return self._find(self._eod_token or "<|endoftext|>")
+
+    def _encode(self, text: str) -> list[int]:
+        if self._special_tokens:
+            found: list[int] = self._encoding.encode(text, allowed_special="all")
+            return found
+        plain: list[int] = self._encoding.encode_ordinary(text)
+        return plain
+
+    def _find(self, token: str) -> int:
+        try:
+            return int(self._encoding.encode_single_token(token))
+        except KeyError:
+            special = ", ".join(map(repr, sorted(self._encoding.special_tokens_set))) or "none"
+            msg = f"{self._encoding.name}: the encoding must have {token!r}; its special tokens: {special}"
+            raise ArgumentError(msg) from None
+
+
+def _load(encoding: str) -> Any:
+    library = require("tiktoken", where=f"tiktoken:{encoding}")
+    try:
+        return library.get_encoding(encoding)
+    except Exception as error:
+        # It may lie at the name, at the network or at a file, each with errors of another library.
+        msg = f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}"
+        raise ArgumentError(msg) from error

@@ -1,0 +1,186 @@
+"""Packed files, and Parquet: the same pair as from the same texts in plain files."""
+
+import gzip
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiers import with_files
+from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.errors import FormatError
+from trackbed.preprocess import PreprocessConfig, preprocess
+from trackbed.preprocess.inputs import find_inputs
+from trackbed.preprocess.plan import plan_chunks
+from trackbed.preprocess.readers import read_lines
+from trackbed.tokens import IndexedDataset
+
+PACK = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
+TEXTS = ["one", "", " zwei\u2028 ", "東京 <|endoftext|>", "x" * 5000, "last"]
+
+
+def lines_of(texts):
+    return "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts).encode()
+
+
+def run(folder, *inputs, **options):
+    config = PreprocessConfig(
+        inputs=tuple(folder / name for name in inputs), output=str(folder / "out"), **{"workers": 1, **options}
+    )
+    return preprocess(config, ByteTokenizer())
+
+
+def texts_in(folder, key="text"):
+    return [ByteTokenizer().detokenize(tokens) for tokens in IndexedDataset(str(folder / f"out_{key}_document"))]
+
+
+def write_table(path, columns, **options):
+    pq.write_table(pa.table(columns), path, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("end", PACK)
+def test_packed_lines_give_what_plain_ones_give(tmp_path, end, workers):
+    (tmp_path / f"a.jsonl{end}").write_bytes(PACK[end](lines_of(TEXTS * 40)))
+    (tmp_path / "b.jsonl").write_bytes(lines_of(["after"]))
+    report = run(tmp_path, f"a.jsonl{end}", "b.jsonl", workers=workers, chunk_bytes=3000)
+    assert texts_in(tmp_path) == [text for text in TEXTS if text] * 40 + ["after"]
+    assert (report.records, report.outputs[0].dropped) == (241, 40)
+    assert report.input_bytes == sum((tmp_path / name).stat().st_size for name in (f"a.jsonl{end}", "b.jsonl"))
+
+
+@with_files
+@given(
+    raw=st.lists(st.sampled_from([b"\n", b"\r", b"a", b"bc" * 30, b"\xc2\x85"]), max_size=40).map(b"".join),
+    chunk_bytes=st.integers(1, 50),
+    end=st.sampled_from([*PACK]),
+    members=st.integers(1, 3),
+)
+def test_however_a_packed_file_is_cut_its_lines_are_those_between_line_feeds(tmp_path, raw, chunk_bytes, end, members):
+    path = tmp_path / f"a.jsonl{end}"
+    cuts = [len(raw) * number // members for number in range(members + 1)]
+    path.write_bytes(b"".join(PACK[end](raw[a:b]) for a, b in pairwise(cuts)))
+    chunks = list(plan_chunks(find_inputs([path]), chunk_bytes=chunk_bytes))
+    found = [line for chunk in chunks for piece in chunk.pieces for line in read_lines(piece)]
+    *whole, rest = raw.split(b"\n")
+    assert found == [line + b"\n" for line in whole] + ([rest] if rest else [])
+    assert sum(chunk.size_bytes for chunk in chunks) == path.stat().st_size
+
+
+@pytest.mark.parametrize("end", PACK)
+def test_a_packed_plain_text_is_one_document(tmp_path, end):
+    (tmp_path / f"a.txt{end}").write_bytes(PACK[end]("two\nlines é\n".encode()))
+    run(tmp_path, f"a.txt{end}")
+    assert texts_in(tmp_path) == ["two\nlines é\n"]
+
+
+@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_records_of_a_packed_file_are_reported_with_their_lines(tmp_path, end, workers):
+    raw = lines_of(["fine" * 10] * 300) + b"bad\n" + lines_of(["fine"] * 300) + b"\n{}\n"
+    (tmp_path / f"a.jsonl{end}").write_bytes(PACK[end](raw))
+    report = run(tmp_path, f"a.jsonl{end}", skip_bad=True, workers=workers, chunk_bytes=500)
+    assert [message.partition(f"a.jsonl{end}:")[2].split(":")[0] for message in report.first_bad] == ["301", "603"]
+
+
+@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_packed_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(tmp_path, end, workers):
+    texts = ["".join(map(chr, np.random.default_rng(n).integers(97, 122, 3000))) for n in range(200)]
+    packed = PACK[end](lines_of(texts))
+    for damaged in (packed[:-1], packed[: len(packed) // 2], packed[:200_000] + b"damaged" + packed[200_007:]):
+        (tmp_path / f"a.jsonl{end}").write_bytes(damaged)
+        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a whole {end} file, found at byte \d+: "):
+            run(tmp_path, f"a.jsonl{end}", workers=workers, chunk_bytes=10_000)
+    assert [path.name for path in tmp_path.iterdir()] == [f"a.jsonl{end}"]
+
+
+def test_what_is_not_packed_at_all_is_an_error_that_names_it(tmp_path):
+    for end in PACK:
+        (tmp_path / f"a.jsonl{end}").write_bytes(lines_of(TEXTS))
+        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a whole {end} file"):
+            run(tmp_path, f"a.jsonl{end}")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_rows_of_a_parquet_file_are_documents(tmp_path, workers):
+    columns = {"n": range(240), "text": TEXTS * 40, "title": ["t"] * 240}
+    write_table(tmp_path / "a.parquet", columns, row_group_size=7, compression="zstd")
+    report = run(tmp_path, "a.parquet", workers=workers, chunk_bytes=20_000, json_keys=("text", "title"))
+    assert texts_in(tmp_path) == [text for text in TEXTS if text] * 40
+    assert texts_in(tmp_path, "title") == ["t"] * 240
+    assert (report.records, report.input_bytes) == (240, (tmp_path / "a.parquet").stat().st_size)
+
+
+def test_strings_of_any_of_parquets_kinds_are_read(tmp_path):
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        write_table(tmp_path / "a.parquet", {"text": pa.array(TEXTS, pa.string()).cast(kind)})
+        run(tmp_path, "a.parquet")
+        assert texts_in(tmp_path) == [text for text in TEXTS if text]
+
+
+def test_rows_that_cannot_be_used_are_reported_with_their_numbers(tmp_path):
+    values = pa.array([b"fine", None, b"\xff", b"fine"] * 3, pa.binary())
+    write_table(tmp_path / "a.parquet", {"text": values.view(pa.string())}, row_group_size=5)
+    report = run(tmp_path, "a.parquet", skip_bad=True, chunk_bytes=1)
+    assert (report.records, report.bad, report.outputs[0].documents) == (12, 6, 6)
+    assert report.first_bad[0].endswith("a.parquet:2: the value of 'text' must be a string, found null")
+    assert report.first_bad[-1].endswith(
+        "a.parquet:11: text must be UTF-8, found the byte 0xff at byte 1 of the line (invalid start byte)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"body": ["x"], "id": [1]}, "must have the column 'text', found 'body', 'id'"),
+        ({"text": [1]}, "the column 'text' must hold strings, found int64"),
+        ({"text": [["x"]]}, "the column 'text' must hold strings, found list"),
+    ],
+)
+def test_a_parquet_file_without_such_a_column_is_an_error(tmp_path, columns, found):
+    write_table(tmp_path / "a.parquet", columns)
+    with pytest.raises(FormatError, match=rf"a\.parquet: .*{found}"):
+        run(tmp_path, "a.parquet", skip_bad=True)
+
+
+def test_a_damaged_parquet_file_is_an_error_that_names_it(tmp_path):
+    texts = ["".join(map(chr, np.random.default_rng(n).integers(97, 122, 3000))) for n in range(100)]
+    write_table(tmp_path / "a.parquet", {"text": texts}, compression="zstd")
+    raw = (tmp_path / "a.parquet").read_bytes()
+    for damaged in (raw[:-10], raw[:1000] + bytes(5000) + raw[6000:], b"", b"PAR1"):
+        (tmp_path / "a.parquet").write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"a\.parquet: must be a .*Parquet file"):
+            run(tmp_path, "a.parquet")
+
+
+def test_a_folder_stands_for_its_packed_files_too(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("b.jsonl.gz", "c.txt.zst", "a.parquet", "d.gz", "e.parquet.gz", "f.tar.zst"):
+        (tmp_path / "in" / name).write_bytes(b"x")
+    found = [(file.path.name, file.layout.value, file.packing.value) for file in find_inputs([tmp_path / "in"])]
+    assert found == [("a.parquet", "parquet", ""), ("b.jsonl.gz", "jsonl", ".gz"), ("c.txt.zst", "text", ".zst")]
+
+
+@pytest.mark.parametrize(("library", "name"), [("zstandard", "a.jsonl.zst"), ("pyarrow", "a.parquet")])
+def test_a_library_that_is_missing_is_named_with_what_installs_it(tmp_path, library, name):
+    (tmp_path / name).write_bytes(b"x")
+    program = f"""
+import sys
+sys.modules[{library!r}] = None
+from trackbed.cli.main import main
+sys.argv = ["trackbed", "preprocess", {name!r}, "--tokenizer", "bytes", "--output", "out"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    wanted = f"trackbed: {name}: the library {library} must be installed to use this (pip install 'trackbed[text]'): "
+    assert done.stderr.startswith(wanted)

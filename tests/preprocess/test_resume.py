@@ -1,0 +1,298 @@
+"""Runs that are killed or fail, and the same command again."""
+
+import contextlib
+import gzip
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.errors import FormatError
+from trackbed.preprocess import PreprocessConfig, preprocess
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.preprocess import PreprocessConfig, preprocess
+
+class Noting(ByteTokenizer):
+    '''Notes which texts it has had.'''
+
+    def tokenize_batch(self, texts):
+        time.sleep(0.002 * len(texts))
+        with open("had", "a") as file:
+            file.write("".join(text.split()[0] + "\\n" for text in texts))
+        return super().tokenize_batch(texts)
+
+if __name__ == "__main__":
+    config = PreprocessConfig(
+        inputs=tuple(map(Path, sys.argv[3:])), output="out/made", append_eod=True, workers=int(sys.argv[1]),
+        json_keys=tuple(sys.argv[2].split(",")), chunk_bytes=1000, shard_bytes=3000,
+    )
+    preprocess(config, Noting())
+"""
+FOLDER = "made.unfinished"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    lines = [json.dumps({"text": f"{n} {'word ' * (n % 40)}", "title": f"t{n} x"}) + "\n" for n in range(400)]
+    (tmp_path / "a.jsonl").write_text("".join(lines[:150]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("".join(lines[150:300]).encode()))
+    (tmp_path / "c.jsonl").write_text("".join(lines[300:]))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def start(folder, *, workers=1, keys="text"):
+    command = [sys.executable, "program.py", str(workers), keys, "a.jsonl", "b.jsonl.gz", "c.jsonl"]
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    return said
+
+
+def had(folder):
+    path = folder / "had"
+    found = path.read_text().split() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return found
+
+
+def made(folder):
+    return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+
+
+def whole(folder, **options):
+    """What a run makes that nobody kills; the folder is empty again afterwards."""
+    finish(start(folder, **options))
+    files = made(folder)
+    for name in files:
+        (folder / "out" / name).unlink()
+    return files, had(folder)
+
+
+def record(folder):
+    path = folder / "out" / FOLDER / "record.json"
+    return json.loads(path.read_text()) if path.exists() else {"chunks": 0, "counts": {"records": 0}}
+
+
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+
+
+def kill_when(process, folder, records):
+    """Kill it with its workers, as soon as so many records are kept."""
+    while record(folder)["counts"]["records"] < records:
+        assert process.poll() is None
+        time.sleep(0.001)
+    kill(process)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("keys", ["text", "title,text"])
+def test_after_a_kill_the_same_command_makes_the_same_files_and_tokenises_nothing_twice(corpus, workers, keys):
+    wanted, all_texts = whole(corpus, workers=workers, keys=keys)
+    kill_when(start(corpus, workers=workers, keys=keys), corpus, 120)
+    kept = record(corpus)["counts"]["records"]
+    first = had(corpus)
+    finish(start(corpus, workers=workers, keys=keys))
+    assert made(corpus) == wanted
+    second = had(corpus)
+    done = {f"{prefix}{number}" for number in range(kept) for prefix in ("", "t")}
+    assert done & set(all_texts) <= set(first)
+    assert not done & set(second)
+    assert set(all_texts) - done == set(second)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 4 else []) for seed in range(30)]
+)
+def test_however_often_and_whenever_a_run_is_killed_the_files_are_the_same(corpus, seed):
+    draw = random.Random(seed)
+    options = {"workers": draw.choice([1, 2, 3]), "keys": draw.choice(["text", "text,title"])}
+    wanted, _ = whole(corpus, **options)
+    for _ in range(5):
+        kept = record(corpus)["counts"]["records"]
+        process = start(corpus, **options)
+        time.sleep(draw.uniform(0, 1.5))
+        ended = process.poll() is not None
+        kill(process)
+        done = {f"{prefix}{number}" for number in range(kept) for prefix in ("", "t")}
+        assert not done & set(had(corpus))
+        if ended:
+            break
+    finish(start(corpus, **options))
+    assert made(corpus) == wanted
+
+
+def test_a_run_of_less_than_a_shard_keeps_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 1000)
+    config = PreprocessConfig(inputs=(tmp_path / "a.txt",), output=str(tmp_path / "out"), workers=1, shard_bytes=1001)
+    seen = []
+    preprocess(config, ByteTokenizer(), progress=lambda *_: seen.extend(path.name for path in tmp_path.iterdir()))
+    assert "out.unfinished" not in seen
+
+
+def run_in_process(folder, *, progress=None, tokenizer=None, **options):
+    config = PreprocessConfig(
+        inputs=(folder / "a.jsonl",),
+        output=str(folder / "out" / "made"),
+        **{"workers": 1, "chunk_bytes": 1000, "shard_bytes": 2000, **options},
+    )
+    return preprocess(config, tokenizer or ByteTokenizer(), progress=progress)
+
+
+def fail_in_the_middle(folder, **options):
+    def interrupt(done, total):
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(folder, progress=interrupt, **options)
+    assert (folder / "out" / FOLDER).is_dir()
+
+
+def progress_of(folder, **options):
+    seen = []
+    report = run_in_process(folder, progress=lambda done, _: seen.append(done), **options)
+    return seen, report
+
+
+def test_a_run_that_is_interrupted_goes_on_and_reports_all_of_it(corpus):
+    wanted = run_in_process(corpus)
+    files = made(corpus)
+    fail_in_the_middle(corpus)
+    seen, report = progress_of(corpus)
+    assert seen[0] > 0
+    assert seen[-1] == (corpus / "a.jsonl").stat().st_size
+    assert report == wanted
+    assert made(corpus) == files
+
+
+@pytest.mark.parametrize("change", ["input", "eod", "keys", "chunks", "tokenizer"])
+def test_what_was_kept_of_other_work_is_not_used(corpus, change, caplog):
+    class Other(ByteTokenizer):
+        fingerprint = "other"
+
+    fail_in_the_middle(corpus)
+    options = {
+        "input": {},
+        "eod": {"append_eod": True},
+        "keys": {"json_keys": ("title",)},
+        "chunks": {"chunk_bytes": 999},
+        "tokenizer": {"tokenizer": Other()},
+    }[change]
+    if change == "input":
+        os.utime(corpus / "a.jsonl", (1, 1))
+    seen, _ = progress_of(corpus, **options)
+    assert seen[0] == 0
+    (message,) = caplog.messages
+    assert message.endswith("must be of the same inputs, options, tokenizer and version, found others")
+    assert FOLDER not in made_names(corpus)
+
+
+def test_what_was_kept_for_more_keys_leaves_nothing(corpus):
+    fail_in_the_middle(corpus, json_keys=("text", "title"))
+    assert (corpus / "out" / FOLDER / "1.bin").exists()
+    run_in_process(corpus)
+    assert FOLDER not in made_names(corpus)
+
+
+def made_names(folder):
+    return sorted(path.name for path in (folder / "out").iterdir())
+
+
+@pytest.mark.parametrize("name", ["0.bin", "0.lengths", "record.json"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_what_was_kept_and_is_damaged_is_not_used(corpus, name, damage, caplog):
+    run_in_process(corpus)
+    files = made(corpus)
+    fail_in_the_middle(corpus)
+    path = corpus / "out" / FOLDER / name
+    raw = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(raw[:50] if damage == "cut" else b"\xff" * 8 + raw[8:])
+    seen, _ = progress_of(corpus)
+    assert seen[0] == 0
+    assert "cannot be used, the work begins anew" in caplog.text
+    assert made(corpus) == files
+
+
+def test_after_a_bad_record_the_work_goes_on_with_bad_ones_skipped(corpus):
+    with (corpus / "a.jsonl").open("a") as file:
+        file.write("bad\n" + '{"text": "last"}\n')
+    with pytest.raises(FormatError, match=r"a\.jsonl:151: "):
+        run_in_process(corpus)
+    seen, report = progress_of(corpus, skip_bad=True)
+    assert seen[0] > 0
+    assert (report.records, report.bad) == (152, 1)
+    assert report.first_bad[0].startswith(f"{corpus}/a.jsonl:151: ")
+
+
+def test_a_tokenizer_that_does_not_say_who_it_is_keeps_nothing(corpus):
+    class Nameless(ByteTokenizer):
+        fingerprint = None
+
+    def look(done, total):
+        assert not (corpus / "out" / FOLDER).exists()
+
+    run_in_process(corpus, progress=look, tokenizer=Nameless())
+
+
+def test_of_two_runs_at_once_one_keeps_its_work_and_both_end_well(corpus, caplog):
+    wanted, _ = whole(corpus)
+    with caplog.at_level(logging.WARNING):
+        first = start(corpus)
+        while record(corpus)["chunks"] == 0:
+            time.sleep(0.001)
+        said = finish(start(corpus))
+        assert "another process has it, nothing is kept of this run" in said
+        finish(first)
+    assert made(corpus) == wanted
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_run_killed_while_its_pairs_appear_tokenises_nothing_again(corpus, step):
+    wanted, _ = whole(corpus, keys="text,title")
+    dies = PROGRAM.replace(
+        "    preprocess(config, Noting())",
+        f"""
+    import signal
+    steps = 0
+    def step(event, arguments):
+        global steps
+        if event == "os.rename" and str(arguments[1]).startswith("out/made_"):
+            steps += 1
+            if steps == {step}:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(step)
+    preprocess(config, Noting())
+""",
+    )
+    (corpus / "program.py").write_text(dies)
+    process = start(corpus, keys="text,title")
+    process.communicate()
+    assert process.returncode == (-signal.SIGKILL if step <= 6 else 0)
+    had(corpus)
+    (corpus / "program.py").write_text(PROGRAM)
+    finish(start(corpus, keys="text,title"))
+    assert bool(had(corpus)) is (step > 6)
+    assert made(corpus) == wanted

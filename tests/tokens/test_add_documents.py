@@ -1,0 +1,129 @@
+"""Many documents in one call."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from built_pair import build, names_in
+from tiers import with_files
+from trackbed.errors import ArgumentError
+from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_content
+
+DTYPES = [np.uint16, np.int32, np.int64, np.uint8, np.float32]
+
+
+def files_of(prefix):
+    return [Path(f"{prefix}.{end}").read_bytes() for end in ("bin", "idx", "trackbed.json")]
+
+
+@with_files
+@given(
+    calls=st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=5),
+    stored=st.sampled_from(DTYPES),
+    given_as=st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]),
+    single=st.booleans(),
+)
+def test_many_at_once_give_the_bytes_that_one_after_the_other_gives(tmp_path, calls, stored, given_as, single):
+    many, each = tmp_path / "many", tmp_path / "each"
+    documents = [np.arange(length, dtype=given_as) for lengths in calls for length in lengths]
+    build(each, [[7]] * single + documents, stored)
+    builder = IndexedDatasetBuilder(f"{many}.bin", stored)
+    if single:
+        builder.add_document([7], [1])
+    remaining = iter(documents)
+    for lengths in calls:
+        tokens = [np.empty(0, dtype=given_as), *itertools.islice(remaining, len(lengths))]
+        builder.add_documents(np.concatenate(tokens), lengths)
+    builder.finalize(f"{many}.idx")
+    assert files_of(many) == files_of(each)
+
+
+# Around the sizes at which tokens are written where they lie, and summed up by a second thread.
+@pytest.mark.parametrize("size", [(1 << 16) - 1, 1 << 16, (1 << 17) + 1, (1 << 21) - 1, (1 << 21) + 1, 40 << 20])
+@pytest.mark.parametrize("given_as", [np.uint16, np.int64])
+def test_calls_of_any_size_are_written_whole(prefix, size, given_as):
+    tokens = (np.arange(size, dtype=np.uint32) % 65_000).astype(given_as)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint16)
+    builder.add_document([1, 2, 3], [3])
+    builder.add_documents(tokens, [size - 10, 10])
+    builder.add_document([4], [1])
+    builder.finalize(f"{prefix}.idx")
+    assert np.array_equal(np.fromfile(f"{prefix}.bin", dtype=np.uint16), [1, 2, 3, *tokens, 4])
+    assert IndexedDataset(str(prefix)).sequence_lengths.tolist() == [3, size - 10, 10, 1]
+    verify_content(str(prefix))
+
+
+def test_tokens_and_lengths_may_be_arrays_tensors_or_lists(prefix):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    tokens = [1, 2, 3]
+    for made in (list, tuple, np.array, torch.tensor, lambda numbers: np.repeat(numbers, 2)[::2]):
+        builder.add_documents(made(tokens), made([2, 0, 1]))
+    builder.add_documents([], [])
+    builder.add_documents([], [0, 0])
+    builder.finalize(f"{prefix}.idx")
+    assert [document.tolist() for document in IndexedDataset(str(prefix))[:]] == [[1, 2], [], [3]] * 5 + [[], []]
+    verify_content(str(prefix))
+
+
+def test_large_tokens_need_not_lie_one_behind_the_other(prefix):
+    tokens = np.arange(400_000, dtype=np.int32)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    builder.add_documents(tokens[::2], [200_000])
+    builder.finalize(f"{prefix}.idx")
+    assert np.array_equal(IndexedDataset(str(prefix))[0], tokens[::2])
+
+
+def test_the_documents_of_a_multimodal_file_get_mode_0(prefix):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", multimodal=True)
+    builder.add_document([1], [1], [5])
+    builder.add_documents([1, 2, 3], [2, 1])
+    builder.finalize(f"{prefix}.idx")
+    assert IndexedDataset(str(prefix), multimodal=True).sequence_modes.tolist() == [5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "found"),
+    [
+        ([2], r"add up to the 3 tokens, found 2"),
+        ([2, 2], r"add up to the 3 tokens, found 4"),
+        ([], r"add up to the 3 tokens, found 0"),
+        ([1, 3, -1], r"length of document 2 must be in \[0, 2\*\*31\), found -1"),
+        ([2**31], r"length of document 0 must be in \[0, 2\*\*31\), found 2147483648"),
+        ([1.5, 1.5], r"integers in one dimension, found float64\[2\]"),
+        ([["3"]], r"integers in one dimension, found"),
+        ([[1], [2]], r"integers in one dimension, found int64\[2, 1\]"),
+        (3, r"integers in one dimension, found int64\[\]"),
+    ],
+)
+def test_lengths_that_do_not_divide_the_tokens_are_refused_before_anything_is_taken(prefix, lengths, found):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    with pytest.raises(ArgumentError, match=rf"out\.bin: .*{found}"):
+        builder.add_documents([1, 2, 3], lengths)
+    builder.add_document([4], [1])
+    builder.finalize(f"{prefix}.idx")
+    assert [document.tolist() for document in IndexedDataset(str(prefix))[:]] == [[4]]
+
+
+@pytest.mark.parametrize("size", [10, 5_000_000])
+def test_a_token_that_does_not_fit_is_refused_before_anything_is_taken(prefix, size):
+    tokens = np.zeros(size, dtype=np.int64)
+    tokens[-1] = 70_000
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint16)
+    with pytest.raises(ArgumentError, match=r"out\.bin: .*uint16, found 70000"):
+        builder.add_documents(tokens, [size])
+    builder.add_documents([4], [1])
+    builder.finalize(f"{prefix}.idx")
+    assert [document.tolist() for document in IndexedDataset(str(prefix))[:]] == [[4]]
+
+
+def test_nothing_is_taken_after_the_end(prefix):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    builder.discard()
+    with pytest.raises(ArgumentError, match="takes nothing after finalize or discard"):
+        builder.add_documents([1], [1])
+    assert names_in(prefix.parent) == []
