@@ -17,6 +17,7 @@ def write_files(folder, count):
 
 def write(folder, stamps, content="what was found"):
     path = f"{folder}/.trackbed/starts/memo.json"
+    (folder / ".trackbed").mkdir(exist_ok=True)
     write_memo(path, str(folder), stamps, content)
     return path
 
@@ -84,6 +85,12 @@ def test_a_memo_that_is_cut_or_changed_anywhere_is_none(tmp_path, place, other):
     path.write_bytes(changed)
     memo = read_memo(str(path), str(tmp_path))
     assert memo is None or changed == whole
+
+
+def test_a_folder_that_is_not_trackbeds_is_left_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_memo(f"{tmp_path}/.trackbed/starts/memo.json", str(tmp_path), {}, "what was found")
+    assert not list(tmp_path.iterdir())
 
 
 def test_there_may_be_no_memo(tmp_path):

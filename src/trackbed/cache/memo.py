@@ -56,7 +56,7 @@ def write_memo(path: str, folder: str, stamps: Stamps, content: Any) -> None:
     """Let the file `path` say what was found out.
 
     Args:
-        path: in a folder that is Trackbed's; an older memo is replaced.
+        path: in a folder of the one that is Trackbed's, which must be there; an older memo is replaced.
         folder: where the files are, or most of them.
         stamps: `[N]` what they were when it was found out, by path.
         content: what was found out, as JSON values.
@@ -72,7 +72,7 @@ def write_memo(path: str, folder: str, stamps: Stamps, content: Any) -> None:
     head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": crc32(body)})
     partials = f"{folder}/.trackbed/partial"
     for needed in (os.path.dirname(path), partials):  # noqa: PTH120
-        Path(needed).mkdir(parents=True, exist_ok=True)
+        Path(needed).mkdir(exist_ok=True)  # a folder that Megatron Core alone has written to is left as it is
     partial = f"{partials}/{partial_name(path.rpartition('/')[2])}"
     try:
         write_new(partial, head, b"\n", body, b"\n")
