@@ -52,7 +52,7 @@ ENGLISH: Final = (
 class Row:
     """Medians of one library on one kind of text, in MB of text a second."""
 
-    library: str
+    engine: str
     text: str
     megabytes: float
     """Input of a run of `preprocess`."""
@@ -200,7 +200,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         own, ours = row.bare_two / row.bare, row.ours_two / row.ours
         lines.append(
-            f"| {row.library}, {row.text} | {row.bare:.1f} | {own:.2f} | {row.ours:.1f} | {row.ours / row.bare:.0%} | "
+            f"| {row.engine}, {row.text} | {row.bare:.1f} | {own:.2f} | {row.ours:.1f} | {row.ours / row.bare:.0%} | "
             f"{row.ours_two:.1f} | {ours:.2f} | {ours / own:.0%} |"
         )
     return "\n".join(lines)
@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the files go: 5 GB; by default the system's")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each way")
     parser.add_argument("--copies", type=int, default=24, help="how often the quick library has the texts in a run")
-    parser.add_argument("--library", choices=["tokenizers", "fastokens"], help="only this one")
+    parser.add_argument("--engine", choices=["tokenizers", "fastokens"], help="only this one")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
@@ -227,7 +227,7 @@ def main() -> int:
                 ("tokenizers", SLOW_BYTES, 1),
                 ("fastokens", TEXT_BYTES, given.copies),
             ):
-                if given.library in (None, library):
+                if given.engine in (None, library):
                     options = {"size_bytes": size_bytes, "copies": copies, "rounds": given.rounds}
                     rows.append(measure(library, text, tokenizer, folder, **options))
                     print(rows[-1], file=sys.stderr)

@@ -10,8 +10,9 @@ from hypothesis import given
 
 from blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, tokens_of, write_pair, write_pairs
 from generated import builder_of, built, configurations
+from small_entries import STEM, open_
 from trackbed.build.starts import Start
-from trackbed.cache import plan_removal, remove, take_inventory
+from trackbed.cache import collecting, plan_removal, remove, take_inventory
 from trackbed.comm import run_ranks
 from trackbed.errors import CacheError, CollectiveError, FormatError
 
@@ -230,6 +231,18 @@ def test_ranks_that_remember_different_starts_all_say_so(tmp_path, other):
 
     for said in run_ranks(2, start):
         assert "rank 1 asks for others than rank 0" in said
+
+
+def test_what_is_wrong_with_a_file_is_not_raised_by_the_rank_that_remembers(tmp_path):
+    loop = tmp_path / "cache" / f"{STEM}-description.txt"
+    loop.parent.mkdir()
+    loop.symlink_to(loop)
+    with collecting() as pending:
+        open_(tmp_path / "cache")
+        with pytest.raises(OSError, match="symbolic links"):
+            pending[0].see()
+        Start(GPTDataset, SIZES, config_of(tmp_path)).remember(pending, {})
+    assert not (tmp_path / "cache" / ".trackbed").exists()
 
 
 def test_memos_of_long_ago_go_with_what_nobody_uses(tmp_path):

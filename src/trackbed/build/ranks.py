@@ -36,8 +36,8 @@ class _Ends(Enum):
     """Whether a rank asks for more after this."""
 
     always = "end"
-    never = "more follows"
-    if_nothing_is_missing = "end if nothing is missing"
+    never = "more"
+    if_nothing_is_missing = "maybe"
 
 
 @dataclass(frozen=True, slots=True)

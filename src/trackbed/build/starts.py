@@ -20,7 +20,7 @@ from trackbed.cache import Memo, Pending, Recall, read_memo, recalling, record_o
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
-from trackbed.errors import CacheError
+from trackbed.errors import CacheError, TrackbedError
 from trackbed.files import Stamp
 from trackbed.tokens import get_bin_path, get_idx_path
 from trackbed.tokens.opening import Opening, openings
@@ -45,10 +45,10 @@ class Start:
         self, cls: type[MegatronDataset], sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig
     ) -> None:
         self.key = _key(cls, sizes, config)
-        """What tells it from others; None where nothing is remembered of such starts."""
+        """What tells it from others, on every rank alike; None where nothing is remembered of such starts."""
         self._folder = f"{Path(config.path_to_cache or '')}"
         self._own = f"{self._folder}/.trackbed"
-        self._path = f"{self._own}/starts/{self.key}.json"
+        self._path = f"{self._own}/starts/{_digest(f'{self.key}{_folder_of(config)}')}.json"
 
     @cached_property
     def memo(self) -> Memo | None:
@@ -74,12 +74,20 @@ class Start:
     def remember(self, pending: Sequence[Pending], pairs: Mapping[str, Opening]) -> None:
         """Write down what was found, where all was and the cache can be written.
 
+        Raises nothing for what is wrong with a file: one rank remembers for all, after they have parted.
+
         Args:
             pending: the entries, in the order in which they were asked for. Those that other ranks built are looked at.
             pairs: what was found out of each pair, by prefix.
         """
         if self.key is None:
             return
+        try:
+            self._remember(pending, pairs)
+        except (OSError, TrackbedError) as error:  # for instance a cache that can only be read
+            logger.debug("%s: nothing is remembered of this start: %s", self._path, error)
+
+    def _remember(self, pending: Sequence[Pending], pairs: Mapping[str, Opening]) -> None:
         seen = [sighting for sighting in (one.see() for one in pending) if sighting is not None]
         if len(seen) < len(pending):
             return
@@ -94,14 +102,11 @@ class Start:
             "pairs": {prefix: opening.to_json() for prefix, opening in pairs.items()},
             "entries": [record_of(sighting, self._folder) for sighting in seen],
         }
-        try:
-            write_memo(self._path, self._folder, stamps, content)
-        except OSError as error:  # a cache that can only be read
-            logger.debug("%s: nothing is remembered of this start: %s", self._path, error)
+        write_memo(self._path, self._folder, stamps, content)
 
 
 def _key(cls: type[MegatronDataset], sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig) -> str | None:
-    """32 digits, whatever the folder of the cache; None but for `GPTDataset` itself with a cache.
+    """32 digits, wherever the cache and the rank are; None but for `GPTDataset` itself with a cache.
 
     What another class asks for is its own affair.
     """
@@ -111,9 +116,13 @@ def _key(cls: type[MegatronDataset], sizes: Sequence[int | None], config: Blende
         return None
     options = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _OF_NO_MATTER}
     try:
-        text = json.dumps([__version__, list(sizes), options, _folder_of(config)], sort_keys=True, default=_plain)
+        text = json.dumps([__version__, list(sizes), options], sort_keys=True, default=_plain)
     except (TypeError, ValueError):
         return None
+    return _digest(text)
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -98,20 +98,21 @@ class Pending(Arrays):
         if self._arrays is None and self._advice is not None:
             self._arrays = await_entry(self.entry, expected=self._expected, advice=self._advice)
         elif self._arrays is None:
-            self._find_or_build()
-        return self._arrays  # type: ignore[return-value]  # by now there are some
+            self._arrays = self._find_or_build()
+        return self._arrays
 
-    def _find_or_build(self) -> None:
+    def _find_or_build(self) -> Arrays:
         place = self._place
         if place is None or os.path.exists(place.manifest):  # noqa: PTH110  else nobody has built it since the last look
             found = self._look()
             if found.arrays is not None:
                 note_use(self.entry)
-                return
+                return found.arrays
             _check_access(self.entry, found)
             place = found.place
         written = write_entry(self.entry, place, self._build)
-        self._arrays, self._sighting = _kept(written), written.sighting
+        self._sighting = written.sighting
+        return _kept(written)
 
     def _look(self) -> Look:
         found = find(self.entry, self._expected)

@@ -5,9 +5,9 @@ what he knows of the entries that they will ask for.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,25 +23,6 @@ def record_of(sighting: Sighting, folder: str) -> list[Any]:
     """What was seen of an entry of the cache in `folder`, as JSON values."""
     specs = [[name, spec.dtype.str, spec.shape] for name, spec in sighting.specs.items()]
     return [sighting.place.directory.removeprefix(folder), sighting.place.stem, specs]
-
-
-class _RecalledArrays(OpenedArrays):
-    """Arrays that a record tells of, which is not read before one of them is asked for."""
-
-    def __init__(self, folder: str, record: Sequence[Any]) -> None:
-        self._folder = folder
-        self._record = record
-        self._mapped = {}
-
-    @cached_property
-    def specs(self) -> Mapping[str, ArraySpec]:  # type: ignore[override]  # computed here
-        """What they hold."""
-        return {name: ArraySpec(np.dtype(dtype), tuple(shape)) for name, dtype, shape in self._record[2]}
-
-    @cached_property
-    def _place(self) -> Place:  # type: ignore[override]  # computed here
-        directory, stem, _ = self._record
-        return Place(f"{self._folder}{directory}", stem, "")
 
 
 class Recall:
@@ -65,9 +46,16 @@ class Recall:
     def take(self) -> Arrays | None:
         """The arrays of the next entry; None where there are no more."""
         self._taken += 1
-        return (
-            _RecalledArrays(self._folder, self._records[self._taken - 1]) if self._taken <= len(self._records) else None
-        )
+        if self._taken > len(self._records):
+            return None
+        directory, stem, arrays = self._records[self._taken - 1]
+        specs = {name: ArraySpec(_dtype(dtype), tuple(shape)) for name, dtype, shape in arrays}
+        return OpenedArrays(Place(f"{self._folder}{directory}", stem, ""), specs)
+
+
+@lru_cache(maxsize=64)
+def _dtype(text: str) -> np.dtype[Any]:
+    return np.dtype(text)
 
 
 _RECALL: ContextVar[Recall | None] = ContextVar("recall", default=None)
