@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <chrono>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -10,13 +12,26 @@ namespace trackbed {
 
 namespace {
 
-// How often a thread looks again before it sleeps: some 20 microseconds, about as long as it takes to wake one.
-constexpr int kLooks = 1000;
+// How long a thread looks again before it sleeps: some times as long as it takes to wake one, and as the caller takes
+// between two batches.
+constexpr std::chrono::microseconds kLooking{200};
 
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
 #endif
+}
+
+// Waits, awake, for what is about to happen.
+template <class Happened>
+void look_for(const Happened& happened) {
+  constexpr int kLooks = 32;  // between two looks at the clock
+  const auto end = std::chrono::steady_clock::now() + kLooking;
+  while (!happened() && std::chrono::steady_clock::now() < end) {
+    for (int look = 0; look < kLooks && !happened(); ++look) {
+      pause();
+    }
+  }
 }
 
 }  // namespace
@@ -91,9 +106,7 @@ struct Workers::Crew {
   void serve(int thread) {
     std::uint64_t seen = 0;
     while (true) {
-      for (int look = 0; look < kLooks && jobs == seen; ++look) {
-        pause();
-      }
+      look_for([&] { return jobs != seen; });
       std::unique_lock lock(mutex);
       comes.wait(lock, [&] { return is_over || jobs != seen; });
       if (is_over) {
@@ -128,9 +141,7 @@ struct Workers::Crew {
     std::unique_lock lock(mutex);
     job = nullptr;
     lock.unlock();
-    for (int look = 0; look < kLooks && its.present != 0; ++look) {
-      pause();
-    }
+    look_for([&] { return its.present == 0; });
     lock.lock();
     leaves.wait(lock, [&] { return its.present == 0; });
   }
