@@ -1,7 +1,10 @@
 """What fastokens makes of a file of `tokenizers` is what `tokenizers` makes of it."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -138,3 +141,18 @@ def test_normalizers_are_used_or_the_file_is_refused(tmp_path):
             continue
         texts = ["E\u0301COLE \ufb01n", "\uff21\uff22"]
         assert fast.tokenize_batch(texts) == [list(ids) for ids in HuggingFaceTokenizer(path).tokenize_batch(texts)]
+
+
+def test_a_process_that_tokenises_does_so_on_one_core(file):
+    program = """
+import sys
+from pathlib import Path
+from trackbed.datasets.fast_tokenizer import FastTokenizer
+FastTokenizer(sys.argv[1]).tokenize_batch(["some words " * 1000] * 200)
+print(*[path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
+    command = [sys.executable, "-c", program, str(file)]
+    threads = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert "python" in threads
+    assert "fastokens" not in threads

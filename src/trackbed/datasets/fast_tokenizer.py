@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tokenizers
 
 from trackbed.datasets.adapters import HuggingFaceTokenizer
+from trackbed.datasets.one_core import one_core
 
 __all__ = ["FastTokenizer", "UnsuitableError", "check_texts"]
 
@@ -59,7 +60,8 @@ class FastTokenizer(HuggingFaceTokenizer):
         super().__init__(path, eod_token=eod_token, special_tokens=special_tokens)
         self.unique_identifiers["class"] = HuggingFaceTokenizer.__name__  # the ids are the same
         self._fast = _load(self._json)
-        self._check()
+        with one_core():
+            self._check()
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = ("_fast", "_tokenizer")
@@ -80,7 +82,7 @@ class FastTokenizer(HuggingFaceTokenizer):
         return made
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, on as many cores as `RAYON_NUM_THREADS` said at the first call."""
+        """Token ids of each text, on one core."""
         ids, offsets = self.tokenize_flat(texts)
         return [part.tolist() for part in np.split(ids, offsets[1:-1])] if len(texts) else []
 

@@ -10,7 +10,7 @@ from trackbed.errors import ArgumentError
 
 __all__ = ["CHUNK_BYTES", "SHARD_BYTES", "PreprocessConfig", "Progress", "available_cores", "output_prefix"]
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 2 << 20
 """Text that one worker takes at a time: some milliseconds to half a second of work, and a MiB on its way back."""
 
 SHARD_BYTES: Final = 64 << 20

@@ -5,6 +5,7 @@ matter, since a job can take all the memory of a machine, or minutes.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -18,10 +19,12 @@ from itertools import chain, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from trackbed.datasets.one_core import one_core
 from trackbed.errors import TrackbedError
 from trackbed.preprocess.messages import receive, send
+from trackbed.preprocess.slots import NUM_SLOTS, Slots
 
 __all__ = ["map_in_order"]
 
@@ -40,6 +43,8 @@ Result = TypeVar("Result")
 
 def map_in_order(work: Callable[[Job], Result], jobs: Iterable[Job], *, workers: int) -> Generator[Result]:
     """`work` of each job, in the order of the jobs; an error in a job is raised in its place.
+
+    Arrays in a result are valid until the next one is asked for: their memory is the worker's.
 
     The workers end when the iterator is closed, when it raises, and when this process ends, however it does.
 
@@ -73,14 +78,26 @@ class _Outcome:
     error: Exception | None
 
 
+class _Done(NamedTuple):
+    """An outcome that has come."""
+
+    outcome: _Outcome
+    worker: "_Worker"
+    slot: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Worker:
     """A process, and our end of the connection to it. The next job waits there while it is busy with one."""
 
     process: SpawnProcess
     connection: "Connection[Any, Any]"
+    slots: Slots | None
+    """For the arrays in its results."""
     jobs: deque[tuple[int, Any]] = field(default_factory=deque)
     """What it has been given and not answered: numbers and jobs, in their order."""
+    free: list[int] = field(default_factory=lambda: list(range(NUM_SLOTS)))
+    """Slots that it is told to be free with the next job."""
 
     def hand_over(self, work: bytes) -> None:
         """Say what to do with the jobs to come."""
@@ -91,15 +108,16 @@ class _Worker:
         """Give it a job."""
         self.jobs.append((number, job))
         with self._naming(self.jobs[0][1]):  # which it died of, if it did
-            self.connection.send(job)
+            self.connection.send((job, tuple(self.free)))
+        self.free.clear()
 
-    def receive(self) -> tuple[int, "_Outcome"]:
+    def receive(self) -> tuple[int, _Done]:
         """What came of its first job, as soon as it is there."""
         number, job = self.jobs[0]
         with self._naming(job):
-            outcome: _Outcome = receive(self.connection)
+            received = receive(self.connection, self.slots)
         self.jobs.popleft()
-        return number, outcome
+        return number, _Done(received.message, self, received.slot)
 
     def end(self) -> None:
         """End the process, busy or not: it holds nothing that would have to be put away."""
@@ -135,7 +153,7 @@ class _Queue(Generic[Job, Result]):
     def __init__(self, crew: list[_Worker], jobs: Iterator[Job]) -> None:
         self._jobs = jobs
         self._crew = crew
-        self._done: dict[int, _Outcome] = {}
+        self._done: dict[int, _Done] = {}
         self._given = 0
         self._more = True
         self._most_ahead = _AHEAD * len(crew)
@@ -153,10 +171,12 @@ class _Queue(Generic[Job, Result]):
             while position not in self._done:
                 self._collect(timeout=None)
                 self._give(position)
-            outcome = self._done.pop(position)
+            outcome, worker, slot = self._done.pop(position)
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.result
+            if slot is not None:
+                worker.free.append(slot)
             position += 1
 
     def _give(self, position: int) -> None:
@@ -178,8 +198,8 @@ class _Queue(Generic[Job, Result]):
         ready = wait([worker.connection for worker in busy], timeout)
         for worker in busy:
             if worker.connection in ready:
-                number, outcome = worker.receive()
-                self._done[number] = outcome
+                number, done = worker.receive()
+                self._done[number] = done
 
 
 def _start(crew: list[_Worker], count: int, work: bytes) -> None:
@@ -189,11 +209,12 @@ def _start(crew: list[_Worker], count: int, work: bytes) -> None:
     resource_tracker.ensure_running()
     for _ in range(count):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _interrupts_held():
+        slots = Slots.create()
+        process = context.Process(target=_serve, args=(theirs, slots), daemon=True)
+        with _interrupts_held(), one_core():  # before it loads any library
             process.start()
         theirs.close()  # so that the pipe breaks when the worker dies
-        crew.append(_Worker(process, ours))
+        crew.append(_Worker(process, ours, slots))
     for worker in crew:
         worker.hand_over(work)
 
@@ -208,24 +229,29 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: "Connection[Any, Any]") -> None:
+def _serve(connection: "Connection[Any, Any]", slots: Slots | None) -> None:
     """The life of a worker: get the work, then do jobs until the pipe breaks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         work = pickle.loads(connection.recv_bytes())
+        gc.freeze()  # what is there now stays: it need not be looked at again and again
         jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_take_jobs, args=(connection, jobs), daemon=True).start()
+        free: deque[int] = deque()
+        threading.Thread(target=_take_jobs, args=(connection, jobs, free), daemon=True).start()
         while (job := jobs.get()) is not _NO_MORE:
-            send(connection, _do(work, job))
+            outcome = _do(work, job)
+            send(connection, outcome, slots, free.popleft() if free else None)
 
 
-def _take_jobs(connection: "Connection[Any, Any]", jobs: "queue.SimpleQueue[Any]") -> None:
+def _take_jobs(connection: "Connection[Any, Any]", jobs: "queue.SimpleQueue[Any]", free: deque[int]) -> None:
     """Take jobs as soon as they come, so that no two ends of a pipe wait for each other to be read."""
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            jobs.put(connection.recv())
+            job, slots = connection.recv()
+            free.extend(slots)
+            jobs.put(job)
     jobs.put(_NO_MORE)
 
 

@@ -4,7 +4,6 @@ Shapes: D documents of one key in the chunk, T tokens of them all.
 """
 
 import contextlib
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.one_core import one_core
 from trackbed.kernels import narrow
 from trackbed.preprocess.long_text import PART_CHARS, split_text
 from trackbed.preprocess.plan import Chunk
@@ -22,7 +22,6 @@ __all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "To
 
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids on their way
 _LONG_TOKENS: Final = 128  # in the middle: where documents are longer, they are copied one by one
-_ONE_CORE: Final = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 Ids = npt.NDArray[Any]
 
@@ -101,7 +100,7 @@ class ChunkTokenizer:
         """The tokens of a chunk, on one core."""
         columns = [_Column(self.dtype) for _ in self.keys]
         pieces = []
-        with _one_core():
+        with one_core():
             for piece in chunk.pieces:
                 pieces.append(self._tokenise(read_piece(piece, keys=self.keys), columns))
                 if pieces[-1].bad and not self.skip_bad:
@@ -224,18 +223,3 @@ def _with_ends(tokens: Ids, lengths: npt.NDArray[np.int64], eod: int) -> Ids:
         start = stop
     found[ends + np.arange(len(ends))] = eod
     return found
-
-
-@contextlib.contextmanager
-def _one_core() -> Iterator[None]:
-    """Keep libraries from starting threads: the other cores have workers of their own."""
-    before = {name: os.environ.get(name) for name in _ONE_CORE}
-    os.environ.update(_ONE_CORE)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

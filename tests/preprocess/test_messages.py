@@ -1,0 +1,73 @@
+"""Objects with arrays in them, through a pipe and through memory that both ends have."""
+
+import functools
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+
+from trackbed.preprocess.messages import receive, send
+from trackbed.preprocess.pool import map_in_order
+from trackbed.preprocess.slots import NUM_SLOTS, Slots
+
+
+@pytest.fixture
+def ends():
+    one, other = multiprocessing.Pipe()
+    with one, other:
+        yield one, other
+
+
+def sent(ends, message, slots=None, slot=None):
+    sender = threading.Thread(target=send, args=(ends[0], message, slots, slot))
+    sender.start()
+    found = receive(ends[1], slots)
+    sender.join()
+    return found
+
+
+def message():
+    return {"text": "x" * 20_000, "arrays": [np.arange(1_000_000), np.zeros(0), np.arange(6, dtype=np.uint16)]}
+
+
+def check(found):
+    wanted = message()
+    assert found["text"] == wanted["text"]
+    for have, want in zip(found["arrays"], wanted["arrays"], strict=True):
+        assert have.dtype == want.dtype
+        np.testing.assert_array_equal(have, want)
+
+
+def test_arrays_come_through_the_pipe_and_are_the_receivers_own(ends):
+    found, slot = sent(ends, message())
+    check(found)
+    assert slot is None
+    found["arrays"][0][:] = 1
+
+
+@pytest.mark.parametrize("slot", [0, NUM_SLOTS - 1])
+def test_arrays_come_through_a_slot(ends, slot):
+    slots = Slots.create()
+    found, used = sent(ends, message(), slots, slot)
+    check(found)
+    assert used == slot
+    sent(ends, [np.ones(1_000_000, dtype=np.int64)], slots, slot)
+    assert found["arrays"][0][:5].tolist() == [1] * 5
+
+
+def test_what_does_not_fit_a_slot_or_has_none_goes_through_the_pipe(ends):
+    slots = Slots.create()
+    large = np.arange(5 << 20)
+    for slot in (None, 3):
+        found, used = sent(ends, [large], slots, slot)
+        assert used is None
+        np.testing.assert_array_equal(found[0], large)
+
+
+def test_results_are_right_until_the_next_one_is_asked_for():
+    """More of them than there are slots wait for the first, which takes longest."""
+    jobs = [2_000_000, *[1000 + number for number in range(5 * NUM_SLOTS)], 6_000_000, 10]
+    work = functools.partial(np.linspace, 0.0, 1.0)
+    for job, result in zip(jobs, map_in_order(work, jobs, workers=2), strict=True):
+        np.testing.assert_array_equal(result, work(job))
