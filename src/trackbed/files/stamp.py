@@ -48,7 +48,7 @@ def remove_unless_changed(path: str | Path, wanted: Stamp | None) -> bool:
     return False
 
 
-def check_stamp(path: Path, wanted: Stamp | None) -> None:
+def check_stamp(path: str | Path, wanted: Stamp | None) -> None:
     """Refuse a file that is not the one that was looked at before.
 
     Raises:

@@ -58,7 +58,7 @@ def encode_header(header: Header) -> bytes:
     return _FIELDS.pack(MAGIC, VERSION, code, header.sequence_count, header.document_count)
 
 
-def decode_header(raw: bytes, *, path: Path) -> Header:
+def decode_header(raw: bytes, *, path: str | Path) -> Header:
     """What the first bytes of the file at `path` say.
 
     Raises:
@@ -105,8 +105,8 @@ class SequenceIndex:
 
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
-        check_stamp(Path(self._path), self.ends.stamp)
-        return map_file(Path(self._path))
+        check_stamp(self._path, self.ends.stamp)
+        return map_file(self._path)
 
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""
@@ -165,7 +165,7 @@ class IndexEnds:
     """What tells the file from another that takes its place."""
 
 
-def open_index(path: Path, *, multimodal: bool = False) -> SequenceIndex:
+def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
     """Open an `.idx` file. Costs neither time nor memory by sequence, and keeps no descriptor.
 
     Args:
@@ -184,7 +184,7 @@ def open_index(path: Path, *, multimodal: bool = False) -> SequenceIndex:
     return SequenceIndex(path, ends, multimodal=multimodal)
 
 
-def _read_ends(descriptor: int, path: Path, *, multimodal: bool) -> IndexEnds:
+def _read_ends(descriptor: int, path: str | Path, *, multimodal: bool) -> IndexEnds:
     status = os.fstat(descriptor)
     head = os.pread(descriptor, HEADER_BYTES + _END_BYTES, 0)
     header = decode_header(head[:HEADER_BYTES], path=path)
@@ -200,7 +200,8 @@ def _read_ends(descriptor: int, path: Path, *, multimodal: bool) -> IndexEnds:
     tail = os.pread(descriptor, _END_BYTES, max(0, status.st_size - _END_BYTES))
 
     def number(end: int, size_bytes: int) -> int:
-        return int.from_bytes(os.pread(descriptor, size_bytes, end - size_bytes), "little", signed=True)
+        raw = head[end - size_bytes : end] if end <= len(head) else os.pread(descriptor, size_bytes, end - size_bytes)
+        return int.from_bytes(raw, "little", signed=True)
 
     empty = header.sequence_count == 0
     return IndexEnds(
@@ -214,11 +215,13 @@ def _read_ends(descriptor: int, path: Path, *, multimodal: bool) -> IndexEnds:
     )
 
 
-def map_file(path: Path) -> npt.NDArray[np.uint8]:
+def map_file(path: str | Path) -> npt.NDArray[np.uint8]:
     """The bytes of a file, mapped read-only. The map lives as long as any array cut from it."""
-    with path.open("rb") as file:
-        try:
-            return map_readonly(file.fileno())
-        except OSError as error:
-            error.filename = str(path)
-            raise
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return map_readonly(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)

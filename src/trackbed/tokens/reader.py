@@ -92,7 +92,7 @@ class IndexedDataset:
             msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
             raise ArgumentError(msg)
         self._bin_stamp = bin_stamp
-        index = open_index(Path(idx_path), multimodal=self.multimodal)
+        index = open_index(idx_path, multimodal=self.multimodal)
         if self.sequences_per_dataset is not None:
             _check_counts(index, tuple(self.sequences_per_dataset), idx_path)
         if not self.fast_cache_load:
@@ -103,7 +103,7 @@ class IndexedDataset:
     @cached_property
     def bin_reader(self) -> Source:
         """The bytes of the `.bin`."""
-        path = Path(get_bin_path(self.path_prefix))
+        path = get_bin_path(self.path_prefix)
         if self.open_when_read:
             check_stamp(path, self._bin_stamp)
         return MappedSource.open(path) if self.mmap else FileSource.open(path)

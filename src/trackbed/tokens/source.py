@@ -37,13 +37,13 @@ class MappedSource:
         stamp: the file as it was when it was mapped, or None where there was none any more.
     """
 
-    def __init__(self, data: npt.NDArray[np.uint8], path: Path, stamp: Stamp | None) -> None:
+    def __init__(self, data: npt.NDArray[np.uint8], path: str | Path, stamp: Stamp | None) -> None:
         self.data = data
         self._path = path
         self._stamp = stamp
 
     @classmethod
-    def open(cls, path: Path) -> "MappedSource":
+    def open(cls, path: str | Path) -> "MappedSource":
         """Map the file at `path`."""
         return cls(map_file(path), path, stamp_of(path))
 
@@ -80,12 +80,12 @@ class FileSource:
         path: the file's name, for errors.
     """
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, path: str | Path) -> None:
         self._descriptor = descriptor
         self._path = path
 
     @classmethod
-    def open(cls, path: Path) -> "FileSource":
+    def open(cls, path: str | Path) -> "FileSource":
         """Open the file at `path`."""
         return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
 
@@ -113,5 +113,5 @@ class FileSource:
         return tokens
 
 
-def _outside(path: Path, start: int, stop: int, size: int) -> FormatError:
+def _outside(path: str | Path, start: int, stop: int, size: int) -> FormatError:
     return FormatError(f"{path}: a read of bytes [{start}, {stop}) must lie inside the file, which has {size}")
