@@ -41,6 +41,10 @@ $(VENV)/dev.done: $(VENV)/installed.done
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
 	touch $@
 
+$(VENV)/bench.done: $(VENV)/dev.done
+	$(PIP) grain
+	touch $@
+
 setup: $(VENV)/installed.done ## Make the virtual environment, build and install
 
 setup-dev: $(VENV)/dev.done ## The same, with what tests and checks need
@@ -69,7 +73,7 @@ format: setup-dev ## Let the tools lay the code out
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find native -name '*.cpp' -o -name '*.hpp')
 
-bench: setup-dev ## Measure against megatron-core, in the same run
+bench: $(VENV)/bench.done ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.starts
 	$(BIN)/python -m benchmarks.batches
@@ -79,8 +83,7 @@ bench: setup-dev ## Measure against megatron-core, in the same run
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality
 
-bench-full: setup-dev ## The headlines: 2e9 samples, 2e8 documents, 5e12 tokens; half an hour, and 55 GB of disk
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt grain
+bench-full: $(VENV)/bench.done ## The headlines: 2e9 samples, 2e8 documents, 5e12 tokens; half an hour, and 55 GB of disk
 	$(BIN)/python -m benchmarks.full
 
 native-test: $(VENV)/tools.done ## The kernels under address, undefined and thread sanitizers
