@@ -1,8 +1,10 @@
 """Objects with arrays in them, through a pipe and through memory that both ends have."""
 
+import errno
 import functools
 import multiprocessing
-import threading
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,15 +22,15 @@ def ends():
 
 
 def sent(ends, message, slots=None, slot=None):
-    sender = threading.Thread(target=send, args=(ends[0], message, slots, slot))
-    sender.start()
-    found = receive(ends[1], slots)
-    sender.join()
+    with ThreadPoolExecutor(1) as pool:
+        took = pool.submit(send, ends[0], message, slots, slot)
+        found = receive(ends[1], slots)
+    assert took.result() == (found.slot is not None)
     return found
 
 
 def message():
-    return {"text": "x" * 20_000, "arrays": [np.arange(1_000_000), np.zeros(0), np.arange(6, dtype=np.uint16)]}
+    return {"text": "x" * 20_000, "arrays": [np.arange(3, dtype=np.uint16), np.zeros(0), np.arange(1_000_000)]}
 
 
 def check(found):
@@ -43,7 +45,7 @@ def test_arrays_come_through_the_pipe_and_are_the_receivers_own(ends):
     found, slot = sent(ends, message())
     check(found)
     assert slot is None
-    found["arrays"][0][:] = 1
+    found["arrays"][2][:] = 1
 
 
 @pytest.mark.parametrize("slot", [0, NUM_SLOTS - 1])
@@ -52,8 +54,9 @@ def test_arrays_come_through_a_slot(ends, slot):
     found, used = sent(ends, message(), slots, slot)
     check(found)
     assert used == slot
-    sent(ends, [np.ones(1_000_000, dtype=np.int64)], slots, slot)
-    assert found["arrays"][0][:5].tolist() == [1] * 5
+    assert all(array.flags.aligned for array in found["arrays"])
+    sent(ends, [np.ones(3, dtype=np.uint16)], slots, slot)
+    assert found["arrays"][0].tolist() == [1, 1, 1]
 
 
 def test_what_does_not_fit_a_slot_or_has_none_goes_through_the_pipe(ends):
@@ -63,6 +66,16 @@ def test_what_does_not_fit_a_slot_or_has_none_goes_through_the_pipe(ends):
         found, used = sent(ends, [large], slots, slot)
         assert used is None
         np.testing.assert_array_equal(found[0], large)
+
+
+def test_without_files_of_memory_or_room_for_them_there_are_no_slots(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert Slots.create() is None
+    monkeypatch.delattr(os, "memfd_create")
+    assert Slots.create() is None
 
 
 def test_results_are_right_until_the_next_one_is_asked_for():

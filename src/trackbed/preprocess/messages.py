@@ -27,7 +27,7 @@ class Received(NamedTuple):
     """Where its arrays lie until somebody else is given the slot; None if they are the receiver's own."""
 
 
-def send(connection: "Connection[Any, Any]", message: Any, slots: Slots | None = None, slot: int | None = None) -> None:
+def send(connection: "Connection[Any, Any]", message: Any, slots: Slots | None = None, slot: int | None = None) -> bool:
     """Send an object that pickles.
 
     Args:
@@ -35,6 +35,9 @@ def send(connection: "Connection[Any, Any]", message: Any, slots: Slots | None =
         message: the object.
         slots: memory that the other end has too.
         slot: one of them that is free; None for none.
+
+    Returns:
+        Whether it took the slot.
     """
     buffers: list[pickle.PickleBuffer] = []
     raw = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -46,6 +49,7 @@ def send(connection: "Connection[Any, Any]", message: Any, slots: Slots | None =
     for view in () if is_shared else views:
         while view:
             view = view[os.write(connection.fileno(), view) :]
+    return is_shared
 
 
 def receive(connection: "Connection[Any, Any]", slots: Slots | None = None) -> Received:

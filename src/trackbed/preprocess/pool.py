@@ -242,7 +242,9 @@ def _serve(connection: "Connection[Any, Any]", slots: Slots | None) -> None:
         threading.Thread(target=_take_jobs, args=(connection, jobs, free), daemon=True).start()
         while (job := jobs.get()) is not _NO_MORE:
             outcome = _do(work, job)
-            send(connection, outcome, slots, free.popleft() if free else None)
+            slot = free.popleft() if free else None
+            if not send(connection, outcome, slots, slot) and slot is not None:
+                free.append(slot)
 
 
 def _take_jobs(connection: "Connection[Any, Any]", jobs: "queue.SimpleQueue[Any]", free: deque[int]) -> None:

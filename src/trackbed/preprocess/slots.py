@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from multiprocessing import reduction
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ __all__ = ["NUM_SLOTS", "Slots"]
 
 NUM_SLOTS: Final = 8
 _SLOT_BYTES: Final = 32 << 20  # of addresses: memory is taken when it is written to
+_ALIGNMENT: Final = 64
 
 
 class Slots:
@@ -27,12 +29,15 @@ class Slots:
 
     @classmethod
     def create(cls) -> "Slots | None":
-        """New ones, if the system has files of memory."""
+        """New ones; None where the system has no files of memory, or no room for them."""
         if not hasattr(os, "memfd_create"):
             return None
-        descriptor = os.memfd_create("trackbed-slots", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, NUM_SLOTS * _SLOT_BYTES)
-        return cls(descriptor)
+        try:
+            descriptor = os.memfd_create("trackbed-slots", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, NUM_SLOTS * _SLOT_BYTES)
+            return cls(descriptor)
+        except OSError:
+            return None
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -42,21 +47,23 @@ class Slots:
 
     def fill(self, slot: int, buffers: Sequence[memoryview]) -> bool:
         """Copy the bytes of buffers to a slot, one behind the other. Returns whether they fit."""
-        if sum(map(len, buffers)) > _SLOT_BYTES:
+        starts = _starts([len(buffer) for buffer in buffers])
+        if starts[-1] > _SLOT_BYTES:
             return False
-        at = slot * _SLOT_BYTES
-        for buffer in buffers:
+        for start, buffer in zip(starts, buffers, strict=False):
+            at = slot * _SLOT_BYTES + start
             self._memory[at : at + len(buffer)] = buffer
-            at += len(buffer)
         return True
 
     def views(self, slot: int, sizes: Sequence[int]) -> list[memoryview]:
         """What lies in a slot, in parts of these sizes in bytes."""
-        found, at = [], slot * _SLOT_BYTES
-        for size in sizes:
-            found.append(memoryview(self._memory)[at : at + size])
-            at += size
-        return found
+        memory = memoryview(self._memory)[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES]
+        return [memory[start : start + size] for start, size in zip(_starts(sizes), sizes, strict=False)]
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where parts of these sizes begin in a slot, aligned; and where they end."""
+    return [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
 
 
 def _reopen(descriptor: Any) -> Slots:
