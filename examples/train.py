@@ -62,6 +62,8 @@ def train(job: Job, *, stop_after: int | None, save: Path | None, resume: Path |
     (train_data, valid_data, _), vocab_size = build_datasets(job)
     data_seconds = time.perf_counter() - started
 
+    # Else MKL may use fewer threads from one moment to the next, which changes the last bits of a product.
+    torch.set_num_threads(torch.get_num_threads())
     torch.manual_seed(job.seed)
     torch.use_deterministic_algorithms(mode=True)
     model = GPT(ModelConfig(vocab_size=vocab_size, sequence_length=job.sequence_length))
