@@ -35,8 +35,8 @@ class ReadAhead(Generic[Item]):
     """The items of an iterator, which a thread goes through ahead of whoever takes them.
 
     Whoever takes an item that nobody is at makes it himself, which is quicker than to wait for a thread: so the thread
-    begins only when he has been away for 0.2 ms. What the iterator raises is raised where the item would have been
-    taken. Ends with its thread, at the latest when the program does.
+    begins only when he has been away for 0.2 ms, which it finds out within 2 ms. What the iterator raises is raised
+    where the item would have been taken. Ends with its thread, at the latest when the program does.
 
     Args:
         make: gives the iterator, which one thread after the other goes on with.
