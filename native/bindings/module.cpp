@@ -9,6 +9,7 @@
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
+#include "trackbed/file_groups.hpp"
 #include "trackbed/gather.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
@@ -19,6 +20,7 @@
 #include "trackbed/poll.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_files.hpp"
+#include "trackbed/small_indices.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
 
@@ -178,11 +180,37 @@ void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, 
   trackbed::file_stamps(folder.c_str(), text, found, num_threads, poll);
 }
 
+void publish_groups(const std::vector<nb::bytes>& folders, nb::bytes stems, nb::bytes endings, nb::bytes partial_ending,
+                    bool may_be_unnamed, nb::list parts, Array<const std::int64_t> counts, Array<std::int64_t> stamps,
+                    Array<std::int32_t> errors, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const Buffers buffers(parts);
+  const trackbed::GroupNames names{.files = folders.at(0).c_str(),
+                                   .claims = folders.at(1).c_str(),
+                                   .stems = text_of(stems),
+                                   .endings = text_of(endings),
+                                   .partials = folders.at(2).c_str(),
+                                   .partial_ending = partial_ending.c_str(),
+                                   .may_be_unnamed = may_be_unnamed};
+  const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
+  const nb::gil_scoped_release no_gil;
+  trackbed::publish_groups(names, buffers.spans(), span_of(counts), found, span_of(errors), poll);
+}
+
 // Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
 template <class Structure, class Word>
 std::span<Structure> structures_of(const Array<Word>& words) {
   static_assert(sizeof(Structure) % sizeof(Word) == 0 && alignof(Structure) <= alignof(Word));
   return {reinterpret_cast<Structure*>(words.data()), words.size() * sizeof(Word) / sizeof(Structure)};
+}
+
+std::size_t small_indices(Array<const std::int64_t> datasets, nb::list lengths, Array<std::uint32_t> indices, int level,
+                          nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const Buffers buffers(lengths);
+  const auto described = structures_of<const trackbed::SmallDataset>(datasets);
+  const nb::gil_scoped_release no_gil;
+  return trackbed::small_indices(described, buffers.spans(), span_of(indices), static_cast<trackbed::Isa>(level), poll);
 }
 
 using Words = Array<const std::uint64_t>;
@@ -304,6 +332,9 @@ NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("write_files", &write_files, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("publish_groups", &publish_groups, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);
   m.def("count_tokens", &count_tokens);

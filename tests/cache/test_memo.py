@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ def write_files(folder, count):
 def write(folder, stamps, content="what was found"):
     path = f"{folder}/.trackbed/starts/memo.json"
     (folder / ".trackbed").mkdir(exist_ok=True)
-    write_memo(path, str(folder), stamps, content)
+    rows = np.array([stamp or (-1, -1, -1) for stamp in stamps.values()], dtype=np.int64).reshape(-1, 3)
+    write_memo(path, str(folder), list(stamps), rows, content)
     return path
 
 
@@ -89,7 +91,7 @@ def test_a_memo_that_is_cut_or_changed_anywhere_is_none(tmp_path, place, other):
 
 def test_a_folder_that_is_not_trackbeds_is_left_as_it_is(tmp_path):
     with pytest.raises(FileNotFoundError):
-        write_memo(f"{tmp_path}/.trackbed/starts/memo.json", str(tmp_path), {}, "what was found")
+        write_memo(f"{tmp_path}/.trackbed/starts/memo.json", str(tmp_path), [], np.empty((0, 3), np.int64), "found")
     assert not list(tmp_path.iterdir())
 
 

@@ -8,6 +8,9 @@
 
 namespace trackbed {
 
+// Names of files, one after the other, each ended by a zero byte.
+using Names = std::span<const char>;
+
 // What tells a file from another that takes its name, and from itself after a change; -1 thrice where there is none.
 struct FileStamp {
   std::int64_t inode;
@@ -23,15 +26,12 @@ struct FileError {
 
 // Makes one new file of each part list: `counts[file]` parts, one after the other. Stops at the first error; the files
 // that were made stay.
-// `names` holds their paths one after the other, each ended by a zero byte.
-// Requires: as many names as counts, and as many parts as the counts say together.
-FileError write_files(std::span<const char> names, std::span<const std::span<const std::byte>> parts,
+// Requires: as many paths as counts, and as many parts as the counts say together.
+FileError write_files(Names paths, std::span<const std::span<const std::byte>> parts,
                       std::span<const std::int64_t> counts, Poll& poll);
 
 // Looks at as many files as there are stamps.
-// `names` holds their names one after the other, each ended by a zero byte: below `folder`, or absolute.
-// Requires: as many names as stamps. One call of the system a file, and one for the folder.
-void file_stamps(const char* folder, std::span<const char> names, std::span<FileStamp> stamps, int num_threads,
-                 Poll& poll);
+// Requires: as many names as stamps, below `folder` or absolute. One call of the system a file, and one for the folder.
+void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, int num_threads, Poll& poll);
 
 }  // namespace trackbed

@@ -15,7 +15,7 @@ from threading import Event, Lock
 from typing import Any, Final
 
 from trackbed.build.plan import Task, plan_tasks
-from trackbed.cache import Memo, Pending
+from trackbed.cache import Memo, Pending, find_absent, groups_of, make_together
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 from trackbed.kernels import look_in, watched
@@ -229,10 +229,10 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
         Exception: what was raised first. Everything that was still running is stopped then.
     """
     making = _Making(pending, progress)
-    blends, others = ([one for one in pending if one.is_blend is wanted] for wanted in (True, False))
+    blends, others = (groups_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
     lanes = [iter(blends)] * bool(blends) + [iter(others)] * min(num_threads, len(others))
     if len(lanes) < 2:
-        making.make_each(pending)
+        making.make_each([*blends, *others])
         return
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, watched(making.look):
         futures = [pool.submit(copy_context().run, making.make_each, lane) for lane in lanes]
@@ -262,24 +262,30 @@ class _Making:
         if self.stopped.is_set():
             raise CancelledError
 
-    def make_each(self, entries: Iterable[Pending]) -> None:
-        """Build entries until there are no more, and tell of each. Threads may share an iterator over a list."""
-        for one in entries:
+    def make_each(self, groups: Iterable[Sequence[Pending]]) -> None:
+        """Build groups of entries until there are no more. Threads may share an iterator over a list."""
+        for group in groups:
             look_in(self._done)  # kernels of small entries end before they would
-            one.make()
+            make_together(group)
             with self._lock:
-                self._done += 1
-                self._done_cost += one.cost
-                if self._progress is not None:
-                    self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
+                for one in group:
+                    self._tell(one)
+
+    def _tell(self, one: Pending) -> None:
+        """Tell that an entry was built."""
+        self._done += 1
+        self._done_cost += one.cost
+        if self._progress is not None:
+            self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
 
 
 def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
     """Those of a share of the entries that are not in the cache."""
+    share = [number for number in share if number < len(pending)]
     missing = []
-    for number in share:
+    for number, is_absent in zip(share, find_absent([pending[number] for number in share]), strict=True):
         look_in(number)
-        if number < len(pending) and not pending[number].find():
+        if is_absent or not pending[number].find():
             missing.append(number)
     return missing
 

@@ -15,13 +15,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from trackbed import __version__
 from trackbed.cache import Memo, Pending, Recall, read_memo, recalling, record_of, touch_use, use_name, write_memo
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import CacheError, TrackbedError
-from trackbed.files import Stamp
 from trackbed.tokens import get_bin_path, get_idx_path
 from trackbed.tokens.opening import Opening, openings
 
@@ -91,18 +92,20 @@ class Start:
         seen = [sighting for sighting in (one.see() for one in pending) if sighting is not None]
         if len(seen) < len(pending):
             return
-        stamps: dict[str, Stamp | None] = {}
+        files: list[str] = []
+        stamps = []
         for prefix, opening in pairs.items():
-            stamps[os.path.abspath(get_idx_path(prefix))] = opening.ends.stamp  # noqa: PTH100  see Place
-            stamps[os.path.abspath(get_bin_path(prefix))] = opening.bin_stamp  # noqa: PTH100
-        for sighting in seen:
-            stamps.update(sighting.stamps)
+            start = os.path.abspath(prefix)  # noqa: PTH100  see Place
+            files += [get_idx_path(start), get_bin_path(start)]
+            stamps += [opening.ends.stamp, opening.bin_stamp]
+        files += chain.from_iterable(sighting.paths for sighting in seen)
+        rows = np.concatenate([np.array(stamps, dtype=np.int64).reshape(-1, 3), *(one.stamps for one in seen)])
         content = {
             "use": use_name([one.entry for one in pending]),
             "pairs": {prefix: opening.to_json() for prefix, opening in pairs.items()},
             "entries": [record_of(sighting, self._folder) for sighting in seen],
         }
-        write_memo(self._path, self._folder, stamps, content)
+        write_memo(self._path, self._folder, files, rows, content)
 
 
 def _key(cls: type[MegatronDataset], sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig) -> str | None:

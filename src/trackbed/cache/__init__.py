@@ -9,11 +9,11 @@ from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, Pending, access, collecting, open_entry, open_or_build
 from trackbed.cache.opened import Arrays, shape_of
 from trackbed.cache.recall import Recall, recalled, recalling, record_of
-from trackbed.cache.survey import Stamps
+from trackbed.cache.together import find_absent, groups_of, make_together
 from trackbed.cache.uses import DAY_SECONDS, touch_use, use_name
 from trackbed.cache.verify import bytes_to_read, find_problems
 from trackbed.cache.visibility import await_entry
-from trackbed.cache.write import Allocate, Build, in_memory
+from trackbed.cache.write import Allocate, Build, Recipe, in_memory
 
 __all__ = [
     "DAY_SECONDS",
@@ -29,8 +29,8 @@ __all__ = [
     "Memo",
     "Pending",
     "Recall",
+    "Recipe",
     "Removal",
-    "Stamps",
     "StoredEntry",
     "StoredFile",
     "access",
@@ -38,9 +38,12 @@ __all__ = [
     "bytes_to_read",
     "collecting",
     "entries_in_use",
+    "find_absent",
     "find_problems",
     "fingerprint",
+    "groups_of",
     "in_memory",
+    "make_together",
     "map_npy",
     "open_entry",
     "open_or_build",

@@ -1,13 +1,18 @@
 """Where an entry lies: at the shared place, or aside where another one has its name."""
 
 import logging
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
 from trackbed.cache.survey import Expected, Sighting, State, survey
+from trackbed.kernels import file_stamps
 
-__all__ = ["Look", "find", "look"]
+__all__ = ["Look", "are_absent", "find", "look"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +40,8 @@ def look(entry: Entry, expected: Expected) -> Look:
         found = survey(entry, place, expected)
     if found.state is not State.whole:
         return Look(None, place, found.why, other)
-    return Look(
-        OpenedArrays(place, found.specs), place, other=other, sighting=Sighting(place, found.specs, found.stamps)
-    )
+    sighting = Sighting.of(entry, place, found.specs, found.stamps)
+    return Look(OpenedArrays(place, found.specs), place, other=other, sighting=sighting)
 
 
 def find(entry: Entry, expected: Expected) -> Look:
@@ -51,3 +55,15 @@ def find(entry: Entry, expected: Expected) -> Look:
             found.place.directory,
         )
     return found
+
+
+def are_absent(entries: Sequence[Entry]) -> list[bool]:
+    """Whether no file of an entry is there, at the place shared with Megatron Core's; of each of them, in one call."""
+    places = [entry.shared for entry in entries]
+    paths = [
+        [place.manifest, *place.files(entry.arrays).values()] for entry, place in zip(entries, places, strict=True)
+    ]
+    stamps = file_stamps(".", list(chain.from_iterable(paths)))
+    first = np.cumsum([0, *map(len, paths)])[:-1]
+    absent: list[bool] = (np.maximum.reduceat(stamps[:, 0], first) < 0).tolist() if paths else []
+    return absent

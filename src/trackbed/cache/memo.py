@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
-from trackbed.cache.survey import Stamps
 from trackbed.files import crc32, partial_name, publish, write_new
 from trackbed.kernels import available_threads, file_stamps
 
@@ -52,21 +52,22 @@ class Memo(NamedTuple):
         return [_digest(part) for part in parts] == [self.digests[chunk] for chunk in chunks]
 
 
-def write_memo(path: str, folder: str, stamps: Stamps, content: Any) -> None:
+def write_memo(path: str, folder: str, files: Sequence[str], stamps: npt.NDArray[np.int64], content: Any) -> None:
     """Let the file `path` say what was found out.
 
     Args:
         path: in a folder of the one that is Trackbed's, which must be there; an older memo is replaced.
         folder: where the files are, or most of them.
-        stamps: `[N]` what they were when it was found out, by path.
+        files: `[N]` paths of what it was found out about.
+        stamps: `[N, 3]` what they were then, as `file_stamps` gives it.
         content: what was found out, as JSON values.
 
     Raises:
         OSError: it cannot be written.
     """
-    rows = np.array([stamp or (-1, -1, -1) for stamp in stamps.values()], dtype=np.int64).reshape(-1, 3)
-    parts = [rows[first : first + _CHUNK_FILES] for first in range(0, len(rows), _CHUNK_FILES)]
-    names = [name.removeprefix(f"{folder}/") for name in stamps]
+    parts = [stamps[first : first + _CHUNK_FILES] for first in range(0, len(stamps), _CHUNK_FILES)]
+    start = f"{folder}/"
+    names = [name.removeprefix(start) for name in files]
     digests = [_digest(part) for part in parts]
     body = orjson.dumps({"names": names, "digests": digests, "content": content})
     head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": crc32(body)})
@@ -95,5 +96,5 @@ def read_memo(path: str, folder: str) -> Memo | None:
         return None
 
 
-def _digest(stamps: "np.typing.NDArray[np.int64]") -> str:
+def _digest(stamps: npt.NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data).hexdigest()

@@ -15,7 +15,7 @@ from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
 from trackbed.cache.survey import Expected, Sighting
 from trackbed.cache.uses import note_use, noting
 from trackbed.cache.visibility import await_entry
-from trackbed.cache.write import SMALL_BYTES, Build, Written, write_entry
+from trackbed.cache.write import Build, Recipe, write_entry
 from trackbed.errors import CacheError
 
 __all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
@@ -55,17 +55,29 @@ class Pending(Arrays):
         build: makes them, in arrays that it asks for.
         cost: nanoseconds that building takes, roughly.
         is_blend: whether it is the index of a blend, which is planned first.
+        recipe: how they are made with others' in one call, if they are small.
     """
 
-    def __init__(self, entry: Entry, expected: Expected, build: Build, *, cost: float, is_blend: bool) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        expected: Expected,
+        build: Build,
+        *,
+        cost: float,
+        is_blend: bool,
+        recipe: Recipe | None,
+    ) -> None:
         self.entry = entry
         self.cost = cost
         self.is_blend = is_blend
+        self.recipe = recipe
         self._expected = expected
         self._build = build
         self._arrays: Arrays | None = None
         self._advice: str | None = None
         self._place: Place | None = None
+        self._was_absent = False
         self._sighting: Sighting | None = None
 
     def expect_others(self, advice: str | None) -> None:
@@ -82,6 +94,19 @@ class Pending(Arrays):
         if self._arrays is None:
             self._look()
         return self._arrays is not None
+
+    @property
+    def was_absent(self) -> bool | None:
+        """Whether this process found nothing of it, and may build it; None where it has not looked."""
+        return None if self._place is None else self._was_absent and self._advice is None
+
+    def note_absence(self) -> None:
+        """Take note that nothing of it was there a moment ago."""
+        self._place, self._was_absent = self.entry.shared, True
+
+    def note_written(self, sighting: Sighting) -> None:
+        """Open it, as it was just written."""
+        self._arrays, self._sighting = OpenedArrays(sighting.place, sighting.specs), sighting
 
     def see(self) -> Sighting | None:
         """What this process saw when it found or built it; of what others built, what it sees now, if anything."""
@@ -112,11 +137,12 @@ class Pending(Arrays):
             place = found.place
         written = write_entry(self.entry, place, self._build)
         self._sighting = written.sighting
-        return _kept(written)
+        return OpenedArrays(written.place, written.specs)
 
     def _look(self) -> Look:
         found = find(self.entry, self._expected)
         self._arrays, self._place, self._sighting = found.arrays, found.place, found.sighting
+        self._was_absent = False
         return found
 
     @property
@@ -156,11 +182,17 @@ def collecting() -> Iterator[list[Pending]]:
 
 
 def open_or_build(
-    entry: Entry, *, expected: Expected, build: Build, cost: float = 0.0, is_blend: bool = False
+    entry: Entry,
+    *,
+    expected: Expected,
+    build: Build,
+    cost: float = 0.0,
+    is_blend: bool = False,
+    recipe: Recipe | None = None,
 ) -> Arrays:
     """The arrays of an entry, read-only; built and published first where it is not there whole.
 
-    They are mapped when they are first asked for, but for small ones that were just built.
+    They are mapped when they are first asked for.
 
     Args:
         entry: what is wanted.
@@ -168,6 +200,7 @@ def open_or_build(
         build: makes them, in arrays that it asks for.
         cost: nanoseconds that building takes, roughly.
         is_blend: whether it is the index of a blend, which is planned first.
+        recipe: how the arrays are made together with those of other entries, where that is faster.
 
     Raises:
         CacheError: it is not there and must not be built here, or it cannot be written.
@@ -175,7 +208,7 @@ def open_or_build(
     collected = _COLLECTED.get()
     if collected is None:
         return _open_or_build(entry, expected, build)
-    pending = Pending(entry, expected, build, cost=cost, is_blend=is_blend)
+    pending = Pending(entry, expected, build, cost=cost, is_blend=is_blend, recipe=recipe)
     collected.append(pending)
     return pending
 
@@ -186,22 +219,14 @@ def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
         note_use(entry)
         return found.arrays
     _check_access(entry, found)
-    return _kept(write_entry(entry, found.place, build))
+    written = write_entry(entry, found.place, build)
+    return OpenedArrays(written.place, written.specs)
 
 
 def _check_access(entry: Entry, found: Look) -> None:
     allowed, advice = _ACCESS.get()
     if allowed is Access.open_only:
         raise _missing(entry, found.why, advice)
-
-
-def _kept(written: Written) -> Arrays:
-    """What is kept of an entry that was just built: the arrays of a small one, and of others where they lie."""
-    if sum(array.nbytes for array in written.arrays.values()) > SMALL_BYTES:
-        return OpenedArrays(written.place, specs_of(written.arrays))
-    for array in written.arrays.values():
-        array.flags.writeable = False
-    return written.arrays
 
 
 def open_entry(entry: Entry, *, expected: Expected, advice: str) -> Arrays:

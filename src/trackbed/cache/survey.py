@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.fingerprint import differences
@@ -18,15 +22,28 @@ Stamps = Mapping[str, Stamp | None]
 """Files by their paths, as they were when they were looked at; None for what was not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(NamedTuple):
     """An entry that was seen whole."""
 
     place: Place
+    names: tuple[str, ...]
+    """Its arrays, in the order in which they are written."""
     specs: Mapping[str, ArraySpec]
     """What its arrays hold."""
-    stamps: Stamps
-    """Its files, the manifest included."""
+    stamps: npt.NDArray[np.int64]
+    """`[F, 3]` what its files were, as `file_stamps` gives it: the manifest's last."""
+
+    @property
+    def paths(self) -> list[str]:
+        """`[F]` its files."""
+        return [*self.place.files(self.names).values(), self.place.manifest]
+
+    @classmethod
+    def of(cls, entry: Entry, place: Place, specs: Mapping[str, ArraySpec], stamps: Stamps) -> "Sighting":
+        """What was seen of each file, by its path."""
+        paths = (*place.files(entry.arrays).values(), place.manifest)
+        rows = [stamps[path] or (-1, -1, -1) for path in paths]
+        return cls(place, entry.arrays, specs, np.array(rows, dtype=np.int64))
 
 
 Expected = Callable[[], Mapping[str, ArraySpec]]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from trackbed.cache.advice import advice_on
 from trackbed.cache.appear import Prepared, let_appear
-from trackbed.cache.entry import Entry, Place
+from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import create_npy, npy_parts
 from trackbed.cache.opened import Arrays, specs_of
@@ -26,7 +26,6 @@ from trackbed.errors import CacheError
 from trackbed.files import (
     Checksum,
     FileSum,
-    Stamp,
     WrittenBehind,
     checksum_bytes,
     clear_dead_partials,
@@ -35,7 +34,7 @@ from trackbed.files import (
 )
 from trackbed.kernels import file_stamps, write_files
 
-__all__ = ["Allocate", "Build", "Written", "in_memory", "write_entry"]
+__all__ = ["Allocate", "Build", "Recipe", "Written", "in_memory", "make_folders", "write_entry"]
 
 
 class Allocate(Protocol):
@@ -52,9 +51,15 @@ class Allocate(Protocol):
 
 Build = Callable[[Allocate], Arrays]
 
-SMALL_BYTES: Final = 256 << 10
-"""Arrays of an entry that together take no more are kept as they were built: to map thousands of small files would
-take longer. Larger ones are forgotten."""
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the arrays of a small entry are made in one call with those of others."""
+
+    build: Callable[[Sequence[Any]], Sequence[Arrays | None]]
+    """From the ingredients of several entries, the arrays of each; None of one that is not small."""
+    ingredients: Any
+
 
 _IN_PLACE_BYTES: Final = 4 << 20
 _BEHIND_BYTES: Final = 256 << 20
@@ -66,9 +71,10 @@ _NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
 class Written:
     """An entry that was built."""
 
-    arrays: Arrays
     place: Place
     """Where it lies."""
+    specs: Mapping[str, ArraySpec]
+    """What its arrays hold."""
     sighting: Sighting | None
     """What was written, unless another builder of the same entry was faster."""
 
@@ -81,8 +87,7 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Written:
     those that a killed writer left.
 
     Returns:
-        The arrays, as they were built, and where they lie: aside, if another entry took the name meanwhile. Where they
-        take more than `SMALL_BYTES`, the next entry that this thread writes may use their memory.
+        Where it lies: aside, if another entry took the name meanwhile.
 
     Raises:
         CacheError: the folder cannot be written, or the disk is full; nothing partial is left behind.
@@ -90,15 +95,24 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Written:
     writing = _Writing(entry, place)
     try:
         with writing.explained():
-            for folder in (place.directory, f"{entry.own}/partial"):
-                if not os.path.isdir(folder):  # noqa: PTH112  see Place
-                    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
-            _clear_once(f"{entry.own}/partial")
+            make_folders(entry, place)
         arrays = build(writing)
         with writing.explained():
             return writing.publish(arrays)
     finally:
         writing.clear()
+
+
+def make_folders(entry: Entry, place: Place) -> None:
+    """See that there are folders to write to, without what killed writers left there.
+
+    Raises:
+        OSError: they cannot be made.
+    """
+    for folder in (place.directory, f"{entry.own}/partial"):
+        if not os.path.isdir(folder):  # noqa: PTH112  see Place
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+    _clear_once(f"{entry.own}/partial")
 
 
 class _Scratch(threading.local):
@@ -111,10 +125,8 @@ class _Scratch(threading.local):
         self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array that is valid until the next one of this name and more than `SMALL_BYTES` is asked for."""
+        """An array that is valid until the next one of this name is asked for."""
         size = math.prod(shape) * dtype.itemsize
-        if size <= SMALL_BYTES:
-            return np.empty(shape, dtype=dtype)
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[name] = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
@@ -204,10 +216,8 @@ class _Writing:
         self._partials = {name: path for name, path in self._partials.items() if path in appeared.unused}
         place = appeared.place
         if appeared.unused:
-            return Written(arrays, place, None)
-        finals = (*place.files(self._entry.arrays).values(), place.manifest)
-        seen = {path: Stamp(*stamp) for path, stamp in zip(finals, stamps.tolist(), strict=True)}
-        return Written(arrays, place, Sighting(place, manifest.arrays, seen))
+            return Written(place, manifest.arrays, None)
+        return Written(place, manifest.arrays, Sighting(place, self._entry.arrays, manifest.arrays, stamps))
 
     def _left_of(self, name: str, arrays: Arrays) -> list[bytes | memoryview]:
         """The bytes of a file that is not there yet; nothing of one that was filled in place."""

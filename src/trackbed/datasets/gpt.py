@@ -19,6 +19,7 @@ from trackbed.cache import (
     ArraySpec,
     Entry,
     Pending,
+    Recipe,
     fingerprint,
     in_memory,
     open_entry,
@@ -31,6 +32,7 @@ from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
+from trackbed.datasets.gpt_together import build_together
 from trackbed.datasets.low_level import identify, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
@@ -243,7 +245,13 @@ class GPTDataset(MegatronDataset, Gathering):
         entry = self._entry()
         if entry is None:
             return self._build_indices(in_memory)
-        return open_or_build(entry, expected=self._expect_indices, build=self._build_indices, cost=self._cost)
+        return open_or_build(
+            entry,
+            expected=self._expect_indices,
+            build=self._build_indices,
+            cost=self._cost,
+            recipe=Recipe(build_together, self._indices),
+        )
 
     def _build_indices(self, allocate: Allocate) -> Arrays:
         with self._named_errors():

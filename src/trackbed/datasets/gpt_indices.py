@@ -15,10 +15,10 @@ import numpy.typing as npt
 from trackbed.cache import Allocate, Arrays, ArraySpec
 from trackbed.datasets.low_level import most_tokens
 from trackbed.errors import FormatError
+from trackbed.index import runs
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.legacy_random import LegacyShuffle
-from trackbed.index.runs import bounds_of, run
 from trackbed.index.samples import sample_index, sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.kernels import available_threads, count_tokens
@@ -81,7 +81,7 @@ class GPTIndices:
         Raises:
             FormatError: a length is negative, or there are more tokens than the file has room for.
         """
-        run = self._run
+        run = self.run
         lengths = self.lengths[run[0] : run[1]] if run else self.lengths[self._numbers]
         total, shortest = count_tokens(np.asarray(lengths, dtype=np.int32))
         room = most_tokens(self.dataset)
@@ -108,7 +108,7 @@ class GPTIndices:
         """The three arrays."""
         shuffle = LegacyShuffle(self.seed)
         in_place = {name: partial(allocate, name) for name in ARRAYS}
-        first = self._run[0] if self._run else None
+        first = self.run[0] if self.run else None
         visits = document_index(self._numbers, self.plan, shuffle, first=first, allocate=in_place["document_index"])
         allocate.filled(len(visits), "document_index")
         return {
@@ -128,7 +128,7 @@ class GPTIndices:
 
     def decisions(self) -> dict[str, Any]:
         """What decides the bytes, besides the lengths."""
-        run = self._run
+        run = self.run
         documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers).data).hexdigest()
         return {
             "order": "megatron",
@@ -143,9 +143,9 @@ class GPTIndices:
     @cached_property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return run(0, len(self.lengths)) if self.documents is None else self.documents
+        return runs.run(0, len(self.lengths)) if self.documents is None else self.documents
 
     @cached_property
-    def _run(self) -> tuple[int, int] | None:
+    def run(self) -> tuple[int, int] | None:
         """First document and the one after the last, where they are consecutive: they nearly always are."""
-        return (0, len(self.lengths)) if self.documents is None else bounds_of(self.documents)
+        return (0, len(self.lengths)) if self.documents is None else runs.bounds_of(self.documents)

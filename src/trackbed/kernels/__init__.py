@@ -16,7 +16,8 @@ from trackbed.kernels.permutation import (
 from trackbed.kernels.poll import Poll, look_in, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
-from trackbed.kernels.small_files import file_stamps, write_files
+from trackbed.kernels.small_files import GroupFolders, file_stamps, publish_groups, write_files
+from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
 
 __all__ = [
     "PERMUTATION_VERSION",
@@ -25,9 +26,12 @@ __all__ = [
     "EpochShuffles",
     "Extent",
     "Gathered",
+    "GroupFolders",
     "Poll",
     "SampleShape",
     "SampleSources",
+    "SmallDataset",
+    "SmallIndices",
     "Twister",
     "Visits",
     "available_levels",
@@ -50,7 +54,9 @@ __all__ = [
     "new_twister",
     "permute",
     "permute_blocks",
+    "publish_groups",
     "sample_index",
+    "small_indices",
     "watched",
     "write_files",
 ]

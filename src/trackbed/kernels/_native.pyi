@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,32 @@ def legacy_shuffle(
 ) -> None: ...
 def write_files(
     names: bytes,
-    parts: list[bytes | memoryview],
+    parts: list[bytes | memoryview | npt.NDArray[Any]],
     counts: npt.NDArray[np.int64],
     poll: _Poll,
     /,
 ) -> tuple[int, int]: ...
+def publish_groups(
+    folders: list[bytes],
+    stems: bytes,
+    endings: bytes,
+    partial_ending: bytes,
+    may_be_unnamed: bool,
+    parts: Sequence[bytes | memoryview | npt.NDArray[Any]],
+    counts: npt.NDArray[np.int64],
+    stamps: npt.NDArray[np.int64],
+    errors: npt.NDArray[np.int32],
+    poll: _Poll,
+    /,
+) -> None: ...
+def small_indices(
+    datasets: npt.NDArray[np.int64],
+    lengths: list[npt.NDArray[np.uint8]],
+    indices: npt.NDArray[np.uint32],
+    level: int,
+    poll: _Poll,
+    /,
+) -> int: ...
 def file_stamps(
     folder: bytes,
     names: bytes,

@@ -3,13 +3,14 @@
 Thousands of small files are written at a start. Each call of the system that Python makes takes as long again, and
 gives other threads the interpreter, which is then waited for.
 
-Shapes: N files.
+Shapes: N files, G groups of F files.
 """
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,9 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.poll import Poll, current_poll
 
-__all__ = ["file_stamps", "write_files"]
+__all__ = ["GroupFolders", "file_stamps", "publish_groups", "write_files"]
 
-Part = bytes | memoryview
+Part = bytes | memoryview | npt.NDArray[Any]
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -44,6 +45,72 @@ def write_files(files: Mapping[str, Sequence[Part]], *, poll: Poll = None) -> No
     error, place = _native.write_files(_joined(paths), parts, counts, current_poll(poll))
     if error:
         raise OSError(error, os.strerror(error), paths[place])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFolders:
+    """Where the files of groups lie: paths of folders that are there."""
+
+    files: str
+    """All of a group but the last."""
+    claims: str
+    """The last one of each group."""
+    partials: str
+    """Those that are not complete, unless they have no name."""
+
+
+def publish_groups(
+    folders: GroupFolders,
+    stems: Sequence[str],
+    endings: Sequence[str],
+    parts: Sequence[Part],
+    counts: Sequence[int],
+    *,
+    partial_ending: str,
+    may_be_unnamed: bool = True,
+    poll: Poll = None,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Make groups of new files, each of which appears when its files are complete: the last one first.
+
+    A group that cannot appear leaves nothing behind. That is so where a file of the last one's name is there; files of
+    the others' names are replaced.
+
+    Args:
+        folders: where the files lie.
+        stems: `[G]` what the names of a group's files begin with.
+        endings: `[F]` how they end.
+        parts: contiguous bytes, one after the other: those of each file of each group.
+        counts: `[F]` how many parts each file of a group has.
+        partial_ending: what names end with until a group appears; nobody else uses it.
+        may_be_unnamed: whether files have no name at all until then, where the file system knows such files.
+        poll: looks in while it runs, with the number of groups that are done.
+
+    Returns:
+        `[G]` 0 for a group that appeared, or the system's number of the error: EEXIST where its last name was taken.
+        `[G, F, 3]` what `file_stamps` says of the files of those that appeared.
+
+    Raises:
+        ArgumentError: a name is empty or holds a zero byte, or there are more or fewer parts than `counts` says.
+    """
+    if len(parts) != len(stems) * sum(counts) or len(counts) != len(endings):
+        wanted = f"{len(stems)} groups of {len(endings)} files must have {list(counts)} parts each"
+        msg = f"{wanted}, found {len(parts)} in all"
+        raise ArgumentError(msg)
+    errors = np.empty(len(stems), dtype=np.int32)
+    stamps = np.full((len(stems), len(endings), 3), -1, dtype=np.int64)
+    _native.publish_groups(
+        [os.fsencode(folder) for folder in (folders.files, folders.claims, folders.partials)],
+        _joined(stems),
+        _joined(endings),
+        os.fsencode(partial_ending),
+        may_be_unnamed,
+        parts,
+        np.tile(np.array(counts, dtype=np.int64), len(stems)),
+        stamps.reshape(-1),
+        errors,
+        current_poll(poll),
+    )
+    return errors, stamps
 
 
 def file_stamps(folder: str, names: Sequence[str], *, num_threads: int = 1, poll: Poll = None) -> npt.NDArray[np.int64]:

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "trackbed/poll.hpp"
+#include "trackbed/small_files.hpp"
+
+namespace trackbed {
+
+// Where groups of files, as many of each, are to appear: file f of group g under the name stems[g] + endings[f], the
+// last one of each group in a folder of its own.
+struct GroupNames {
+  const char* files;   // a folder that is there, as are the others
+  const char* claims;  // where the last one of each group appears
+  Names stems;
+  Names endings;
+  // Where files are that are not complete, under their names and this ending; unless they `may_be_unnamed`, and the
+  // file system has files without a name, of which nothing is left when a process is killed.
+  const char* partials;
+  const char* partial_ending;
+  bool may_be_unnamed;
+};
+
+// Makes new files of `counts[g * F + f]` parts each, F a group, and lets each group appear when its files are complete:
+// the last file first, unless there is one of that name, then the others, in the place of what has their names.
+// Of what appeared, `stamps` says which files it is. A group that did not, and has a number of the system's in `errors`
+// that says why, leaves nothing behind; one whose last file's name is taken has EEXIST. The others have 0.
+// Requires: as many stamps as counts, as many errors as stems, as many parts as the counts say together. Four or five
+// calls of the system a file.
+void publish_groups(const GroupNames& names, std::span<const std::span<const std::byte>> parts,
+                    std::span<const std::int64_t> counts, std::span<FileStamp> stamps, std::span<std::int32_t> errors,
+                    Poll& poll);
+
+}  // namespace trackbed

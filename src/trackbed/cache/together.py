@@ -1,0 +1,158 @@
+"""Building many small entries in a few calls: for each of them alone, Python would take longer than all the rest.
+
+What is in the way of that (a file that is there already, an array that is not small, a full disk) is left to the way
+that entries are built one by one, which knows what to do, or what to say.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from trackbed.cache.entry import ArraySpec, Entry
+from trackbed.cache.look import are_absent
+from trackbed.cache.manifest import Manifest, encode_manifest
+from trackbed.cache.npy import encode_npy_header
+from trackbed.cache.once import Pending
+from trackbed.cache.opened import Arrays
+from trackbed.cache.survey import Sighting
+from trackbed.cache.write import Recipe, make_folders
+from trackbed.files import FileSum, crc32, partial_name
+from trackbed.kernels import GroupFolders, publish_groups
+
+__all__ = ["find_absent", "groups_of", "make_together"]
+
+_MOST: Final = 64
+"""Entries of a call: more would gain little, and whoever waits for the first of them would wait longer."""
+
+
+def groups_of(pending: Sequence[Pending]) -> list[Sequence[Pending]]:
+    """These entries, cut where others cannot be built in one call with those before them.
+
+    Of those that can, one, two, four and so on up to 64 are a group: so the first is there soon.
+    """
+    groups = []
+    first, most = 0, 1
+    while first < len(pending):
+        stop = first + 1
+        while stop < min(first + most, len(pending)) and _are_alike(pending[first], pending[stop]):
+            stop += 1
+        most = 1 if pending[first].recipe is None else min(2 * most, _MOST)
+        groups.append(pending[first:stop])
+        first = stop
+    return groups
+
+
+def _are_alike(one: Pending, other: Pending) -> bool:
+    return (
+        one.recipe is not None
+        and other.recipe is not None
+        and one.recipe.build == other.recipe.build
+        and (one.entry.directory, one.entry.arrays) == (other.entry.directory, other.entry.arrays)
+    )
+
+
+def make_together(group: Sequence[Pending]) -> None:
+    """Build the entries of a group.
+
+    Raises:
+        Exception: whatever `Pending.make` does.
+    """
+    recipe = group[0].recipe
+    if recipe is not None and len(group) > 1:
+        find_absent([one for one in group if one.was_absent is None])
+        _make_small(recipe, [one for one in group if one.was_absent and not one.is_open])
+    for one in group:
+        one.make()  # is there already, but where something was in the way
+
+
+def _make_small(recipe: Recipe, pending: Sequence[Pending]) -> None:
+    built = recipe.build([one.recipe.ingredients for one in pending if one.recipe is not None])
+    small = [(one, arrays) for one, arrays in zip(pending, built, strict=True) if arrays is not None]
+    sightings = _write([one.entry for one, _ in small], [arrays for _, arrays in small])
+    for (one, _), sighting in zip(small, sightings, strict=True):
+        if sighting is not None:
+            one.note_written(sighting)
+
+
+def find_absent(pending: Sequence[Pending]) -> list[bool]:
+    """Of each entry, whether nothing of it is there; of all in one call. Those that are, or may be, are not opened."""
+    looked_for = [one.entry.megatron and not one.is_open for one in pending]
+    absent = iter(are_absent([one.entry for one, wanted in zip(pending, looked_for, strict=True) if wanted]))
+    found = [wanted and next(absent) for wanted in looked_for]
+    for one, is_absent in zip(pending, found, strict=True):
+        if is_absent:
+            one.note_absence()
+    return found
+
+
+def _write(entries: Sequence[Entry], built: Sequence[Arrays]) -> list[Sighting | None]:
+    """Write small entries of one cache to the places that they share with Megatron Core's, all at once.
+
+    Args:
+        entries: with the same names of arrays. None of their files was there a moment ago.
+        built: the arrays of each, 64 MiB at most.
+
+    Returns:
+        What was written of each; None of one that was not, of which nothing is left.
+
+    Raises:
+        OSError: the folders cannot be made.
+    """
+    if not entries:
+        return []
+    place = entries[0].shared
+    make_folders(entries[0], place)
+    own = entries[0].own
+    parts: list[Any] = []
+    manifests = []
+    for entry, arrays in zip(entries, built, strict=True):
+        manifests.append(_add_parts(entry, arrays, parts))
+    names = entries[0].arrays
+    errors, stamps = publish_groups(
+        GroupFolders(partials=f"{own}/partial", files=place.directory, claims=own),
+        [entry.stem for entry in entries],
+        ["-description.txt", *(f"-{name}.npy" for name in names), ".json"],
+        parts,
+        [1, *[2] * len(names), 1],
+        partial_ending=partial_name(""),
+    )
+    return [
+        None if error else Sighting(entry.shared, names, manifest.arrays, rows)
+        for entry, manifest, rows, error in zip(entries, manifests, stamps, errors.tolist(), strict=True)
+    ]
+
+
+def _add_parts(entry: Entry, arrays: Arrays, parts: list[Any]) -> Manifest:
+    """Add what the files of an entry consist of, in the order in which they are written."""
+    stem, description = entry.stem, entry.description.encode()
+    files = {f"{stem}-description.txt": _sum_of(description)}
+    specs = {}
+    parts.append(description)
+    for name in entry.arrays:
+        array = np.ascontiguousarray(arrays[name])
+        header, before = _header(array.dtype, array.shape)
+        parts += header, array
+        files[f"{stem}-{name}.npy"] = _sum_of(array, size_bytes=len(header), crc32_before=before)
+        specs[name] = _spec(array.dtype, array.shape)
+    manifest = Manifest(entry.fingerprint, entry.decisions, files, specs)
+    parts.append(encode_manifest(manifest))
+    return manifest
+
+
+def _sum_of(content: Any, *, size_bytes: int = 0, crc32_before: int = 0) -> FileSum:
+    """Of a file that ends with `content`, after so many bytes of that CRC-32."""
+    return FileSum(size_bytes + memoryview(content).nbytes, [f"{crc32(content, crc32_before):08x}"])
+
+
+@lru_cache(maxsize=1 << 12)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
+    """What comes before an array in its file, and its CRC-32."""
+    header = encode_npy_header(dtype, shape)
+    return header, crc32(header)
+
+
+@lru_cache(maxsize=1 << 12)
+def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
+    return ArraySpec(dtype, shape)

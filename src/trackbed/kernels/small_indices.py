@@ -1,0 +1,108 @@
+"""Typed door to the kernel that makes the indices of many small datasets in one call.
+
+Shapes: N datasets. Of each: D documents of its file, V visits, R samples.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+from trackbed.kernels.isa import chosen_level
+from trackbed.kernels.poll import Poll, current_poll
+
+__all__ = ["SmallDataset", "SmallIndices", "small_indices"]
+
+
+class SmallDataset(NamedTuple):
+    """A dataset whose documents follow one another in their file."""
+
+    first: int
+    """The number of its first document."""
+    num_documents: int
+    num_epochs: int
+    """At least 1."""
+    num_samples: int
+    """That come out of all epochs."""
+    samples_before_last: int
+    """Samples of all epochs but the last where that one is shuffled apart, else -1."""
+    sequence_length: int
+    """At least 1."""
+    extra_token: int
+    """1 if a sample also holds the first token of the next one, else 0."""
+    seed: int
+    """In `[0, 2**32)`."""
+
+
+class SmallIndices(NamedTuple):
+    """The three indices of a dataset."""
+
+    visits: npt.NDArray[np.int32]
+    """`[V]` document of each visit."""
+    rows: npt.NDArray[np.int32]
+    """`[R + 1, 2]` visit and token offset inside it at which each sample starts."""
+    order: npt.NDArray[np.uint32]
+    """`[R]` sample at each position."""
+
+
+def small_indices(
+    datasets: Sequence[SmallDataset], lengths: Sequence[npt.NDArray[np.int32]], *, poll: Poll = None
+) -> list[SmallIndices]:
+    """What shuffling documents, cutting samples and shuffling these makes of each dataset, on its own.
+
+    Args:
+        datasets: `[N]` what decides the indices. Numbers of documents, visits and samples fit 31 bits.
+        lengths: for each of them, `[D]` tokens in each document of its file, at any address.
+        poll: looks in while it runs, with the number of datasets that are done.
+
+    Returns:
+        `[N]` views of one array.
+
+    Raises:
+        ArgumentError: lengths are no vectors of int32, or negative where they are looked at; or an argument is out of
+            range.
+    """
+    described = np.array(datasets, dtype=np.int64).reshape(-1, len(SmallDataset._fields))
+    _check(described, lengths)
+    first, documents, epochs, samples = described[:, :4].T
+    rooms = np.stack([epochs * documents, 2 * (samples + 1), samples], axis=1).reshape(-1)
+    ends = np.cumsum(rooms)
+    indices = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
+    raw = [one.view(np.uint8) for one in lengths]
+    done = _native.small_indices(described.reshape(-1), raw, indices, chosen_level(), current_poll(poll))
+    if done < len(datasets):
+        start, stop, count = int(first[done]), int(first[done] + documents[done]), len(lengths[done])
+        found = f"found {lengths[done][start:stop].min()}" if stop <= count else f"found {count} of them"
+        msg = f"the lengths of documents {start} to {stop} of dataset {done} must be at least 0, {found}"
+        raise ArgumentError(msg)
+    borders, signed = [0, *ends.tolist()], indices.view(np.int32)
+    return [
+        SmallIndices(signed[visits:rows], signed[rows:order].reshape(-1, 2), indices[order:end])
+        for visits, rows, order, end in zip(borders[:-1:3], borders[1::3], borders[2::3], borders[3::3], strict=True)
+    ]
+
+
+def _check(described: npt.NDArray[np.int64], lengths: Sequence[npt.NDArray[np.int32]]) -> None:
+    if len(described) != len(lengths):
+        msg = f"there must be lengths for each of {len(described)} datasets, found {len(lengths)}"
+        raise ArgumentError(msg)
+    for one in lengths:
+        if one.ndim != 1 or one.dtype != np.int32 or not one.flags.c_contiguous:
+            msg = f"lengths must be a contiguous vector of int32, found dtype {one.dtype} and shape {list(one.shape)}"
+            raise ArgumentError(msg)
+    lowest = np.array([0, 0, 1, 0, -1, 1, 0, 0])
+    highest = np.array([2**31 - 1] * 4 + [2**31 - 1, 2**31 - 1, 1, 2**32 - 1])
+    wrong = np.argwhere((described < lowest) | (described > highest))
+    if len(wrong):
+        dataset, field = wrong[0].tolist()
+        name = SmallDataset._fields[field]
+        msg = f"{name} must be in [{lowest[field]}, {highest[field]}], found {described[dataset, field]}"
+        raise ArgumentError(msg)
+    _, documents, epochs, samples, apart, *_ = described.T
+    visits = epochs * documents
+    if ((visits > highest[0]) | (apart > samples) | ((apart >= 0) & (epochs < 2))).any():
+        msg = f"visits must fit 31 bits, and samples before the last epoch be among all, found {visits} and {apart}"
+        raise ArgumentError(msg)
