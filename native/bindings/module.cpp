@@ -180,6 +180,15 @@ void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, 
   trackbed::file_stamps(folder.c_str(), text, found, num_threads, poll);
 }
 
+void read_parts(nb::bytes paths, Array<const std::int64_t> starts, Array<const std::int64_t> sizes,
+                Array<std::uint8_t> content, Array<std::int64_t> stamps, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const std::span<const char> text = text_of(paths);
+  const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
+  const nb::gil_scoped_release no_gil;
+  trackbed::read_parts(text, span_of(starts), span_of(sizes), std::as_writable_bytes(span_of(content)), found, poll);
+}
+
 void publish_groups(const std::vector<nb::bytes>& folders, nb::bytes stems, nb::bytes endings, nb::bytes partial_ending,
                     bool may_be_unnamed, nb::list parts, Array<const std::int64_t> counts, Array<std::int64_t> stamps,
                     Array<std::int32_t> errors, nb::handle callback) {
@@ -332,6 +341,7 @@ NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("write_files", &write_files, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("read_parts", &read_parts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("publish_groups", &publish_groups, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);

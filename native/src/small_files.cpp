@@ -21,15 +21,44 @@ int write_file(const char* path, std::span<const std::span<const std::byte>> par
   return file ? write_parts(file, parts, poll) : errno;
 }
 
+constexpr FileStamp kNone{.inode = -1, .size_bytes = -1, .modified_ns = -1};
+
 FileStamp look_at(int folder, const char* name) {
   struct stat status;
   if (fstatat(folder, name, &status, 0) != 0) {
-    return {.inode = -1, .size_bytes = -1, .modified_ns = -1};
+    return kNone;
   }
   return stamp_of(status);
 }
 
+// Whether the part was read whole.
+bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t start) {
+  while (!part.empty()) {
+    const ssize_t found = pread(file.number(), part.data(), part.size(), start);
+    if (found == 0 || (found < 0 && errno != EINTR)) {
+      return false;
+    }
+    part = part.subspan(static_cast<std::size_t>(std::max<ssize_t>(found, 0)));
+    start += std::max<ssize_t>(found, 0);
+  }
+  return true;
+}
+
 }  // namespace
+
+void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<const std::int64_t> sizes,
+                std::span<std::byte> content, std::span<FileStamp> stamps, Poll& poll) {
+  const std::vector<const char*> names = starts_of(paths, stamps.size());
+  for (std::size_t number = 0; number < stamps.size(); ++number) {
+    const auto part = content.first(static_cast<std::size_t>(sizes[number]));
+    const Descriptor file(open(names[number], O_RDONLY | O_CLOEXEC));
+    struct stat status;
+    const bool is_read = file && fstat(file.number(), &status) == 0 && read_whole(file, part, starts[number]);
+    stamps[number] = is_read ? stamp_of(status) : kNone;
+    content = content.subspan(part.size());
+    poll(static_cast<std::int64_t>(number) + 1);
+  }
+}
 
 FileError write_files(Names paths, std::span<const std::span<const std::byte>> parts,
                       std::span<const std::int64_t> counts, Poll& poll) {

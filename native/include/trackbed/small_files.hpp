@@ -30,6 +30,13 @@ struct FileError {
 FileError write_files(Names paths, std::span<const std::span<const std::byte>> parts,
                       std::span<const std::int64_t> counts, Poll& poll);
 
+// Reads sizes[file] bytes from starts[file] on of each file, one part after the other into `content`, and looks at it.
+// The stamp of one that cannot be read, or ends before its part does, is -1 thrice.
+// Requires: as many paths, starts and sizes as stamps, and `content` as long as all sizes together. Four calls of the
+// system a file.
+void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<const std::int64_t> sizes,
+                std::span<std::byte> content, std::span<FileStamp> stamps, Poll& poll);
+
 // Looks at as many files as there are stamps.
 // Requires: as many names as stamps, below `folder` or absolute. One call of the system a file, and one for the folder.
 void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, int num_threads, Poll& poll);

@@ -18,7 +18,7 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron import MegatronDataset, describing_alike
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import whereabouts
 from trackbed.index.legacy_random import forget_shared_runs
@@ -118,6 +118,10 @@ class BlendedMegatronDatasetBuilder:
             wants = group is None or self.is_built_on_rank()
             with access(Access.open_only, advice=_NOT_FAST):
                 return self._build() if wants else [None] * len(Split)
+        with _collector_paused():
+            return self._build_or_recall(group)
+
+    def _build_or_recall(self, group: Group | None) -> list[Any]:
         with (group or SOLO).together("building the indices") as step, watched(step.poll):
             wants = group is None or self.is_built_on_rank()
             builders = Builders(
@@ -133,15 +137,14 @@ class BlendedMegatronDatasetBuilder:
                 builders.attend()
                 return [None] * len(Split)
             start = Start(self.cls, self.sizes, self.config)
-            with _collector_paused():
-                if start.key is not None and builders.holds(start.memo, start.key):
-                    return start.recalled(self._build)
-                with collecting() as pending, openings() as pairs:
-                    built = self._build(lambda: builders.settle(pending, is_last=False))
-                    builders.settle(pending, is_last=True, names=_names(built, self.config))
-                    forget_shared_runs()
-                    for dataset in built:
-                        _check_length(dataset)
+            if start.key is not None and builders.holds(start.memo, start.key):
+                return start.recalled(self._build)
+            with collecting() as pending, openings() as pairs, describing_alike():
+                built = self._build(lambda: builders.settle(pending, is_last=False))
+                builders.settle(pending, is_last=True, names=_names(built, self.config))
+                forget_shared_runs()
+                for dataset in built:
+                    _check_length(dataset)
         if builders.is_first:
             start.remember(pending, pairs)
         return built

@@ -6,14 +6,15 @@ Shapes: T tasks, R ranks.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from trackbed.errors import ArgumentError
 
 __all__ = ["Plan", "Task", "plan_tasks"]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One index that is to be built."""
 
     name: str
@@ -72,8 +73,8 @@ def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:
 def _lower_bound(costs: Sequence[float], num_ranks: int) -> float:
     """The largest of the mean load and, of the k R + 1 longest tasks, the k + 1 shortest: one rank has as many."""
     descending = sorted(costs, reverse=True)
+    sums = [0.0, *accumulate(descending)]
     shared = (
-        sum(descending[first - together : first + 1])
-        for together, first in enumerate(range(0, len(descending), num_ranks))
+        sums[first + 1] - sums[first - together] for together, first in enumerate(range(0, len(descending), num_ranks))
     )
     return max(sum(costs) / num_ranks, max(shared, default=0.0))

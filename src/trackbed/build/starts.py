@@ -92,20 +92,18 @@ class Start:
         seen = [sighting for sighting in (one.see() for one in pending) if sighting is not None]
         if len(seen) < len(pending):
             return
-        files: list[str] = []
-        stamps = []
-        for prefix, opening in pairs.items():
-            start = os.path.abspath(prefix)  # noqa: PTH100  see Place
-            files += [get_idx_path(start), get_bin_path(start)]
-            stamps += [opening.ends.stamp, opening.bin_stamp]
-        files += chain.from_iterable(sighting.paths for sighting in seen)
-        rows = np.concatenate([np.array(stamps, dtype=np.int64).reshape(-1, 3), *(one.stamps for one in seen)])
+        of_pairs = [stamp for opening in pairs.values() for stamp in (opening.ends.stamp, opening.bin_stamp)]
+        stamps = np.concatenate([np.array(of_pairs, dtype=np.int64).reshape(-1, 3), *(one.stamps for one in seen)])
+        files = chain(
+            (path(os.path.abspath(prefix)) for prefix in pairs for path in (get_idx_path, get_bin_path)),  # noqa: PTH100
+            chain.from_iterable(sighting.paths for sighting in seen),
+        )
         content = {
             "use": use_name([one.entry for one in pending]),
             "pairs": {prefix: opening.to_json() for prefix, opening in pairs.items()},
             "entries": [record_of(sighting, self._folder) for sighting in seen],
         }
-        write_memo(self._path, self._folder, files, rows, content)
+        write_memo(self._path, self._folder, files, stamps, content)
 
 
 def _key(cls: type[MegatronDataset], sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig) -> str | None:

@@ -70,7 +70,7 @@ def read_manifest(path: str) -> Manifest | None:
         found = (fields["format"], fields["version"])
         if found != (_FORMAT, _VERSION):
             return Manifest("", {"manifest": list(found)}, {}, {})
-        files = {name: FileSum(**record) for name, record in fields["files"].items()}
+        files = {name: FileSum.from_json(record) for name, record in fields["files"].items()}
         arrays = {name: _array_spec(**record) for name, record in fields.get("arrays", {}).items()}
         return Manifest(fields["fingerprint"], fields["decisions"], files, arrays)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

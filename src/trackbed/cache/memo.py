@@ -8,7 +8,8 @@ Shapes: N files.
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from trackbed.kernels import available_threads, file_stamps
 __all__ = ["Memo", "read_memo", "write_memo"]
 
 _FORMAT: Final = "trackbed-memo"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _CHUNK_FILES: Final = 1024
 
 
@@ -32,10 +33,10 @@ class Memo(NamedTuple):
     content: Any
     """What was found out, as JSON values."""
     folder: str
-    names: Sequence[str]
-    """`[N]` the files that it was found out about: in `folder`, or absolute."""
+    names: Sequence[Sequence[str]]
+    """The files that it was found out about, in chunks of 1,024: in `folder`, or absolute."""
     digests: Sequence[str]
-    """Of what each 1,024 of them were."""
+    """Of what those of each chunk were."""
     crc32: int
     """What tells it from another memo under the same name."""
 
@@ -46,13 +47,13 @@ class Memo(NamedTuple):
 
     def holds(self, chunks: Sequence[int]) -> bool:
         """Whether no file of these parts has changed. Any other process may look at the other parts."""
-        names = [name for chunk in chunks for name in self.names[chunk * _CHUNK_FILES : (chunk + 1) * _CHUNK_FILES]]
+        names = list(chain.from_iterable(self.names[chunk] for chunk in chunks))
         stamps = file_stamps(self.folder, names, num_threads=available_threads())
         parts = np.split(stamps, range(_CHUNK_FILES, len(stamps), _CHUNK_FILES)) if chunks else []
         return [_digest(part) for part in parts] == [self.digests[chunk] for chunk in chunks]
 
 
-def write_memo(path: str, folder: str, files: Sequence[str], stamps: npt.NDArray[np.int64], content: Any) -> None:
+def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray[np.int64], content: Any) -> None:
     """Let the file `path` say what was found out.
 
     Args:
@@ -66,10 +67,8 @@ def write_memo(path: str, folder: str, files: Sequence[str], stamps: npt.NDArray
         OSError: it cannot be written.
     """
     parts = [stamps[first : first + _CHUNK_FILES] for first in range(0, len(stamps), _CHUNK_FILES)]
-    start = f"{folder}/"
-    names = [name.removeprefix(start) for name in files]
     digests = [_digest(part) for part in parts]
-    body = orjson.dumps({"names": names, "digests": digests, "content": content})
+    body = orjson.dumps({"names": list(_encode_names(files, folder)), "digests": digests, "content": content})
     head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": crc32(body)})
     partials = f"{folder}/.trackbed/partial"
     for needed in (os.path.dirname(path), partials):  # noqa: PTH120
@@ -81,6 +80,13 @@ def write_memo(path: str, folder: str, files: Sequence[str], stamps: npt.NDArray
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def _encode_names(files: Iterable[str], folder: str) -> Iterator[orjson.Fragment]:
+    """The names of each chunk of files, as JSON: as objects, all of them would take several MiB."""
+    start, rest = f"{folder}/", iter(files)
+    while names := [name.removeprefix(start) for name in islice(rest, _CHUNK_FILES)]:
+        yield orjson.Fragment(orjson.dumps(names))
 
 
 def read_memo(path: str, folder: str) -> Memo | None:

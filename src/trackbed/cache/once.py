@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from enum import Enum, auto
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
@@ -104,9 +105,16 @@ class Pending(Arrays):
         """Take note that nothing of it was there a moment ago."""
         self._place, self._was_absent = self.entry.shared, True
 
-    def note_written(self, sighting: Sighting) -> None:
-        """Open it, as it was just written."""
-        self._arrays, self._sighting = OpenedArrays(sighting.place, sighting.specs), sighting
+    def note_written(self, specs: Mapping[str, ArraySpec], stamps: npt.NDArray[np.int64]) -> None:
+        """Open it, as it was just written to the place where nothing of it was.
+
+        Args:
+            specs: what its arrays hold.
+            stamps: of its files, as in a `Sighting`.
+        """
+        place = self._place or self.entry.shared
+        self._arrays = OpenedArrays(place, specs)
+        self._sighting = Sighting(place, self.entry.arrays, specs, stamps)
 
     def see(self) -> Sighting | None:
         """What this process saw when it found or built it; of what others built, what it sees now, if anything."""

@@ -21,7 +21,7 @@ __all__ = ["Recall", "recalled", "recalling", "record_of"]
 
 def record_of(sighting: Sighting, folder: str) -> list[Any]:
     """What was seen of an entry of the cache in `folder`, as JSON values."""
-    specs = [[name, spec.dtype.str, spec.shape] for name, spec in sighting.specs.items()]
+    specs = [_record(name, spec.dtype, spec.shape) for name, spec in sighting.specs.items()]
     return [sighting.place.directory.removeprefix(folder), sighting.place.stem, specs]
 
 
@@ -51,6 +51,11 @@ class Recall:
         directory, stem, arrays = self._records[self._taken - 1]
         specs = {name: ArraySpec(_dtype(dtype), tuple(shape)) for name, dtype, shape in arrays}
         return OpenedArrays(Place(f"{self._folder}{directory}", stem, ""), specs)
+
+
+@lru_cache(maxsize=1 << 10)
+def _record(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, str, tuple[int, ...]]:
+    return name, dtype.str, shape
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,7 @@ What is in the way of that (a file that is there already, an array that is not s
 that entries are built one by one, which knows what to do, or what to say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import encode_npy_header
 from trackbed.cache.once import Pending
 from trackbed.cache.opened import Arrays
-from trackbed.cache.survey import Sighting
 from trackbed.cache.write import Recipe, make_folders
 from trackbed.files import FileSum, crc32, partial_name
 from trackbed.kernels import GroupFolders, publish_groups
@@ -25,6 +24,8 @@ __all__ = ["find_absent", "groups_of", "make_together"]
 
 _MOST: Final = 64
 """Entries of a call: more would gain little, and whoever waits for the first of them would wait longer."""
+_MOST_LOOKED_FOR: Final = 256
+"""Entries of a call; more would take memory for their names, and gain nothing."""
 
 
 def groups_of(pending: Sequence[Pending]) -> list[Sequence[Pending]]:
@@ -70,62 +71,54 @@ def make_together(group: Sequence[Pending]) -> None:
 def _make_small(recipe: Recipe, pending: Sequence[Pending]) -> None:
     built = recipe.build([one.recipe.ingredients for one in pending if one.recipe is not None])
     small = [(one, arrays) for one, arrays in zip(pending, built, strict=True) if arrays is not None]
-    sightings = _write([one.entry for one, _ in small], [arrays for _, arrays in small])
-    for (one, _), sighting in zip(small, sightings, strict=True):
-        if sighting is not None:
-            one.note_written(sighting)
+    if small:
+        _write([one for one, _ in small], [arrays for _, arrays in small])
 
 
 def find_absent(pending: Sequence[Pending]) -> list[bool]:
-    """Of each entry, whether nothing of it is there; of all in one call. Those that are, or may be, are not opened."""
-    looked_for = [one.entry.megatron and not one.is_open for one in pending]
-    absent = iter(are_absent([one.entry for one, wanted in zip(pending, looked_for, strict=True) if wanted]))
-    found = [wanted and next(absent) for wanted in looked_for]
-    for one, is_absent in zip(pending, found, strict=True):
-        if is_absent:
-            one.note_absence()
-    return found
+    """Of each entry, whether nothing of it is there, looking for many in one call. None is opened."""
+    wanted = [number for number, one in enumerate(pending) if one.entry.megatron and not one.is_open]
+    absent = [False] * len(pending)
+    for first in range(0, len(wanted), _MOST_LOOKED_FOR):
+        some = wanted[first : first + _MOST_LOOKED_FOR]
+        for number, is_absent in zip(some, are_absent([pending[number].entry for number in some]), strict=True):
+            absent[number] = is_absent
+            if is_absent:
+                pending[number].note_absence()
+    return absent
 
 
-def _write(entries: Sequence[Entry], built: Sequence[Arrays]) -> list[Sighting | None]:
-    """Write small entries of one cache to the places that they share with Megatron Core's, all at once.
+def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:
+    """Write small entries of one cache, all at once, to the places that they share with Megatron Core's.
+
+    Those that cannot be written, as of two builders another was faster or the disk is full, stay as they were.
 
     Args:
-        entries: with the same names of arrays. None of their files was there a moment ago.
+        pending: with the same names of arrays. None of their files was there a moment ago.
         built: the arrays of each, 64 MiB at most.
-
-    Returns:
-        What was written of each; None of one that was not, of which nothing is left.
-
-    Raises:
-        OSError: the folders cannot be made.
     """
-    if not entries:
-        return []
-    place = entries[0].shared
-    make_folders(entries[0], place)
-    own = entries[0].own
+    first = pending[0].entry
+    try:
+        make_folders(first, first.shared)
+    except OSError:
+        return
     parts: list[Any] = []
-    manifests = []
-    for entry, arrays in zip(entries, built, strict=True):
-        manifests.append(_add_parts(entry, arrays, parts))
-    names = entries[0].arrays
+    specs = [_add_parts(one.entry, arrays, parts) for one, arrays in zip(pending, built, strict=True)]
     errors, stamps = publish_groups(
-        GroupFolders(partials=f"{own}/partial", files=place.directory, claims=own),
-        [entry.stem for entry in entries],
-        ["-description.txt", *(f"-{name}.npy" for name in names), ".json"],
+        GroupFolders(files=f"{first.directory}", claims=first.own, partials=f"{first.own}/partial"),
+        [one.entry.stem for one in pending],
+        ["-description.txt", *(f"-{name}.npy" for name in first.arrays), ".json"],
         parts,
-        [1, *[2] * len(names), 1],
+        [1, *[2] * len(first.arrays), 1],
         partial_ending=partial_name(""),
     )
-    return [
-        None if error else Sighting(entry.shared, names, manifest.arrays, rows)
-        for entry, manifest, rows, error in zip(entries, manifests, stamps, errors.tolist(), strict=True)
-    ]
+    for one, found, rows, error in zip(pending, specs, stamps, errors.tolist(), strict=True):
+        if not error:
+            one.note_written(found, rows)
 
 
-def _add_parts(entry: Entry, arrays: Arrays, parts: list[Any]) -> Manifest:
-    """Add what the files of an entry consist of, in the order in which they are written."""
+def _add_parts(entry: Entry, arrays: Arrays, parts: list[Any]) -> Mapping[str, ArraySpec]:
+    """Add what the files of an entry consist of, in the order in which they are written. Returns what arrays hold."""
     stem, description = entry.stem, entry.description.encode()
     files = {f"{stem}-description.txt": _sum_of(description)}
     specs = {}
@@ -136,9 +129,8 @@ def _add_parts(entry: Entry, arrays: Arrays, parts: list[Any]) -> Manifest:
         parts += header, array
         files[f"{stem}-{name}.npy"] = _sum_of(array, size_bytes=len(header), crc32_before=before)
         specs[name] = _spec(array.dtype, array.shape)
-    manifest = Manifest(entry.fingerprint, entry.decisions, files, specs)
-    parts.append(encode_manifest(manifest))
-    return manifest
+    parts.append(encode_manifest(Manifest(entry.fingerprint, entry.decisions, files, specs)))
+    return specs
 
 
 def _sum_of(content: Any, *, size_bytes: int = 0, crc32_before: int = 0) -> FileSum:
@@ -146,13 +138,13 @@ def _sum_of(content: Any, *, size_bytes: int = 0, crc32_before: int = 0) -> File
     return FileSum(size_bytes + memoryview(content).nbytes, [f"{crc32(content, crc32_before):08x}"])
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 8)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
     """What comes before an array in its file, and its CRC-32."""
     header = encode_npy_header(dtype, shape)
     return header, crc32(header)
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 8)
 def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
     return ArraySpec(dtype, shape)

@@ -5,7 +5,7 @@ Shapes: D documents of the split, V visits to them, R samples, S tokens of a sam
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -57,6 +57,12 @@ _SHAPING = (
     "create_attention_mask",
     "create_cu_seqlens",
 )
+
+
+@lru_cache(maxsize=64)
+def _as_path(directory: str) -> Path:
+    """One path for thousands of entries."""
+    return Path(directory)
 
 
 class _Span(NamedTuple):
@@ -231,7 +237,7 @@ class GPTDataset(MegatronDataset, Gathering):
         if directory is None:
             return None
         return Entry(
-            directory=Path(directory),
+            directory=_as_path(str(directory)),
             stem=f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
             description=self.unique_description,
             arrays=ARRAYS,

@@ -65,30 +65,24 @@ class GPTIndices:
 
         Raises:
             PlanError: samples are asked for, and there are no tokens.
-        """
-        return plan_epochs(
-            self.tokens_per_epoch,
-            num_samples=self.num_samples,
-            sequence_length=self.sequence_length,
-            extra_token=self.extra_token,
-            keep_partial=self.keep_partial,
-        )
-
-    @cached_property
-    def tokens_per_epoch(self) -> int:
-        """Tokens in the split's documents.
-
-        Raises:
             FormatError: a length is negative, or there are more tokens than the file has room for.
         """
-        run = self.run
-        lengths = self.lengths[run[0] : run[1]] if run else self.lengths[self._numbers]
+        return self.plan_over(self.lengths[self.run[0] : self.run[1]] if self.run else self.lengths[self._numbers])
+
+    def plan_over(self, lengths: npt.NDArray[np.int32]) -> EpochPlan:
+        """The plan, given the tokens in each of the split's documents. Raises what `plan` does."""
         total, shortest = count_tokens(np.asarray(lengths, dtype=np.int32))
         room = most_tokens(self.dataset)
         if shortest < 0 or (room is not None and total > room):
             msg = f"documents must have at least 0 and together at most {room} tokens, found {total}"
             raise FormatError(msg)
-        return total
+        return plan_epochs(
+            total,
+            num_samples=self.num_samples,
+            sequence_length=self.sequence_length,
+            extra_token=self.extra_token,
+            keep_partial=self.keep_partial,
+        )
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Types and shapes of the three arrays."""

@@ -5,6 +5,9 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property, lru_cache
 from types import NoneType
 from typing import Any, ClassVar, Final
@@ -23,6 +26,7 @@ __all__ = [
     "MegatronDataset",
     "describe",
     "describe_blend",
+    "describing_alike",
     "description_now",
     "md5_of",
     "padding_id",
@@ -73,14 +77,8 @@ class MegatronDataset(ABC, _Dataset):
         self.index_split = index_split
         self.config = config
 
-        self.unique_identifiers: OrderedDict[str, Any] = OrderedDict()
-        self.unique_identifiers["class"] = type(self).__name__
-        self.unique_identifiers["dataset_path"] = dataset_path
-        self.unique_identifiers["num_samples"] = num_samples
-        self.unique_identifiers["index_split"] = index_split.name
-        for name in self._key_config_attributes():
-            self.unique_identifiers[name] = getattr(config, name)
-        self._described = self.unique_identifiers.copy()
+        options = [getattr(config, name) for name in self._key_config_attributes()]
+        self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name, *options)
         self._pad_token_id = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
 
     @staticmethod
@@ -98,10 +96,20 @@ class MegatronDataset(ABC, _Dataset):
         """Fields of the configuration that belong to the dataset's identity."""
         return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
 
+    def _identifiers(self) -> Iterable[tuple[str, Any]]:
+        """What tells it from others, as it was when it was made."""
+        names = ("class", "dataset_path", "num_samples", "index_split", *self._key_config_attributes())
+        return zip(names, self._identity, strict=True)
+
+    @cached_property
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        """What tells it from others. A subclass may add to it; of thousands of datasets, nobody asks most."""
+        return OrderedDict(self._identifiers())
+
     @cached_property
     def unique_description(self) -> str:
         """What it is, as it was when it was made, in Megatron Core's words; no start that recalls its cache asks."""
-        return describe(self._described)
+        return describe(self._identifiers())
 
     @cached_property
     def unique_description_hash(self) -> str:
@@ -126,14 +134,27 @@ class MegatronDataset(ABC, _Dataset):
         """One sample."""
 
 
-def describe(identifiers: "OrderedDict[str, Any]") -> str:
-    """The description that Megatron Core writes of these identifiers.
+_ALIKE: ContextVar[dict[int, tuple[Any, str]] | None] = ContextVar("alike", default=None)
 
-    It is `json.dumps(identifiers, indent=4, default=...)`, put together by field: thousands of datasets share most
-    values, and indented JSON is slow to write.
+
+@contextmanager
+def describing_alike() -> Iterator[None]:
+    """Inside the block nobody changes what datasets share, such as a tokenizer: each is put into words once."""
+    token = _ALIKE.set({})
+    try:
+        yield
+    finally:
+        _ALIKE.reset(token)
+
+
+def describe(identifiers: Iterable[tuple[str, Any]]) -> str:
+    """The description that Megatron Core writes of these identifiers, by name.
+
+    It is `json.dumps(dict(identifiers), indent=4, default=...)`, put together by field: thousands of datasets share
+    most values, and indented JSON is slow to write.
     """
-    fields = ",\n".join(f"    {_QUOTE(name)}: {_describe_value(value)}" for name, value in identifiers.items())
-    return f"{{\n{fields}\n}}" if identifiers else "{}"
+    fields = ",\n".join([f"    {_QUOTE(name)}: {_describe_value(value)}" for name, value in identifiers])
+    return f"{{\n{fields}\n}}" if fields else "{}"
 
 
 def md5_of(description: str) -> str:
@@ -144,9 +165,16 @@ def md5_of(description: str) -> str:
 def _describe_value(value: Any) -> str:
     if type(value) is str:
         return _QUOTE(value)
+    if type(value) is int:
+        return repr(value)
     if isinstance(value, (str, int, float, NoneType)):
         return json.dumps(value)
-    return _indented(_COMPACT(value))
+    alike = _ALIKE.get()
+    if alike is None:
+        return _indented(_COMPACT(value))
+    if id(value) not in alike:
+        alike[id(value)] = value, _indented(_COMPACT(value))  # kept, so that no other value takes its number
+    return alike[id(value)][1]
 
 
 @lru_cache(maxsize=256)
@@ -157,9 +185,9 @@ def _indented(text: str) -> str:
 
 def description_now(dataset: MegatronDataset) -> str:
     """The description of a dataset, whose class may have changed `unique_identifiers` after it was first made."""
-    if dataset.unique_identifiers == dataset._described:  # noqa: SLF001  of this module
+    if "unique_identifiers" not in vars(dataset):
         return dataset.unique_description
-    return describe(dataset.unique_identifiers)
+    return describe(dataset.unique_identifiers.items())
 
 
 def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
@@ -169,7 +197,7 @@ def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
     longer than to build what they describe.
     """
     members = ",".join("\n        " + text.replace("\n", "\n        ") for text in identifiers["datasets"])
-    text = describe(OrderedDict({**identifiers, "datasets": []}))
+    text = describe({**identifiers, "datasets": []}.items())
     return text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
 
 

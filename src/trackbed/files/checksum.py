@@ -6,7 +6,7 @@ By the instructions that processors have for it: zlib, at 1 GB/s or less, would 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from isal.isal_zlib import crc32
 
@@ -52,11 +52,19 @@ class FileSum:
     crc32: list[str]
     """One per 64 MiB, eight hexadecimal digits each."""
 
-    def __post_init__(self) -> None:
-        texts = isinstance(self.crc32, list) and all(isinstance(text, str) for text in self.crc32)
-        if type(self.size_bytes) is not int or not texts:
-            msg = f"size_bytes must be a number and crc32 texts, found {self.size_bytes!r} and {self.crc32!r}"
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "FileSum":
+        """What a file of records says.
+
+        Raises:
+            ValueError, TypeError: it is no such record.
+        """
+        found = cls(**record)
+        texts = isinstance(found.crc32, list) and all(isinstance(text, str) for text in found.crc32)
+        if type(found.size_bytes) is not int or not texts:
+            msg = f"size_bytes must be a number and crc32 texts, found {found.size_bytes!r} and {found.crc32!r}"
             raise ValueError(msg)
+        return found
 
     @classmethod
     def of(cls, checksum: Checksum) -> "FileSum":

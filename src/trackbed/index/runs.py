@@ -11,7 +11,10 @@ import numpy.typing as npt
 __all__ = ["bounds_of", "count_from", "run"]
 
 _STEP: Final = 1 << 15
-_GROWTH: Final = 1 << 20
+_FEWEST: Final = 1 << 12
+_INT32: Final = np.dtype(np.int32)
+_INT64: Final = np.dtype(np.int64)
+_MOST_INT32: Final = int(np.iinfo(np.int32).max)
 
 
 class _Shared:
@@ -22,12 +25,12 @@ class _Shared:
 
     def up_to(self, stop: int) -> npt.NDArray[np.integer[Any]]:
         """At least `[stop]` numbers; int32 where they fit."""
-        fits = stop <= np.iinfo(np.int32).max
-        dtype = np.dtype(np.int32 if fits else np.int64)
+        fits = stop <= _MOST_INT32
+        dtype = _INT32 if fits else _INT64
         numbers = self.numbers.get(dtype.char)
         if numbers is None or len(numbers) < stop:
-            count = -(-stop // _GROWTH) * _GROWTH  # a few more, as the next run may be a little longer
-            count = min(count, np.iinfo(np.int32).max) if fits else count
+            count = max(stop + stop // 8, _FEWEST)  # a few more, as the next run may be a little longer
+            count = min(count, _MOST_INT32) if fits else count
             numbers = np.arange(count, dtype=dtype)
             numbers.flags.writeable = False
             self.numbers[dtype.char] = numbers  # whoever still looks at the shorter one keeps it

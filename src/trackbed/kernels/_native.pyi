@@ -38,6 +38,15 @@ def publish_groups(
     poll: _Poll,
     /,
 ) -> None: ...
+def read_parts(
+    paths: bytes,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    content: npt.NDArray[np.uint8],
+    stamps: npt.NDArray[np.int64],
+    poll: _Poll,
+    /,
+) -> None: ...
 def small_indices(
     datasets: npt.NDArray[np.int64],
     lengths: list[npt.NDArray[np.uint8]],

@@ -19,7 +19,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.poll import Poll, current_poll
 
-__all__ = ["GroupFolders", "file_stamps", "publish_groups", "write_files"]
+__all__ = ["GroupFolders", "file_stamps", "publish_groups", "read_parts", "write_files"]
 
 Part = bytes | memoryview | npt.NDArray[Any]
 
@@ -111,6 +111,34 @@ def publish_groups(
         current_poll(poll),
     )
     return errors, stamps
+
+
+def read_parts(
+    paths: Sequence[str], starts: Sequence[int], sizes: Sequence[int], *, poll: Poll = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """A part of each file.
+
+    Args:
+        paths: `[N]` files.
+        starts: `[N]` the byte at which the part of each begins.
+        sizes: `[N]` bytes of each.
+        poll: looks in while it runs, with the number of files that were read.
+
+    Returns:
+        The parts, one after the other; and `[N, 3]` what `file_stamps` says of the files: thrice -1 of one that cannot
+        be read, or ends before its part does.
+
+    Raises:
+        ArgumentError: a path is empty or holds a zero byte, or a size is negative.
+    """
+    wanted = np.array([starts, sizes], dtype=np.int64)
+    if (wanted < 0).any() or wanted.shape[1] != len(paths):
+        msg = f"{len(paths)} files must have starts and sizes of at least 0, found {wanted.tolist()}"
+        raise ArgumentError(msg)
+    content = np.empty(int(wanted[1].sum()), dtype=np.uint8)
+    stamps = np.empty((len(paths), 3), dtype=np.int64)
+    _native.read_parts(_joined(paths), wanted[0], wanted[1], content, stamps.reshape(-1), current_poll(poll))
+    return content, stamps
 
 
 def file_stamps(folder: str, names: Sequence[str], *, num_threads: int = 1, poll: Poll = None) -> npt.NDArray[np.int64]:

@@ -79,7 +79,7 @@ class Begun:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Begun":
         """What a record says; it may raise anything where it is none."""
-        tokens, lengths = (tuple(FileSum(**one) for one in fields[name]) for name in ("tokens", "lengths"))
+        tokens, lengths = (tuple(FileSum.from_json(one) for one in fields[name]) for name in ("tokens", "lengths"))
         return cls(
             chunks=fields["chunks"], counts=fields["counts"], tokens=tokens, lengths=lengths, ended=fields["ended"]
         )

@@ -100,13 +100,13 @@ class SequenceIndex:
         self.sequence_count = ends.header.sequence_count
         self.document_count = ends.header.document_count
         self.ends = ends
-        self._path = path
+        self.path = path
         self._multimodal = multimodal
 
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
-        check_stamp(self._path, self.ends.stamp)
-        return map_file(self._path)
+        check_stamp(self.path, self.ends.stamp)
+        return map_file(self.path)
 
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""

@@ -107,7 +107,7 @@ def read_seal(path: Path) -> Seal:
         if found != (FORMAT, VERSION):
             msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {found}"
             raise FormatError(msg)
-        files = {name: FileSum(**fields.pop(name)) for name in ("bin", "idx")}
+        files = {name: FileSum.from_json(fields.pop(name)) for name in ("bin", "idx")}
         return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {error}"
