@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <string>
@@ -64,6 +65,8 @@ class Group {
         partials_(open_folder(names.partials)) {}
 
   ~Group() { clear(); }
+
+  bool has_folders() const { return files_ && claims_ && partials_; }
 
   // Takes the next group.
   void take(const char* stem, std::span<const char* const> endings) {
@@ -128,9 +131,13 @@ class Group {
 
   int claim(std::size_t file) {
     Made& made = made_[file];
-    const int error = made.has_partial ? claim_name(partials_, partial_name(made), folder_of(file), made.name)
-                                       : name_file(made.opened, folder_of(file), made.name);
-    made.has_partial = made.has_partial && error != 0;
+    if (!made.has_partial) {
+      const int error = name_file(made.opened, folder_of(file), made.name);
+      is_unnamed_ = error == 0 || error == EEXIST;  // else the next groups do better with names
+      return error;
+    }
+    const int error = claim_name(partials_, partial_name(made), folder_of(file), made.name);
+    made.has_partial = error != 0;
     return error;
   }
 
@@ -175,6 +182,10 @@ void publish_groups(const GroupNames& names, std::span<const std::span<const std
   const std::vector<const char*> stems = starts_of(names.stems, errors.size());
   const std::vector<const char*> endings = starts_of(names.endings, files);
   Group group(names);  // at its end, and when the poll throws, it removes what did not appear
+  if (!group.has_folders()) {
+    std::fill(errors.begin(), errors.end(), ENOENT);
+    return;
+  }
   for (std::size_t number = 0; number < errors.size(); ++number) {
     group.take(stems[number], endings);
     int error = 0;

@@ -32,6 +32,7 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
+#include "trackbed/file_groups.hpp"
 #include "trackbed/gather.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
@@ -42,6 +43,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_files.hpp"
+#include "trackbed/small_indices.hpp"
 #include "trackbed/split_mix.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
@@ -538,6 +540,132 @@ void test_write_files() {
     check(std::filesystem::file_size(folder + "/" + name) == static_cast<std::uintmax_t>(size), name);
   }
   std::filesystem::remove_all(folder);
+}
+
+void test_read_parts() {
+  const std::string path = std::filesystem::temp_directory_path() / ("trackbed-read" + std::to_string(getpid()));
+  std::ofstream(path) << "0123456789";
+  std::string paths = path;
+  paths.push_back('\0');
+  paths += paths + "absent";
+  paths.push_back('\0');
+  const std::vector<std::int64_t> starts{2, 8, 0};
+  const std::vector<std::int64_t> sizes{3, 3, 1};
+  std::vector<std::byte> content(7);
+  std::vector<trackbed::FileStamp> stamps(3);
+  trackbed::Poll poll;
+  trackbed::read_parts(paths, starts, sizes, content, stamps, poll);
+  check(stamps[0].size_bytes == 10 && stamps[1].inode == -1 && stamps[2].inode == -1, "read_parts stamps");
+  check(content[0] == std::byte{'2'} && content[2] == std::byte{'4'}, "read_parts content");
+  std::filesystem::remove(path);
+}
+
+// Groups of files with names and without, one that is taken, and one whose files are there.
+void test_publish_groups() {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("trackbed-groups" + std::to_string(getpid()));
+  for (const bool may_be_unnamed : {false, true}) {
+    for (const char* name : {"files", "claims", "partials"}) {
+      fs::create_directories(folder / name);
+    }
+    std::ofstream(folder / "files" / "b-1") << "old";
+    std::ofstream(folder / "claims" / "c.json") << "taken";
+    const std::string files = folder / "files";
+    const std::string claims = folder / "claims";
+    const std::string partials = folder / "partials";
+    const trackbed::GroupNames names{.files = files.c_str(),
+                                     .claims = claims.c_str(),
+                                     .stems = std::span("a\0b\0c\0d", 8),
+                                     .endings = std::span("-1\0-2\0.json", 12),
+                                     .partials = partials.c_str(),
+                                     .partial_ending = ".partial",
+                                     .may_be_unnamed = may_be_unnamed};
+    const std::vector<std::byte> bytes(5000);
+    const std::span<const std::byte> all(bytes);
+    std::vector<std::span<const std::byte>> parts;
+    std::vector<std::int64_t> counts;
+    for (int group = 0; group < 4; ++group) {
+      parts.insert(parts.end(), {all.first(3), all, all.first(7), all.first(1), all.first(0)});
+      counts.insert(counts.end(), {2, 1, 2});
+    }
+    std::vector<trackbed::FileStamp> stamps(12);
+    std::vector<std::int32_t> errors(4);
+    trackbed::Poll poll;
+    trackbed::publish_groups(names, parts, counts, stamps, errors, poll);
+    check(errors == std::vector<std::int32_t>{0, 0, EEXIST, 0}, "publish_groups errors");
+    for (const char* stem : {"a", "b", "d"}) {
+      const bool is_right = fs::file_size(folder / "files" / (std::string(stem) + "-1")) == 5003 &&
+                            fs::file_size(folder / "files" / (std::string(stem) + "-2")) == 7 &&
+                            fs::file_size(folder / "claims" / (std::string(stem) + ".json")) == 1;
+      check(is_right, "publish_groups files of " + std::string(stem));
+    }
+    check(stamps[9].size_bytes == 5003 && stamps[11].size_bytes == 1, "publish_groups stamps");
+    check(!fs::exists(folder / "files" / "c-1") && fs::is_empty(partials), "publish_groups leaves nothing");
+    fs::remove_all(folder);
+  }
+}
+
+// What the kernels of its parts make of each dataset.
+void test_small_indices(std::size_t rounds) {
+  Random random(47);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    std::vector<trackbed::SmallDataset> datasets(random.below(4));
+    std::vector<std::vector<std::int32_t>> lengths(datasets.size());
+    std::vector<std::span<const std::byte>> raw;
+    std::int64_t room = 0;
+    for (std::size_t number = 0; number < datasets.size(); ++number) {
+      trackbed::SmallDataset& dataset = datasets[number];
+      dataset = {.first = static_cast<std::int64_t>(random.below(4)),
+                 .num_documents = static_cast<std::int64_t>(random.below(20)),
+                 .num_epochs = static_cast<std::int64_t>(1 + random.below(3)),
+                 .num_samples = static_cast<std::int64_t>(random.below(30)),
+                 .samples_before_last = -1,
+                 .sequence_length = static_cast<std::int64_t>(1 + random.below(9)),
+                 .extra_token = static_cast<std::int64_t>(random.below(2)),
+                 .seed = static_cast<std::int64_t>(random.below(1000))};
+      if (dataset.num_epochs > 1 && random.below(2) == 0) {
+        dataset.samples_before_last = dataset.num_samples / 2;
+      }
+      lengths[number].resize(static_cast<std::size_t>(dataset.first + dataset.num_documents) + 1);
+      for (std::int32_t& length : lengths[number]) {
+        length = static_cast<std::int32_t>(random.below(12));
+      }
+      raw.push_back(std::as_bytes(std::span<const std::int32_t>(lengths[number])));
+      room += trackbed::room_of(dataset);
+    }
+    std::vector<std::uint32_t> indices(static_cast<std::size_t>(room), 0xffffffff);
+    trackbed::Poll poll;
+    check(trackbed::small_indices(datasets, raw, indices, Isa::baseline, poll) == datasets.size(), "small_indices");
+    auto rest = std::span<const std::uint32_t>(indices);
+    for (std::size_t number = 0; number < datasets.size(); ++number) {
+      const trackbed::SmallDataset& dataset = datasets[number];
+      const auto num_visits = static_cast<std::size_t>(dataset.num_epochs * dataset.num_documents);
+      const auto num_rows = static_cast<std::size_t>(dataset.num_samples) + 1;
+      std::vector<std::int64_t> visits(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(num_visits));
+      const auto found = rest.subspan(num_visits, 2 * num_rows);
+      const auto wanted =
+          naive_sample_index(lengths[number], visits, num_rows, dataset.sequence_length, dataset.extra_token);
+      check(std::vector<std::int64_t>(found.begin(), found.end()) == wanted, "small_indices rows");
+      std::vector<std::uint32_t> order(rest.begin() + static_cast<std::ptrdiff_t>(num_visits + 2 * num_rows),
+                                       rest.begin() + trackbed::room_of(dataset));
+      std::sort(order.begin(), order.end());
+      for (std::size_t sample = 0; sample < order.size(); ++sample) {
+        check(order[sample] == sample, "small_indices order");
+      }
+      std::sort(visits.begin(), visits.end());
+      for (std::size_t visit = 0; visit < visits.size(); ++visit) {
+        const auto document = dataset.first + static_cast<std::int64_t>(visit) / dataset.num_epochs;
+        check(visits[visit] == document, "small_indices visits");
+      }
+      rest = rest.subspan(static_cast<std::size_t>(trackbed::room_of(dataset)));
+    }
+  }
+  const trackbed::SmallDataset beyond{0, 3, 1, 1, -1, 4, 1, 1};
+  const std::vector<std::int32_t> two{4, 4};
+  const std::vector<std::span<const std::byte>> raw{std::as_bytes(std::span<const std::int32_t>(two))};
+  std::vector<std::uint32_t> indices(static_cast<std::size_t>(trackbed::room_of(beyond)));
+  trackbed::Poll poll;
+  check(trackbed::small_indices({&beyond, 1}, raw, indices, Isa::baseline, poll) == 0, "small_indices beyond the file");
 }
 
 // Many chunks of visits, in threads that take turns; and a visit that is wrong, wherever it stands.
@@ -1689,6 +1817,9 @@ int main(int argc, char** argv) {
   test_count_tokens(200 * scale);
   test_file_stamps();
   test_write_files();
+  test_read_parts();
+  test_publish_groups();
+  test_small_indices(200 * scale);
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);
   test_permutation_of_many_positions();

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import file_stamps, reference, write_files
+from trackbed.kernels import file_stamps, read_parts, reference, write_files
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -75,3 +75,31 @@ def test_what_is_not_bytes_in_a_row_is_refused(tmp_path):
     with pytest.raises(TypeError):
         write_files({f"{tmp_path}/x": ["text"]})
     assert not list(tmp_path.iterdir())
+
+
+def test_parts_of_files_are_read_one_after_the_other(tmp_path):
+    paths = [f"{tmp_path}/{number}" for number in range(4)]
+    for number, path in enumerate(paths[:3]):
+        (tmp_path / path).write_bytes(bytes(range(number * 10, number * 10 + 10)))
+    content, stamps = read_parts(paths, [2, 0, 8, 0], [3, 0, 3, 1])
+    assert content[:3].tolist() == [2, 3, 4]
+    np.testing.assert_array_equal(stamps[:2], file_stamps(".", paths[:2]))
+    assert stamps[2:].tolist() == [[-1] * 3] * 2  # one ends before, one is not there
+    assert len(content) == 7
+
+
+@pytest.mark.parametrize(("starts", "sizes"), [([-1], [1]), ([0], [-1]), ([0, 0], [1, 1])])
+def test_parts_that_cannot_be_are_refused(tmp_path, starts, sizes):
+    with pytest.raises(ArgumentError, match="1 files must have starts and sizes of at least 0"):
+        read_parts([f"{tmp_path}/x"], starts, sizes)
+
+
+def test_reading_many_files_can_be_ended(tmp_path):
+    class EndedError(Exception):
+        pass
+
+    def end(_done):
+        raise EndedError
+
+    with pytest.raises(EndedError):
+        read_parts([f"{tmp_path}/absent"] * 300_000, [0] * 300_000, [0] * 300_000, poll=end)

@@ -61,7 +61,7 @@ def make_together(group: Sequence[Pending]) -> None:
         Exception: whatever `Pending.make` does.
     """
     recipe = group[0].recipe
-    if recipe is not None and len(group) > 1:
+    if recipe is not None:
         find_absent([one for one in group if one.was_absent is None])
         _make_small(recipe, [one for one in group if one.was_absent and not one.is_open])
     for one in group:

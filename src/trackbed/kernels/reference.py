@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.kernels.gather import SampleShape, SampleSources
+from trackbed.kernels.small_indices import SmallDataset
 
 __all__ = [
     "balanced_blend",
@@ -30,6 +31,7 @@ __all__ = [
     "permute",
     "permute_blocks",
     "sample_index",
+    "small_indices",
 ]
 
 
@@ -307,6 +309,27 @@ def sample_index(
     rows[~inside, 1] = max(int(visited[last]) - extra_token, 0) if len(visited) else 0
     rows[0] = 0
     return rows
+
+
+def small_indices(
+    dataset: SmallDataset, lengths: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Visits, rows and order of one dataset: what the others here make of it, from one stream of random numbers.
+
+    >>> dataset = SmallDataset(1, 3, 1, 1, -1, sequence_length=8, extra_token=1, seed=1234)
+    >>> [found.tolist() for found in small_indices(dataset, np.array([9, 4, 4, 4], dtype=np.int32))]
+    [[1, 2, 3], [[0, 0], [2, 0]], [0]]
+    """
+    generator = np.random.RandomState(dataset.seed)
+    visits = np.tile(np.arange(dataset.first, dataset.first + dataset.num_documents), dataset.num_epochs)
+    order = np.arange(dataset.num_samples)
+    is_apart = dataset.samples_before_last >= 0
+    borders = len(visits) - dataset.num_documents, dataset.samples_before_last
+    for array, border in zip((visits, order), borders if is_apart else (0, 0), strict=True):
+        legacy_shuffle(generator, array[:border])
+        legacy_shuffle(generator, array[border:])
+    shape = {"sequence_length": dataset.sequence_length, "extra_token": dataset.extra_token}
+    return visits, sample_index(lengths, visits, dataset.num_samples, **shape), order
 
 
 _TOKEN_TYPES: Final = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}

@@ -1,0 +1,194 @@
+"""Groups of files that appear together: each whole, under its name, or not at all."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import GroupFolders, file_stamps, publish_groups
+
+ENDINGS = ("-a", "-b", ".json")
+COUNTS = (1, 2, 1)
+
+
+@pytest.fixture(params=[True, False], ids=["unnamed", "named"])
+def may_be_unnamed(request):
+    return request.param
+
+
+def folders_in(tmp_path):
+    folders = GroupFolders(**{name: f"{tmp_path}/{name}" for name in ("files", "claims", "partials")})
+    for folder in (folders.files, folders.claims, folders.partials):
+        Path(folder).mkdir(exist_ok=True)
+    return folders
+
+
+def parts_of(*stems):
+    """Parts that say whose they are."""
+    return [part for stem in stems for part in (stem.encode(), b"header", np.arange(5), f"{stem}!".encode())]
+
+
+def publish(folders, stems, *, parts=None, may_be_unnamed=True, **options):
+    return publish_groups(
+        folders,
+        stems,
+        ENDINGS,
+        parts_of(*stems) if parts is None else parts,
+        COUNTS,
+        partial_ending=".1.partial",
+        may_be_unnamed=may_be_unnamed,
+        **options,
+    )
+
+
+def content_of(folders):
+    return {
+        f"{path.parent.name}/{path.name}": path.read_bytes()
+        for folder in (folders.files, folders.claims, folders.partials)
+        for path in Path(folder).iterdir()
+    }
+
+
+def wanted_of(*stems):
+    found = {}
+    for stem in stems:
+        found[f"files/{stem}-a"] = stem.encode()
+        found[f"files/{stem}-b"] = b"header" + np.arange(5).tobytes()
+        found[f"claims/{stem}.json"] = f"{stem}!".encode()
+    return found
+
+
+def test_files_appear_under_their_names(tmp_path, may_be_unnamed):
+    folders = folders_in(tmp_path)
+    errors, stamps = publish(folders, ["x", "y"], may_be_unnamed=may_be_unnamed)
+    assert errors.tolist() == [0, 0]
+    assert content_of(folders) == wanted_of("x", "y")
+    places = [f"{folders.files}/{{}}-a", f"{folders.files}/{{}}-b", f"{folders.claims}/{{}}.json"]
+    paths = [place.format(stem) for stem in "xy" for place in places]
+    np.testing.assert_array_equal(stamps.reshape(-1, 3), file_stamps(".", paths))
+    assert Path(paths[0]).stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask():
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def test_a_name_that_is_taken_stays_and_nothing_of_the_group_appears(tmp_path, may_be_unnamed):
+    folders = folders_in(tmp_path)
+    publish(folders, ["y"])
+    before = content_of(folders)
+    errors, _ = publish(folders, ["x", "y", "z"], parts=parts_of("x", "other", "z"), may_be_unnamed=may_be_unnamed)
+    assert errors.tolist() == [0, errno.EEXIST, 0]
+    assert content_of(folders) == {**wanted_of("x", "z"), **before}
+
+
+def test_files_that_nobody_claimed_are_replaced(tmp_path, may_be_unnamed):
+    folders = folders_in(tmp_path)
+    for name in ("x-a", "x-b"):
+        Path(folders.files, name).write_bytes(b"what somebody else left")
+    errors, stamps = publish(folders, ["x"], may_be_unnamed=may_be_unnamed)
+    assert errors.tolist() == [0]
+    assert content_of(folders) == wanted_of("x")
+    assert stamps[0, 0].tolist() == file_stamps(".", [f"{folders.files}/x-a"])[0].tolist()
+
+
+def test_a_name_that_cannot_be_taken_takes_the_claim_back(tmp_path, may_be_unnamed):
+    folders = folders_in(tmp_path)
+    Path(folders.files, "x-b", "in the way").mkdir(parents=True)
+    errors, _ = publish(folders, ["x", "y"], may_be_unnamed=may_be_unnamed)
+    assert errors[0] in (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
+    assert errors[1] == 0
+    assert [path.name for path in Path(folders.claims).iterdir()] == ["y.json"]
+    assert not list(Path(folders.partials).iterdir())
+
+
+@pytest.mark.parametrize("absent", ["files", "claims", "partials"])
+def test_a_folder_that_is_not_there_is_an_error_of_every_group(tmp_path, may_be_unnamed, absent):
+    folders = folders_in(tmp_path)
+    (tmp_path / absent).rmdir()
+    errors, _ = publish(folders, ["x", "y"], may_be_unnamed=may_be_unnamed)
+    assert errors.tolist() == [errno.ENOENT] * 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_is_too_large_leaves_nothing_behind(tmp_path, may_be_unnamed):
+    folders = folders_in(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        large = [b"l", b"header", bytes(2000), b"l!"]
+        errors, _ = publish(folders, ["l", "x"], parts=[*large, *parts_of("x")], may_be_unnamed=may_be_unnamed)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert errors.tolist() == [errno.EFBIG, 0]
+    assert content_of(folders) == wanted_of("x")
+
+
+def test_what_looks_in_ends_it_between_groups_and_nothing_partial_stays(tmp_path, may_be_unnamed):
+    class EndedError(Exception):
+        pass
+
+    looks = []
+
+    def end(_done):
+        looks.append(1)
+        if len(looks) == 3:
+            raise EndedError
+
+    folders = folders_in(tmp_path)
+    stems = [f"{number:05}" for number in range(20_000)]
+    with pytest.raises(EndedError):
+        publish(folders, stems, may_be_unnamed=may_be_unnamed, poll=end)
+    done = len(list(Path(folders.claims).iterdir()))
+    assert 0 < done < len(stems)
+    assert content_of(folders) == wanted_of(*stems[:done])
+
+
+LIMITED = """
+import resource, sys
+sys.path[:0] = sys.argv[2:]
+from test_file_groups import folders_in, publish
+folders = folders_in(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+assert publish(folders, [str(number) for number in range(200)])[0].tolist() == [0] * 200
+"""
+
+
+def test_many_groups_take_few_descriptors(tmp_path):
+    here = Path(__file__).parent
+    subprocess.run([sys.executable, "-c", LIMITED, tmp_path, here, here.parent], check=True)
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=7))
+def test_a_file_may_have_any_number_of_parts(tmp_path_factory, parts):
+    folder = f"{tmp_path_factory.mktemp('parts')}"
+    folders = GroupFolders(folder, folder, folder)
+    errors, _ = publish_groups(folders, ["x"], [".a"], parts, [len(parts)], partial_ending=".partial")
+    assert errors.tolist() == [0]
+    assert Path(folder, "x.a").read_bytes() == b"".join(parts)
+
+
+def test_parts_must_be_as_many_as_said(tmp_path):
+    with pytest.raises(ArgumentError, match=r"1 groups of 3 files must have \[1, 2, 1\] parts each, found 1 in all"):
+        publish(folders_in(tmp_path), ["x"], parts=[b"x"])
+    with pytest.raises(ArgumentError, match="must not be empty"):
+        publish(folders_in(tmp_path), [""])
+
+
+def test_no_group_is_no_work(tmp_path):
+    errors, stamps = publish(folders_in(tmp_path), [])
+    assert errors.shape == (0,)
+    assert stamps.shape == (0, 3, 3)
