@@ -9,7 +9,7 @@
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
-#include "trackbed/file_groups.hpp"
+#include "trackbed/file_sets.hpp"
 #include "trackbed/gather.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
@@ -189,21 +189,21 @@ void read_parts(nb::bytes paths, Array<const std::int64_t> starts, Array<const s
   trackbed::read_parts(text, span_of(starts), span_of(sizes), std::as_writable_bytes(span_of(content)), found, poll);
 }
 
-void publish_groups(const std::vector<nb::bytes>& folders, nb::bytes stems, nb::bytes endings, nb::bytes partial_ending,
-                    bool may_be_unnamed, nb::list parts, Array<const std::int64_t> counts, Array<std::int64_t> stamps,
-                    Array<std::int32_t> errors, nb::handle callback) {
+void publish_file_sets(const std::vector<nb::bytes>& folders, nb::bytes stems, nb::bytes endings,
+                       nb::bytes partial_ending, bool may_be_unnamed, nb::list parts, Array<const std::int64_t> counts,
+                       Array<std::int64_t> stamps, Array<std::int32_t> errors, nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   const Buffers buffers(parts);
-  const trackbed::GroupNames names{.files = folders.at(0).c_str(),
-                                   .claims = folders.at(1).c_str(),
-                                   .stems = text_of(stems),
-                                   .endings = text_of(endings),
-                                   .partials = folders.at(2).c_str(),
-                                   .partial_ending = partial_ending.c_str(),
-                                   .may_be_unnamed = may_be_unnamed};
+  const trackbed::FileSetNames names{.files = folders.at(0).c_str(),
+                                     .claims = folders.at(1).c_str(),
+                                     .stems = text_of(stems),
+                                     .endings = text_of(endings),
+                                     .partials = folders.at(2).c_str(),
+                                     .partial_ending = partial_ending.c_str(),
+                                     .may_be_unnamed = may_be_unnamed};
   const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
   const nb::gil_scoped_release no_gil;
-  trackbed::publish_groups(names, buffers.spans(), span_of(counts), found, span_of(errors), poll);
+  trackbed::publish_file_sets(names, buffers.spans(), span_of(counts), found, span_of(errors), poll);
 }
 
 // Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
@@ -342,8 +342,8 @@ NB_MODULE(_native, m) {
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("write_files", &write_files, nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("read_parts", &read_parts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
-  m.def("publish_groups", &publish_groups, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg(), poll);
+  m.def("publish_file_sets", &publish_file_sets, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);

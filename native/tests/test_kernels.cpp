@@ -32,7 +32,7 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
-#include "trackbed/file_groups.hpp"
+#include "trackbed/file_sets.hpp"
 #include "trackbed/gather.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
@@ -560,10 +560,10 @@ void test_read_parts() {
   std::filesystem::remove(path);
 }
 
-// Groups of files with names and without, one that is taken, and one whose files are there.
-void test_publish_groups() {
+// Sets of files with names and without, one that is taken, and one whose files are there.
+void test_publish_file_sets() {
   namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / ("trackbed-groups" + std::to_string(getpid()));
+  const fs::path folder = fs::temp_directory_path() / ("trackbed-sets" + std::to_string(getpid()));
   for (const bool may_be_unnamed : {false, true}) {
     for (const char* name : {"files", "claims", "partials"}) {
       fs::create_directories(folder / name);
@@ -573,34 +573,34 @@ void test_publish_groups() {
     const std::string files = folder / "files";
     const std::string claims = folder / "claims";
     const std::string partials = folder / "partials";
-    const trackbed::GroupNames names{.files = files.c_str(),
-                                     .claims = claims.c_str(),
-                                     .stems = std::span("a\0b\0c\0d", 8),
-                                     .endings = std::span("-1\0-2\0.json", 12),
-                                     .partials = partials.c_str(),
-                                     .partial_ending = ".partial",
-                                     .may_be_unnamed = may_be_unnamed};
+    const trackbed::FileSetNames names{.files = files.c_str(),
+                                       .claims = claims.c_str(),
+                                       .stems = std::span("a\0b\0c\0d", 8),
+                                       .endings = std::span("-1\0-2\0.json", 12),
+                                       .partials = partials.c_str(),
+                                       .partial_ending = ".partial",
+                                       .may_be_unnamed = may_be_unnamed};
     const std::vector<std::byte> bytes(5000);
     const std::span<const std::byte> all(bytes);
     std::vector<std::span<const std::byte>> parts;
     std::vector<std::int64_t> counts;
-    for (int group = 0; group < 4; ++group) {
+    for (int set = 0; set < 4; ++set) {
       parts.insert(parts.end(), {all.first(3), all, all.first(7), all.first(1), all.first(0)});
       counts.insert(counts.end(), {2, 1, 2});
     }
     std::vector<trackbed::FileStamp> stamps(12);
     std::vector<std::int32_t> errors(4);
     trackbed::Poll poll;
-    trackbed::publish_groups(names, parts, counts, stamps, errors, poll);
-    check(errors == std::vector<std::int32_t>{0, 0, EEXIST, 0}, "publish_groups errors");
+    trackbed::publish_file_sets(names, parts, counts, stamps, errors, poll);
+    check(errors == std::vector<std::int32_t>{0, 0, EEXIST, 0}, "publish_file_sets errors");
     for (const char* stem : {"a", "b", "d"}) {
       const bool is_right = fs::file_size(folder / "files" / (std::string(stem) + "-1")) == 5003 &&
                             fs::file_size(folder / "files" / (std::string(stem) + "-2")) == 7 &&
                             fs::file_size(folder / "claims" / (std::string(stem) + ".json")) == 1;
-      check(is_right, "publish_groups files of " + std::string(stem));
+      check(is_right, "publish_file_sets files of " + std::string(stem));
     }
-    check(stamps[9].size_bytes == 5003 && stamps[11].size_bytes == 1, "publish_groups stamps");
-    check(!fs::exists(folder / "files" / "c-1") && fs::is_empty(partials), "publish_groups leaves nothing");
+    check(stamps[9].size_bytes == 5003 && stamps[11].size_bytes == 1, "publish_file_sets stamps");
+    check(!fs::exists(folder / "files" / "c-1") && fs::is_empty(partials), "publish_file_sets leaves nothing");
     fs::remove_all(folder);
   }
 }
@@ -1818,7 +1818,7 @@ int main(int argc, char** argv) {
   test_file_stamps();
   test_write_files();
   test_read_parts();
-  test_publish_groups();
+  test_publish_file_sets();
   test_small_indices(200 * scale);
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);

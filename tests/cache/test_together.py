@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from small_entries import ARRAYS, arrays, entry, expected, files_in, open_, problems, seeds_in
-from trackbed.cache import Recipe, collecting, find_absent, groups_of, make_together, open_or_build, take_inventory
+from trackbed.cache import Recipe, bundles_of, collecting, find_absent, make_together, open_or_build, take_inventory
 from trackbed.errors import CacheError
 
 MANY = 100
@@ -35,8 +35,8 @@ def collect(folder, seeds, *, build=build_all, **options):
 
 
 def make(pending):
-    for group in groups_of(pending):
-        make_together(group)
+    for bundle in bundles_of(pending):
+        make_together(bundle)
 
 
 def undisturbed(folder, seeds):
@@ -53,14 +53,14 @@ def check(folder, tmp_path, pending, seeds):
     assert problems(folder) == []
 
 
-def test_groups_grow_and_hold_what_can_be_built_together(tmp_path):
+def test_bundles_grow_and_hold_what_can_be_built_together(tmp_path):
     pending = collect(tmp_path, [1] * 200)
-    assert [len(group) for group in groups_of(pending)] == [1, 2, 4, 8, 16, 32, 64, 64, 9]
-    assert [one for group in groups_of(pending) for one in group] == pending
+    assert [len(bundle) for bundle in bundles_of(pending)] == [1, 2, 4, 8, *[16] * 11, 9]
+    assert [one for bundle in bundles_of(pending) for one in bundle] == pending
     others = collect(tmp_path / "other", [1] * 3) + collect(tmp_path / "other", [1] * 3, build=lambda _: [])
     with collecting() as alone:
         open_(tmp_path, seed=5)
-    assert [len(group) for group in groups_of([*pending[:5], *others, *alone, *pending[:2]])] == [
+    assert [len(bundle) for bundle in bundles_of([*pending[:5], *others, *alone, *pending[:2]])] == [
         1,
         2,
         2,
@@ -70,7 +70,7 @@ def test_groups_grow_and_hold_what_can_be_built_together(tmp_path):
         1,
         1,
     ]
-    assert groups_of([]) == []
+    assert bundles_of([]) == []
 
 
 def test_entries_built_together_are_those_built_one_by_one(tmp_path):
@@ -85,7 +85,7 @@ def test_entries_built_together_are_those_built_one_by_one(tmp_path):
     assert find_absent(pending) == [True] * MANY
     make(pending)
     assert not list((tmp_path / "cache" / ".trackbed" / "partial").iterdir())
-    assert calls == [1, 2, 4, 8, 16, 32, 37]
+    assert calls == [1, 2, 4, 8, *[16] * 5, 5]
     assert all(one.is_open for one in pending)
     check(tmp_path / "cache", tmp_path, pending, seeds)
 

@@ -6,16 +6,17 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import chain
-from threading import Event, Lock
+from threading import BoundedSemaphore, Event, Lock
 from typing import Any, Final
 
 from trackbed.build.plan import Task, plan_tasks
-from trackbed.cache import Memo, Pending, find_absent, groups_of, make_together
+from trackbed.cache import Memo, Pending, bundles_of, find_absent, make_together
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 from trackbed.kernels import look_in, watched
@@ -222,15 +223,16 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
 
     Args:
         pending: blends first.
-        num_threads: for the other entries, at least 1.
+        num_threads: for the other entries, at least 1. Small ones, whose files take most of the time, have one more.
         progress: told of each entry that was built.
 
     Raises:
         Exception: what was raised first. Everything that was still running is stopped then.
     """
-    making = _Making(pending, progress)
-    blends, others = (groups_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
-    lanes = [iter(blends)] * bool(blends) + [iter(others)] * min(num_threads, len(others))
+    making = _Making(pending, num_threads, progress)
+    blends, others = (bundles_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
+    num_lanes = min(num_threads + any(len(bundle) > 1 for bundle in others), len(others))
+    lanes = [iter(blends)] * bool(blends) + [iter(others)] * num_lanes
     if len(lanes) < 2:
         making.make_each([*blends, *others])
         return
@@ -248,8 +250,9 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
 class _Making:
     """How far the building of some entries is."""
 
-    def __init__(self, pending: Sequence[Pending], progress: Progress | None) -> None:
+    def __init__(self, pending: Sequence[Pending], num_threads: int, progress: Progress | None) -> None:
         self.stopped = Event()
+        self._building = BoundedSemaphore(num_threads)
         self._total = len(pending)
         self._cost = sum(one.cost for one in pending)
         self._done = 0
@@ -262,13 +265,15 @@ class _Making:
         if self.stopped.is_set():
             raise CancelledError
 
-    def make_each(self, groups: Iterable[Sequence[Pending]]) -> None:
-        """Build groups of entries until there are no more. Threads may share an iterator over a list."""
-        for group in groups:
-            look_in(self._done)  # kernels of small entries end before they would
-            make_together(group)
+    def make_each(self, bundles: Iterable[Sequence[Pending]]) -> None:
+        """Build bundles of entries until there are no more. Threads may share an iterator over a list."""
+        for bundle in bundles:
+            is_large = len(bundle) == 1 and not bundle[0].is_blend
+            with self._building if is_large else nullcontext():
+                look_in(self._done)  # kernels of small entries end before they would
+                make_together(bundle)
             with self._lock:
-                for one in group:
+                for one in bundle:
                     self._tell(one)
 
     def _tell(self, one: Pending) -> None:

@@ -18,31 +18,31 @@ from trackbed.cache.once import Pending
 from trackbed.cache.opened import Arrays
 from trackbed.cache.write import Recipe, make_folders
 from trackbed.files import FileSum, crc32, partial_name
-from trackbed.kernels import GroupFolders, publish_groups
+from trackbed.kernels import FileSetFolders, publish_file_sets
 
-__all__ = ["find_absent", "groups_of", "make_together"]
+__all__ = ["bundles_of", "find_absent", "make_together"]
 
-_MOST: Final = 64
+_MOST: Final = 16
 """Entries of a call: more would gain little, and whoever waits for the first of them would wait longer."""
 _MOST_LOOKED_FOR: Final = 256
 """Entries of a call; more would take memory for their names, and gain nothing."""
 
 
-def groups_of(pending: Sequence[Pending]) -> list[Sequence[Pending]]:
+def bundles_of(pending: Sequence[Pending]) -> list[Sequence[Pending]]:
     """These entries, cut where others cannot be built in one call with those before them.
 
-    Of those that can, one, two, four and so on up to 64 are a group: so the first is there soon.
+    Of those that can, one, two, four and so on up to 16 are a bundle: so the first is there soon.
     """
-    groups = []
+    bundles = []
     first, most = 0, 1
     while first < len(pending):
         stop = first + 1
         while stop < min(first + most, len(pending)) and _are_alike(pending[first], pending[stop]):
             stop += 1
         most = 1 if pending[first].recipe is None else min(2 * most, _MOST)
-        groups.append(pending[first:stop])
+        bundles.append(pending[first:stop])
         first = stop
-    return groups
+    return bundles
 
 
 def _are_alike(one: Pending, other: Pending) -> bool:
@@ -54,17 +54,17 @@ def _are_alike(one: Pending, other: Pending) -> bool:
     )
 
 
-def make_together(group: Sequence[Pending]) -> None:
-    """Build the entries of a group.
+def make_together(bundle: Sequence[Pending]) -> None:
+    """Build the entries of a bundle.
 
     Raises:
         Exception: whatever `Pending.make` does.
     """
-    recipe = group[0].recipe
+    recipe = bundle[0].recipe
     if recipe is not None:
-        find_absent([one for one in group if one.was_absent is None])
-        _make_small(recipe, [one for one in group if one.was_absent and not one.is_open])
-    for one in group:
+        find_absent([one for one in bundle if one.was_absent is None])
+        _make_small(recipe, [one for one in bundle if one.was_absent and not one.is_open])
+    for one in bundle:
         one.make()  # is there already, but where something was in the way
 
 
@@ -104,8 +104,8 @@ def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:
         return
     parts: list[Any] = []
     specs = [_add_parts(one.entry, arrays, parts) for one, arrays in zip(pending, built, strict=True)]
-    errors, stamps = publish_groups(
-        GroupFolders(files=f"{first.directory}", claims=first.own, partials=f"{first.own}/partial"),
+    errors, stamps = publish_file_sets(
+        FileSetFolders(files=f"{first.directory}", claims=first.own, partials=f"{first.own}/partial"),
         [one.entry.stem for one in pending],
         ["-description.txt", *(f"-{name}.npy" for name in first.arrays), ".json"],
         parts,

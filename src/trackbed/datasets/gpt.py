@@ -33,7 +33,7 @@ from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.gpt_together import build_together
-from trackbed.datasets.low_level import identify, most_tokens, num_sequences
+from trackbed.datasets.low_level import identify, let_go, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
 from trackbed.errors import ArgumentError, FormatError, PlanError
@@ -261,7 +261,9 @@ class GPTDataset(MegatronDataset, Gathering):
 
     def _build_indices(self, allocate: Allocate) -> Arrays:
         with self._named_errors():
-            return self._indices.build(allocate)
+            arrays = self._indices.build(allocate)
+        let_go(self.dataset)  # of thousands, most are not read for a long time
+        return arrays
 
     def _expect_indices(self) -> Mapping[str, ArraySpec]:
         with self._named_errors():

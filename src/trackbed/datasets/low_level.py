@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from trackbed.tokens import IndexedDataset, IndexedGroup, read_lengths
 
-__all__ = ["first_lengths", "identify", "most_tokens", "num_sequences"]
+__all__ = ["first_lengths", "identify", "let_go", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -35,6 +35,12 @@ def first_lengths(datasets: Sequence[Any], stops: Sequence[int]) -> list[npt.NDA
     pairs = [(one.index, stop) for one, stop in zip(datasets, stops, strict=True) if isinstance(one, IndexedDataset)]
     read = iter(read_lengths([index for index, _ in pairs], [stop for _, stop in pairs]))
     return [next(read) if isinstance(one, IndexedDataset) else one.sequence_lengths for one in datasets]
+
+
+def let_go(dataset: Any) -> None:
+    """Give back the memory of what was read of its index, where that can be read again."""
+    if isinstance(dataset, IndexedDataset):
+        dataset.index.let_go()
 
 
 def num_sequences(dataset: Any) -> int:

@@ -16,7 +16,7 @@ from trackbed.kernels.permutation import (
 from trackbed.kernels.poll import Poll, look_in, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
-from trackbed.kernels.small_files import GroupFolders, file_stamps, publish_groups, read_parts, write_files
+from trackbed.kernels.small_files import FileSetFolders, file_stamps, publish_file_sets, read_parts, write_files
 from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "BlendTrees",
     "EpochShuffles",
     "Extent",
+    "FileSetFolders",
     "Gathered",
-    "GroupFolders",
     "Poll",
     "SampleShape",
     "SampleSources",
@@ -54,7 +54,7 @@ __all__ = [
     "new_twister",
     "permute",
     "permute_blocks",
-    "publish_groups",
+    "publish_file_sets",
     "read_parts",
     "sample_index",
     "small_indices",

@@ -25,7 +25,7 @@ def write_files(
     poll: _Poll,
     /,
 ) -> tuple[int, int]: ...
-def publish_groups(
+def publish_file_sets(
     folders: list[bytes],
     stems: bytes,
     endings: bytes,

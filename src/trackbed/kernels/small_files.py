@@ -3,7 +3,7 @@
 Thousands of small files are written at a start. Each call of the system that Python makes takes as long again, and
 gives other threads the interpreter, which is then waited for.
 
-Shapes: N files, G groups of F files.
+Shapes: N files, S sets of F files.
 """
 
 import os
@@ -19,7 +19,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.poll import Poll, current_poll
 
-__all__ = ["GroupFolders", "file_stamps", "publish_groups", "read_parts", "write_files"]
+__all__ = ["FileSetFolders", "file_stamps", "publish_file_sets", "read_parts", "write_files"]
 
 Part = bytes | memoryview | npt.NDArray[Any]
 
@@ -48,19 +48,19 @@ def write_files(files: Mapping[str, Sequence[Part]], *, poll: Poll = None) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFolders:
-    """Where the files of groups lie: paths of folders that are there."""
+class FileSetFolders:
+    """Where the files of sets lie: paths of folders that are there."""
 
     files: str
-    """All of a group but the last."""
+    """All of a set but the last."""
     claims: str
-    """The last one of each group."""
+    """The last one of each set."""
     partials: str
     """Those that are not complete, unless they have no name."""
 
 
-def publish_groups(
-    folders: GroupFolders,
+def publish_file_sets(
+    folders: FileSetFolders,
     stems: Sequence[str],
     endings: Sequence[str],
     parts: Sequence[Part],
@@ -70,35 +70,35 @@ def publish_groups(
     may_be_unnamed: bool = True,
     poll: Poll = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Make groups of new files, each of which appears when its files are complete: the last one first.
+    """Make sets of new files, each of which appears when its files are complete: the last one first.
 
-    A group that cannot appear leaves nothing behind. That is so where a file of the last one's name is there; files of
+    A set that cannot appear leaves nothing behind. That is so where a file of the last one's name is there; files of
     the others' names are replaced.
 
     Args:
         folders: where the files lie.
-        stems: `[G]` what the names of a group's files begin with.
+        stems: `[S]` what the names of a set's files begin with.
         endings: `[F]` how they end.
-        parts: contiguous bytes, one after the other: those of each file of each group.
-        counts: `[F]` how many parts each file of a group has.
-        partial_ending: what names end with until a group appears; nobody else uses it.
+        parts: contiguous bytes, one after the other: those of each file of each set.
+        counts: `[F]` how many parts each file of a set has.
+        partial_ending: what names end with until a set appears; nobody else uses it.
         may_be_unnamed: whether files have no name at all until then, where the file system knows such files.
-        poll: looks in while it runs, with the number of groups that are done.
+        poll: looks in while it runs, with the number of sets that are done.
 
     Returns:
-        `[G]` 0 for a group that appeared, or the system's number of the error: EEXIST where its last name was taken.
-        `[G, F, 3]` what `file_stamps` says of the files of those that appeared.
+        `[S]` 0 for a set that appeared, or the system's number of the error: EEXIST where its last name was taken.
+        `[S, F, 3]` what `file_stamps` says of the files of those that appeared.
 
     Raises:
         ArgumentError: a name is empty or holds a zero byte, or there are more or fewer parts than `counts` says.
     """
     if len(parts) != len(stems) * sum(counts) or len(counts) != len(endings):
-        wanted = f"{len(stems)} groups of {len(endings)} files must have {list(counts)} parts each"
+        wanted = f"{len(stems)} sets of {len(endings)} files must have {list(counts)} parts each"
         msg = f"{wanted}, found {len(parts)} in all"
         raise ArgumentError(msg)
     errors = np.empty(len(stems), dtype=np.int32)
     stamps = np.full((len(stems), len(endings), 3), -1, dtype=np.int64)
-    _native.publish_groups(
+    _native.publish_file_sets(
         [os.fsencode(folder) for folder in (folders.files, folders.claims, folders.partials)],
         _joined(stems),
         _joined(endings),

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, check_stamp, map_readonly
+from trackbed.files import Stamp, check_stamp, let_go, map_readonly
 from trackbed.tokens.dtype import DType
 
 __all__ = ["HEADER_BYTES", "Header", "SequenceIndex", "encode_header", "map_file", "open_index"]
@@ -111,6 +111,11 @@ class SequenceIndex:
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""
         _ = self._mapped
+
+    def let_go(self) -> None:
+        """Give back the memory of what was read of it, if it is mapped."""
+        if "_mapped" in vars(self):
+            let_go(self._mapped)
 
     @cached_property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-#include "trackbed/file_groups.hpp"
+#include "trackbed/file_sets.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -54,21 +54,21 @@ int claim_name(const Descriptor& from, const std::string& name, const Descriptor
   return unlinkat(from.number(), name.c_str(), 0) == 0 ? 0 : errno;
 }
 
-// The group of files that is at hand.
-class Group {
+// The set of files that is at hand.
+class FileSet {
  public:
-  explicit Group(const GroupNames& names)
+  explicit FileSet(const FileSetNames& names)
       : names_(names),
         is_unnamed_(names.may_be_unnamed),
         files_(open_folder(names.files)),
         claims_(open_folder(names.claims)),
         partials_(open_folder(names.partials)) {}
 
-  ~Group() { clear(); }
+  ~FileSet() { clear(); }
 
   bool has_folders() const { return files_ && claims_ && partials_; }
 
-  // Takes the next group.
+  // Takes the next set.
   void take(const char* stem, std::span<const char* const> endings) {
     clear();
     for (const char* ending : endings) {
@@ -102,7 +102,7 @@ class Group {
     return 0;
   }
 
-  // Lets the group appear. The number of the error, or 0.
+  // Lets the set appear. The number of the error, or 0.
   int appear() {
     const std::size_t last = made_.size() - 1;
     int error = claim(last);
@@ -133,7 +133,7 @@ class Group {
     Made& made = made_[file];
     if (!made.has_partial) {
       const int error = name_file(made.opened, folder_of(file), made.name);
-      is_unnamed_ = error == 0 || error == EEXIST;  // else the next groups do better with names
+      is_unnamed_ = error == 0 || error == EEXIST;  // else the next sets do better with names
       return error;
     }
     const int error = claim_name(partials_, partial_name(made), folder_of(file), made.name);
@@ -165,7 +165,7 @@ class Group {
     made_.clear();
   }
 
-  const GroupNames& names_;
+  const FileSetNames& names_;
   bool is_unnamed_;
   Descriptor files_;
   Descriptor claims_;
@@ -175,26 +175,26 @@ class Group {
 
 }  // namespace
 
-void publish_groups(const GroupNames& names, std::span<const std::span<const std::byte>> parts,
-                    std::span<const std::int64_t> counts, std::span<FileStamp> stamps, std::span<std::int32_t> errors,
-                    Poll& poll) {
+void publish_file_sets(const FileSetNames& names, std::span<const std::span<const std::byte>> parts,
+                       std::span<const std::int64_t> counts, std::span<FileStamp> stamps,
+                       std::span<std::int32_t> errors, Poll& poll) {
   const std::size_t files = errors.empty() ? 0 : counts.size() / errors.size();
   const std::vector<const char*> stems = starts_of(names.stems, errors.size());
   const std::vector<const char*> endings = starts_of(names.endings, files);
-  Group group(names);  // at its end, and when the poll throws, it removes what did not appear
-  if (!group.has_folders()) {
+  FileSet set(names);  // at its end, and when the poll throws, it removes what did not appear
+  if (!set.has_folders()) {
     std::fill(errors.begin(), errors.end(), ENOENT);
     return;
   }
   for (std::size_t number = 0; number < errors.size(); ++number) {
-    group.take(stems[number], endings);
+    set.take(stems[number], endings);
     int error = 0;
     for (std::size_t file = number * files; file < (number + 1) * files; ++file) {
       const auto count = static_cast<std::size_t>(counts[file]);
-      error = error == 0 ? group.write(file - number * files, parts.first(count), poll, stamps[file]) : error;
+      error = error == 0 ? set.write(file - number * files, parts.first(count), poll, stamps[file]) : error;
       parts = parts.subspan(count);
     }
-    errors[number] = error == 0 ? group.appear() : error;
+    errors[number] = error == 0 ? set.appear() : error;
     poll(static_cast<std::int64_t>(number) + 1);
   }
 }

@@ -1,4 +1,4 @@
-"""Groups of files that appear together: each whole, under its name, or not at all."""
+"""Sets of files that appear together: each whole, under its name, or not at all."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import GroupFolders, file_stamps, publish_groups
+from trackbed.kernels import FileSetFolders, file_stamps, publish_file_sets
 
 ENDINGS = ("-a", "-b", ".json")
 COUNTS = (1, 2, 1)
@@ -26,7 +26,7 @@ def may_be_unnamed(request):
 
 
 def folders_in(tmp_path):
-    folders = GroupFolders(**{name: f"{tmp_path}/{name}" for name in ("files", "claims", "partials")})
+    folders = FileSetFolders(**{name: f"{tmp_path}/{name}" for name in ("files", "claims", "partials")})
     for folder in (folders.files, folders.claims, folders.partials):
         Path(folder).mkdir(exist_ok=True)
     return folders
@@ -38,7 +38,7 @@ def parts_of(*stems):
 
 
 def publish(folders, stems, *, parts=None, may_be_unnamed=True, **options):
-    return publish_groups(
+    return publish_file_sets(
         folders,
         stems,
         ENDINGS,
@@ -137,7 +137,7 @@ def test_what_is_too_large_leaves_nothing_behind(tmp_path, may_be_unnamed):
     assert content_of(folders) == wanted_of("x")
 
 
-def test_what_looks_in_ends_it_between_groups_and_nothing_partial_stays(tmp_path, may_be_unnamed):
+def test_what_looks_in_ends_it_between_sets_and_nothing_partial_stays(tmp_path, may_be_unnamed):
     class EndedError(Exception):
         pass
 
@@ -160,14 +160,14 @@ def test_what_looks_in_ends_it_between_groups_and_nothing_partial_stays(tmp_path
 LIMITED = """
 import resource, sys
 sys.path[:0] = sys.argv[2:]
-from test_file_groups import folders_in, publish
+from test_file_sets import folders_in, publish
 folders = folders_in(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 assert publish(folders, [str(number) for number in range(200)])[0].tolist() == [0] * 200
 """
 
 
-def test_many_groups_take_few_descriptors(tmp_path):
+def test_many_sets_take_few_descriptors(tmp_path):
     here = Path(__file__).parent
     subprocess.run([sys.executable, "-c", LIMITED, tmp_path, here, here.parent], check=True)
 
@@ -175,14 +175,14 @@ def test_many_groups_take_few_descriptors(tmp_path):
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=7))
 def test_a_file_may_have_any_number_of_parts(tmp_path_factory, parts):
     folder = f"{tmp_path_factory.mktemp('parts')}"
-    folders = GroupFolders(folder, folder, folder)
-    errors, _ = publish_groups(folders, ["x"], [".a"], parts, [len(parts)], partial_ending=".partial")
+    folders = FileSetFolders(folder, folder, folder)
+    errors, _ = publish_file_sets(folders, ["x"], [".a"], parts, [len(parts)], partial_ending=".partial")
     assert errors.tolist() == [0]
     assert Path(folder, "x.a").read_bytes() == b"".join(parts)
 
 
 def test_parts_must_be_as_many_as_said(tmp_path):
-    with pytest.raises(ArgumentError, match=r"1 groups of 3 files must have \[1, 2, 1\] parts each, found 1 in all"):
+    with pytest.raises(ArgumentError, match=r"1 sets of 3 files must have \[1, 2, 1\] parts each, found 1 in all"):
         publish(folders_in(tmp_path), ["x"], parts=[b"x"])
     with pytest.raises(ArgumentError, match="must not be empty"):
         publish(folders_in(tmp_path), [""])

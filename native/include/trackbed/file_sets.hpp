@@ -9,11 +9,11 @@
 
 namespace trackbed {
 
-// Where groups of files, as many of each, are to appear: file f of group g under the name stems[g] + endings[f], the
-// last one of each group in a folder of its own.
-struct GroupNames {
+// Where sets of files, as many of each, are to appear: file f of set s under the name stems[s] + endings[f], the
+// last one of each set in a folder of its own.
+struct FileSetNames {
   const char* files;   // a folder that is there, as are the others
-  const char* claims;  // where the last one of each group appears
+  const char* claims;  // where the last one of each set appears
   Names stems;
   Names endings;
   // Where files are that are not complete, under their names and this ending; unless they `may_be_unnamed`, and the
@@ -23,14 +23,14 @@ struct GroupNames {
   bool may_be_unnamed;
 };
 
-// Makes new files of `counts[g * F + f]` parts each, F a group, and lets each group appear when its files are complete:
+// Makes new files of `counts[s * F + f]` parts each, F a set, and lets each set appear when its files are complete:
 // the last file first, unless there is one of that name, then the others, in the place of what has their names.
-// Of what appeared, `stamps` says which files it is. A group that did not, and has a number of the system's in `errors`
+// Of what appeared, `stamps` says which files it is. A set that did not, and has a number of the system's in `errors`
 // that says why, leaves nothing behind; one whose last file's name is taken has EEXIST. The others have 0.
 // Requires: as many stamps as counts, as many errors as stems, as many parts as the counts say together. Four or five
 // calls of the system a file.
-void publish_groups(const GroupNames& names, std::span<const std::span<const std::byte>> parts,
-                    std::span<const std::int64_t> counts, std::span<FileStamp> stamps, std::span<std::int32_t> errors,
-                    Poll& poll);
+void publish_file_sets(const FileSetNames& names, std::span<const std::span<const std::byte>> parts,
+                       std::span<const std::int64_t> counts, std::span<FileStamp> stamps,
+                       std::span<std::int32_t> errors, Poll& poll);
 
 }  // namespace trackbed
