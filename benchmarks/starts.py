@@ -230,15 +230,16 @@ def rows(scratch: Path, *, full: bool) -> Iterator[Times]:
     """The starts that are measured."""
     small, large = scratch / "small", scratch / "large"
     make_pairs(small, np.full(NUM_DATASETS, 1_000, dtype=np.int64))
-    few = "1,000 datasets of 1,000 documents, 1 rank of 2 threads"
-    yield measure(Start(few, small, 120_000, threads=2, rounds=5), _fresh(scratch, "a"))
+    few = "1,000 datasets of 1,000 documents"
+    yield measure(Start(f"{few}, 1 rank of 1 thread", small, 120_000), _fresh(scratch, "a"))
+    yield measure(Start(f"{few}, 1 rank of 2 threads", small, 120_000, threads=2), _fresh(scratch, "b"))
     if not full:
         return
     shutil.rmtree(small)
     make_pairs(large, spread(1e4, 1e7, 2e8))
     what = "1,000 datasets of 2e8 documents in all"
-    yield measure(Start(f"{what}, 1 rank of 2 threads", large, 28_000_000, threads=2), _fresh(scratch, "b"))
-    yield measure(Start(f"{what}, 2 ranks of 1 thread", large, 28_000_000, ranks=2), _fresh(scratch, "c"))
+    yield measure(Start(f"{what}, 1 rank of 2 threads", large, 28_000_000, threads=2), _fresh(scratch, "c"))
+    yield measure(Start(f"{what}, 2 ranks of 1 thread", large, 28_000_000, ranks=2), _fresh(scratch, "d"))
 
 
 def _fresh(scratch: Path, name: str) -> Path:

@@ -95,7 +95,12 @@ class FileSet {
       return error;
     }
     struct stat status;
-    if (fstat(made.opened.number(), &status) != 0) {
+    if (made.has_partial) {
+      made.opened = Descriptor();  // some file systems write, and set times, when a file is closed
+    }
+    const int failed = made.has_partial ? fstatat(partials_.number(), partial_name(made).c_str(), &status, 0)
+                                        : fstat(made.opened.number(), &status);
+    if (failed != 0) {
       return errno;
     }
     stamp = stamp_of(status);
@@ -105,15 +110,14 @@ class FileSet {
   // Lets the set appear. The number of the error, or 0.
   int appear() {
     const std::size_t last = made_.size() - 1;
+    for (std::size_t file = 0; file < last; ++file) {
+      if (faccessat(files_.number(), made_[file].name.c_str(), F_OK, 0) == 0) {
+        return EEXIST;
+      }
+    }
     int error = claim(last);
-    if (error != 0) {
-      return error;
-    }
     for (std::size_t file = 0; file < last && error == 0; ++file) {
-      error = replace(file);
-    }
-    if (error != 0) {
-      unlinkat(claims_.number(), made_[last].name.c_str(), 0);  // else it would speak for files that are not there
+      error = replace(file);  // nothing was there a moment ago; what is there now, came without a claim
     }
     return error;
   }

@@ -34,13 +34,16 @@ bool fill(const SmallDataset& dataset, std::span<const std::byte> lengths, std::
   seed(twister, static_cast<std::uint32_t>(dataset.seed));
   for (std::size_t visit = 0; visit < visits.size(); visit += num_documents) {
     const auto epoch = visits.subspan(visit, num_documents);
-    std::iota(epoch.begin(), epoch.end(), static_cast<std::uint32_t>(dataset.first));
+    std::iota(epoch.begin(), epoch.end(), 0U);
   }
   shuffle_parts(twister, visits, is_apart ? num_visits - dataset.num_documents : 0, level, poll);
   const auto seen = as_numbers<std::int32_t>(visits);
   if (sample_index<std::int32_t, std::int32_t>(lengths, seen, dataset.sequence_length, dataset.extra_token,
                                                as_numbers<std::int32_t>(rows), 1, poll) < visits.size()) {
     return false;
+  }
+  for (std::uint32_t& visit : visits) {
+    visit += static_cast<std::uint32_t>(dataset.first);
   }
   std::iota(order.begin(), order.end(), 0U);
   shuffle_parts(twister, order, is_apart ? dataset.samples_before_last : 0, level, poll);

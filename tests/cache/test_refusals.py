@@ -143,7 +143,7 @@ def test_a_file_that_is_overwritten_with_another_shape_is_named(tmp_path):
 
 
 def test_what_is_filled_in_its_file_is_written_out_where_others_read_it_over_a_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "_is_local", lambda _folder: False)
+    monkeypatch.setattr(write, "is_on_this_machine", lambda _folder: False)
     found = open_(tmp_path, rows=LARGE_ROWS, build=fill_large)
     assert seeds_in(found) == {1}
     assert problems(tmp_path) == []

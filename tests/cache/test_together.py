@@ -34,9 +34,25 @@ def collect(folder, seeds, *, build=build_all, **options):
     return list(pending)
 
 
+class Alone:
+    """Counts how often it is entered."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __enter__(self):
+        self.count += 1
+
+    def __exit__(self, *_):
+        pass
+
+
 def make(pending):
+    """Build all; returns how many were built alone."""
+    alone = Alone()
     for bundle in bundles_of(pending):
-        make_together(bundle)
+        make_together(bundle, alone=alone)
+    return alone.count
 
 
 def undisturbed(folder, seeds):
@@ -83,7 +99,7 @@ def test_entries_built_together_are_those_built_one_by_one(tmp_path):
 
     pending = collect(tmp_path / "cache", seeds, build=build)
     assert find_absent(pending) == [True] * MANY
-    make(pending)
+    assert make(pending) == 0
     assert not list((tmp_path / "cache" / ".trackbed" / "partial").iterdir())
     assert calls == [1, 2, 4, 8, *[16] * 5, 5]
     assert all(one.is_open for one in pending)
@@ -151,7 +167,7 @@ def test_what_is_there_damaged_is_built_anew(tmp_path):
 def test_entries_that_are_not_small_are_built_one_by_one(tmp_path):
     seeds = [0 if number % 3 == 0 else number for number in range(50)]
     pending = collect(tmp_path / "cache", seeds)
-    make(pending)
+    assert make(pending) == 17
     check(tmp_path / "cache", tmp_path, pending, seeds)
 
 

@@ -1,34 +1,34 @@
 """Indices of many small datasets, made in one call: the same as those of each made alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import build, gpt_config, write_pair
+from blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, write_pair
 from indexed_pair import Pair
-from trackbed.cache import in_memory
+from trackbed.cache import bundles_of, collecting, in_memory
 from trackbed.datasets import gpt_together
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_together import build_together
 from trackbed.errors import FormatError, TrackbedError
 from trackbed.index.runs import run
+from trackbed.tokens import IndexedDataset
 
-
-class Lengths:
-    """A low-level dataset of which only the lengths are asked for."""
-
-    def __init__(self, lengths):
-        self.sequence_lengths = np.array(lengths, dtype=np.int32)
+NUMBERS = itertools.count()
 
 
 @st.composite
-def gpt_indices(draw):
+def gpt_indices(draw, folder):
     lengths = draw(st.lists(st.integers(0, 30), min_size=1, max_size=30))
     start, stop = sorted(draw(st.lists(st.integers(0, len(lengths)), min_size=2, max_size=2)))
+    prefix = folder / f"{next(NUMBERS)}"
+    Pair(prefix, lengths, list(range(len(lengths) + 1)), [0] * sum(lengths), "uint16").write()
     return GPTIndices(
-        dataset=Lengths(lengths),
-        documents=draw(st.sampled_from([run(start, stop), np.arange(start, stop), None])),
+        dataset=IndexedDataset(f"{prefix}", open_when_read=True),
+        documents=draw(st.sampled_from([run(start, stop), np.arange(start, stop)])),
         num_samples=draw(st.none() | st.integers(0, 60)),
         sequence_length=draw(st.sampled_from([1, 2, 7, 16, 64])),
         seed=draw(st.sampled_from([0, 1234, 2**32 - 1])),
@@ -45,8 +45,9 @@ def alone(indices):
         return None
 
 
-@given(st.lists(gpt_indices(), max_size=6))
-def test_indices_made_together_are_those_made_alone(drawn):
+@given(st.data())
+def test_indices_made_together_are_those_made_alone(tmp_path_factory, data):
+    drawn = data.draw(st.lists(gpt_indices(tmp_path_factory.mktemp("pairs")), max_size=6))
     for found, wanted in zip(build_together(drawn), map(alone, drawn), strict=True):
         assert (found is None) == (wanted is None)
         for name in ARRAYS if wanted else ():
@@ -54,19 +55,46 @@ def test_indices_made_together_are_those_made_alone(drawn):
             assert found[name].dtype == wanted[name].dtype
 
 
-@given(gpt_indices(), st.integers(0, 40))
-def test_what_is_not_small_is_left_out(indices, most):
+@given(st.data(), st.integers(0, 40))
+def test_what_is_not_small_is_left_out(tmp_path_factory, data, most):
+    indices = data.draw(gpt_indices(tmp_path_factory.mktemp("pairs")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt_together, "_MOST", most)
+        patch.setattr(gpt_together, "MOST_VISITS", most)
         found, wanted = build_together([indices])[0], alone(indices)
-    # An epoch is never more than all visits, so that those are what counts.
     size = 0 if wanted is None else len(wanted["document_index"]) + len(wanted["shuffle_index"])
     assert (found is None) == (wanted is None or size > most)
 
 
-def test_documents_that_do_not_follow_one_another_are_left_out():
-    indices = GPTIndices(Lengths([4, 5, 6]), np.array([0, 2]), 3, 2, 1, 1, keep_partial=False)
-    assert build_together([indices]) == [None]
+def test_documents_that_do_not_follow_one_another_are_left_out(tmp_path):
+    dataset = IndexedDataset(write_pair(tmp_path / "pair", [4, 5, 6]), open_when_read=True)
+    scattered, whole = (
+        GPTIndices(dataset, np.array(documents), 3, 2, 1, 1, keep_partial=False) for documents in ([0, 2], [1, 2])
+    )
+    found = build_together([scattered, whole])
+    assert found[0] is None
+    assert sorted(set(found[1]["document_index"].tolist())) == [1, 2]
+
+
+def test_pairs_that_were_replaced_are_left_out(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [4, 5, 6])
+    dataset = IndexedDataset(prefix, open_when_read=True)
+    write_pair(tmp_path / "pair", [4, 5, 7])
+    assert build_together([GPTIndices(dataset, run(0, 3), 3, 2, 1, 1, keep_partial=False)]) == [None]
+
+
+def test_large_datasets_are_not_built_in_bundles(tmp_path):
+    small, large = (write_pair(tmp_path / name, [20] * count) for name, count in (("small", 50), ("large", 20_000)))
+    config = gpt_config(tmp_path / "cache", blend=([small, large] * 3, [1.0] * 6), split="8,1,1")
+    with collecting() as pending:
+        BlendedMegatronDatasetBuilder(GPTDataset, [60, 6, 6], lambda: True, config)._build()
+    datasets = [one for one in pending if not one.is_blend]
+    assert [one.recipe is None for one in datasets] == [False] * 3 + [True, False, False] + [False] * 3 + [
+        True,
+        False,
+        False,
+    ] + [False] * 3 + [True, False, False]
+    largest_first = sorted(datasets, key=lambda one: -one.cost)
+    assert [len(bundle) for bundle in bundles_of(largest_first)] == [1, 1, 1, 1, 2, 4, 8]
 
 
 def test_pairs_are_not_mapped_for_it(tmp_path):

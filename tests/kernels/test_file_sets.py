@@ -1,11 +1,14 @@
 """Sets of files that appear together: each whole, under its name, or not at all."""
 
+import contextlib
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +87,7 @@ def current_umask():
     return umask
 
 
-def test_a_name_that_is_taken_stays_and_nothing_of_the_group_appears(tmp_path, may_be_unnamed):
+def test_a_name_that_is_taken_stays_and_nothing_of_the_set_appears(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
     publish(folders, ["y"])
     before = content_of(folders)
@@ -93,28 +96,48 @@ def test_a_name_that_is_taken_stays_and_nothing_of_the_group_appears(tmp_path, m
     assert content_of(folders) == {**wanted_of("x", "z"), **before}
 
 
-def test_files_that_nobody_claimed_are_replaced(tmp_path, may_be_unnamed):
+def test_files_that_nobody_claimed_are_left_to_who_knows_what_they_are(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
-    for name in ("x-a", "x-b"):
-        Path(folders.files, name).write_bytes(b"what somebody else left")
-    errors, stamps = publish(folders, ["x"], may_be_unnamed=may_be_unnamed)
-    assert errors.tolist() == [0]
-    assert content_of(folders) == wanted_of("x")
-    assert stamps[0, 0].tolist() == file_stamps(".", [f"{folders.files}/x-a"])[0].tolist()
+    Path(folders.files, "x-b").write_bytes(b"what somebody else left")
+    Path(folders.files, "y-a", "in the way").mkdir(parents=True)
+    errors, _ = publish(folders, ["x", "y", "z"], may_be_unnamed=may_be_unnamed)
+    assert errors.tolist() == [errno.EEXIST, errno.EEXIST, 0]
+    shutil.rmtree(Path(folders.files, "y-a"))
+    assert content_of(folders) == {**wanted_of("z"), "files/x-b": b"what somebody else left"}
 
 
-def test_a_name_that_cannot_be_taken_takes_the_claim_back(tmp_path, may_be_unnamed):
+def test_files_that_come_while_a_set_appears_are_replaced(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
-    Path(folders.files, "x-b", "in the way").mkdir(parents=True)
-    errors, _ = publish(folders, ["x", "y"], may_be_unnamed=may_be_unnamed)
-    assert errors[0] in (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
-    assert errors[1] == 0
-    assert [path.name for path in Path(folders.claims).iterdir()] == ["y.json"]
-    assert not list(Path(folders.partials).iterdir())
+    stems = [f"{number:04}" for number in range(3000)]
+    stopped = threading.Event()
+
+    def come():
+        while not stopped.is_set():
+            for stem in stems[::7]:
+                if not Path(folders.claims, f"{stem}.json").exists():
+                    with contextlib.suppress(FileExistsError), Path(folders.files, f"{stem}-b").open("xb"):
+                        pass
+
+    rival = threading.Thread(target=come)
+    rival.start()
+    try:
+        errors, _ = publish(folders, stems, may_be_unnamed=may_be_unnamed)
+    finally:
+        stopped.set()
+        rival.join()
+    assert set(errors.tolist()) <= {0, errno.EEXIST}
+    found = content_of(folders)
+    appeared = [stem for stem, error in zip(stems, errors.tolist(), strict=True) if error == 0]
+    assert len(appeared) > 2500
+    for stem in appeared:
+        mine = {name: found.pop(name) for name in wanted_of(stem)}
+        # The rival may have looked for the claim before it was there, and made its file after ours.
+        assert mine == wanted_of(stem)
+    assert set(found) <= {f"files/{stem}-b" for stem in stems[::7]}
 
 
 @pytest.mark.parametrize("absent", ["files", "claims", "partials"])
-def test_a_folder_that_is_not_there_is_an_error_of_every_group(tmp_path, may_be_unnamed, absent):
+def test_a_folder_that_is_not_there_is_an_error_of_every_set(tmp_path, may_be_unnamed, absent):
     folders = folders_in(tmp_path)
     (tmp_path / absent).rmdir()
     errors, _ = publish(folders, ["x", "y"], may_be_unnamed=may_be_unnamed)
@@ -186,9 +209,14 @@ def test_parts_must_be_as_many_as_said(tmp_path):
         publish(folders_in(tmp_path), ["x"], parts=[b"x"])
     with pytest.raises(ArgumentError, match="must not be empty"):
         publish(folders_in(tmp_path), [""])
+    folders = folders_in(tmp_path)
+    for endings, counts, parts in (([".a", ".b"], [3, -1], [b"x"] * 2), ([], [], []), ([".a"], [1, 0], [b"x"])):
+        with pytest.raises(ArgumentError, match="parts each, found"):
+            publish_file_sets(folders, ["x"], endings, parts, counts, partial_ending=".partial")
+    assert publish_file_sets(folders, ["x"], [".a"], (b"x",), [1], partial_ending=".partial")[0].tolist() == [0]
 
 
-def test_no_group_is_no_work(tmp_path):
+def test_no_set_is_no_work(tmp_path):
     errors, stamps = publish(folders_in(tmp_path), [])
     assert errors.shape == (0,)
     assert stamps.shape == (0, 3, 3)

@@ -19,7 +19,7 @@ class Descriptor {
   explicit Descriptor(int opened = -1) : number_(opened) {}
   Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
+    std::swap(number_, other.number_);  // `other` is at its end, and closes what this one had
     return *this;
   }
   ~Descriptor() {

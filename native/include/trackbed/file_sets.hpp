@@ -24,11 +24,11 @@ struct FileSetNames {
 };
 
 // Makes new files of `counts[s * F + f]` parts each, F a set, and lets each set appear when its files are complete:
-// the last file first, unless there is one of that name, then the others, in the place of what has their names.
-// Of what appeared, `stamps` says which files it is. A set that did not, and has a number of the system's in `errors`
-// that says why, leaves nothing behind; one whose last file's name is taken has EEXIST. The others have 0.
-// Requires: as many stamps as counts, as many errors as stems, as many parts as the counts say together. Four or five
-// calls of the system a file.
+// the last file first, as a claim, then the others. Of what appeared, `stamps` says which files it is, and `errors` is
+// 0. A set of which some name is taken has EEXIST, and like one that cannot be written, which has another number of the
+// system's, leaves nothing behind. Where the system fails after the claim, that stays, with what appeared until then.
+// Requires: F at least 1, as many stamps as counts, as many errors as stems, counts of at least 0 and as many parts as
+// they say together. About five calls of the system a file.
 void publish_file_sets(const FileSetNames& names, std::span<const std::span<const std::byte>> parts,
                        std::span<const std::int64_t> counts, std::span<FileStamp> stamps,
                        std::span<std::int32_t> errors, Poll& poll);

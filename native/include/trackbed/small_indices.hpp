@@ -30,8 +30,8 @@ constexpr std::int64_t room_of(const SmallDataset& dataset) {
 // The three indices of each dataset, one after the other in `indices`: the document of each visit [V], the rows of
 // sample_index() [R + 1, 2], and the sample at each position [R]. Each has a stream of shuffles of its own: the visits
 // of all epochs together, or the last epoch's after those of the others; then the samples likewise.
-// `lengths` holds, for each dataset, the lengths of all documents of its file, as for sample_index().
-// Returns the first dataset whose visits meet no document or a negative length; or how many there are. What was not
+// `lengths` holds, for each dataset, the lengths of its documents, as for sample_index().
+// Returns the first dataset with a document that has none, or a negative one; or how many there are. What was not
 // reached then means nothing.
 // Requires: as many lengths as datasets, `indices` as long as the room of all together, and what sample_index()
 // requires of 32-bit rows. O(V + R) each.

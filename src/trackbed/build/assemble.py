@@ -118,10 +118,10 @@ class BlendedMegatronDatasetBuilder:
             wants = group is None or self.is_built_on_rank()
             with access(Access.open_only, advice=_NOT_FAST):
                 return self._build() if wants else [None] * len(Split)
-        with _collector_paused():
-            return self._build_or_recall(group)
+        with contextlib.ExitStack() as whole:
+            return self._build_or_recall(group, whole)
 
-    def _build_or_recall(self, group: Group | None) -> list[Any]:
+    def _build_or_recall(self, group: Group | None, whole: contextlib.ExitStack) -> list[Any]:
         with (group or SOLO).together("building the indices") as step, watched(step.poll):
             wants = group is None or self.is_built_on_rank()
             builders = Builders(
@@ -136,6 +136,7 @@ class BlendedMegatronDatasetBuilder:
             if not wants:
                 builders.attend()
                 return [None] * len(Split)
+            whole.enter_context(_collector_paused())
             start = Start(self.cls, self.sizes, self.config)
             if start.key is not None and builders.holds(start.memo, start.key):
                 return start.recalled(self._build)

@@ -268,10 +268,8 @@ class _Making:
     def make_each(self, bundles: Iterable[Sequence[Pending]]) -> None:
         """Build bundles of entries until there are no more. Threads may share an iterator over a list."""
         for bundle in bundles:
-            is_large = len(bundle) == 1 and not bundle[0].is_blend
-            with self._building if is_large else nullcontext():
-                look_in(self._done)  # kernels of small entries end before they would
-                make_together(bundle)
+            look_in(self._done)  # kernels of small entries end before they would
+            make_together(bundle, alone=nullcontext() if bundle[0].is_blend else self._building)
             with self._lock:
                 for one in bundle:
                     self._tell(one)

@@ -5,6 +5,7 @@ that entries are built one by one, which knows what to do, or what to say.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,9 +17,9 @@ from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import encode_npy_header
 from trackbed.cache.once import Pending
 from trackbed.cache.opened import Arrays
-from trackbed.cache.write import Recipe, make_folders
+from trackbed.cache.write import Recipe, is_on_this_machine, make_folders
 from trackbed.files import FileSum, crc32, partial_name
-from trackbed.kernels import FileSetFolders, publish_file_sets
+from trackbed.kernels import FileSetFolders, look_in, publish_file_sets
 
 __all__ = ["bundles_of", "find_absent", "make_together"]
 
@@ -54,8 +55,12 @@ def _are_alike(one: Pending, other: Pending) -> bool:
     )
 
 
-def make_together(bundle: Sequence[Pending]) -> None:
+def make_together(bundle: Sequence[Pending], *, alone: AbstractContextManager[object]) -> None:
     """Build the entries of a bundle.
+
+    Args:
+        bundle: entries of `bundles_of`.
+        alone: entered for each entry that must be built on its own, as it is large or something was in the way.
 
     Raises:
         Exception: whatever `Pending.make` does.
@@ -65,7 +70,10 @@ def make_together(bundle: Sequence[Pending]) -> None:
         find_absent([one for one in bundle if one.was_absent is None])
         _make_small(recipe, [one for one in bundle if one.was_absent and not one.is_open])
     for one in bundle:
-        one.make()  # is there already, but where something was in the way
+        if not one.is_open:
+            with alone:
+                look_in()
+                one.make()
 
 
 def _make_small(recipe: Recipe, pending: Sequence[Pending]) -> None:
@@ -111,6 +119,7 @@ def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:
         parts,
         [1, *[2] * len(first.arrays), 1],
         partial_ending=partial_name(""),
+        may_be_unnamed=is_on_this_machine(first.own),  # where what is not closed yet is seen by all
     )
     for one, found, rows, error in zip(pending, specs, stamps, errors.tolist(), strict=True):
         if not error:

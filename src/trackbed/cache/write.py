@@ -34,7 +34,7 @@ from trackbed.files import (
 )
 from trackbed.kernels import file_stamps, write_files
 
-__all__ = ["Allocate", "Build", "Recipe", "Written", "in_memory", "make_folders", "write_entry"]
+__all__ = ["Allocate", "Build", "Recipe", "Written", "in_memory", "is_on_this_machine", "make_folders", "write_entry"]
 
 
 class Allocate(Protocol):
@@ -235,7 +235,7 @@ class _Writing:
         if name in self._behind:
             return self._behind[name].finish()
         mapped = self._in_place[name][1]
-        if not _is_local(self._entry.own):
+        if not is_on_this_machine(self._entry.own):
             mapped.flush()  # else other hosts may read zeros until this one happens to write its pages out
         return checksum_bytes(memoryview(mapped))
 
@@ -259,7 +259,8 @@ class _Writing:
 
 
 @lru_cache(maxsize=64)
-def _is_local(folder: str) -> bool:
+def is_on_this_machine(folder: str) -> bool:
+    """`is_local`, asked once for each folder."""
     return is_local(folder)
 
 

@@ -32,7 +32,7 @@ from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.gpt_together import build_together
+from trackbed.datasets.gpt_together import MOST_VISITS, build_together
 from trackbed.datasets.low_level import identify, let_go, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
@@ -50,6 +50,7 @@ _ENTRY_COST: Final = 3e5
 _VISIT_COST: Final = 12.0
 _SAMPLE_COST: Final = 8.0
 """Nanoseconds an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
+_SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
 _SHAPING = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -256,7 +257,7 @@ class GPTDataset(MegatronDataset, Gathering):
             expected=self._expect_indices,
             build=self._build_indices,
             cost=self._cost,
-            recipe=Recipe(build_together, self._indices),
+            recipe=self._recipe,
         )
 
     def _build_indices(self, allocate: Allocate) -> Arrays:
@@ -286,6 +287,12 @@ class GPTDataset(MegatronDataset, Gathering):
         tokens = (room or 0) * visits / documents
         epochs = max(1.0, (self.num_samples or 0) * self.config.sequence_length / tokens) if tokens else 1.0
         return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.config.sequence_length * _SAMPLE_COST)
+
+    @property
+    def _recipe(self) -> Recipe | None:
+        """How the indices are made with others', if they are small as far as is known without reading lengths."""
+        is_small = isinstance(self.dataset, IndexedDataset) and self._cost <= _SMALL_COST
+        return Recipe(build_together, self._indices) if is_small else None
 
     def _keep(self, arrays: Arrays | None) -> None:
         """Take the indices, each of which is mapped when it is first asked for; or None until a sample is."""

@@ -1,15 +1,13 @@
 """What tells one low-level dataset from another."""
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from trackbed.tokens import IndexedDataset, IndexedGroup, read_lengths
+from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["first_lengths", "identify", "let_go", "most_tokens", "num_sequences"]
+__all__ = ["identify", "let_go", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -25,16 +23,6 @@ def most_tokens(dataset: Any) -> int | None:
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return int(dataset.identity["bin_bytes"]) // dataset.index.dtype_size
     return None
-
-
-def first_lengths(datasets: Sequence[Any], stops: Sequence[int]) -> list[npt.NDArray[np.int32] | None]:
-    """Of each dataset, the tokens in its sequences before `stop`, if not in more. Pairs are not mapped for that.
-
-    None of a pair whose files were replaced since they were opened.
-    """
-    pairs = [(one.index, stop) for one, stop in zip(datasets, stops, strict=True) if isinstance(one, IndexedDataset)]
-    read = iter(read_lengths([index for index, _ in pairs], [stop for _, stop in pairs]))
-    return [next(read) if isinstance(one, IndexedDataset) else one.sequence_lengths for one in datasets]
 
 
 def let_go(dataset: Any) -> None:

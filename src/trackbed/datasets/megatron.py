@@ -109,7 +109,7 @@ class MegatronDataset(ABC, _Dataset):
     @cached_property
     def unique_description(self) -> str:
         """What it is, as it was when it was made, in Megatron Core's words; no start that recalls its cache asks."""
-        return describe(self._identifiers())
+        return describe(OrderedDict(self._identifiers()).items())  # a subclass may name an option twice
 
     @cached_property
     def unique_description_hash(self) -> str:

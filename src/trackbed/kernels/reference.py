@@ -317,11 +317,11 @@ def small_indices(
     """Visits, rows and order of one dataset: what the others here make of it, from one stream of random numbers.
 
     >>> dataset = SmallDataset(1, 3, 1, 1, -1, sequence_length=8, extra_token=1, seed=1234)
-    >>> [found.tolist() for found in small_indices(dataset, np.array([9, 4, 4, 4], dtype=np.int32))]
+    >>> [found.tolist() for found in small_indices(dataset, np.array([4, 4, 4], dtype=np.int32))]
     [[1, 2, 3], [[0, 0], [2, 0]], [0]]
     """
     generator = np.random.RandomState(dataset.seed)
-    visits = np.tile(np.arange(dataset.first, dataset.first + dataset.num_documents), dataset.num_epochs)
+    visits = np.tile(np.arange(dataset.num_documents), dataset.num_epochs)
     order = np.arange(dataset.num_samples)
     is_apart = dataset.samples_before_last >= 0
     borders = len(visits) - dataset.num_documents, dataset.samples_before_last
@@ -329,7 +329,7 @@ def small_indices(
         legacy_shuffle(generator, array[:border])
         legacy_shuffle(generator, array[border:])
     shape = {"sequence_length": dataset.sequence_length, "extra_token": dataset.extra_token}
-    return visits, sample_index(lengths, visits, dataset.num_samples, **shape), order
+    return dataset.first + visits, sample_index(lengths, visits, dataset.num_samples, **shape), order
 
 
 _TOKEN_TYPES: Final = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}

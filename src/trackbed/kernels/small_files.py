@@ -70,10 +70,10 @@ def publish_file_sets(
     may_be_unnamed: bool = True,
     poll: Poll = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Make sets of new files, each of which appears when its files are complete: the last one first.
+    """Make sets of new files, each of which appears when its files are complete: the last one first, as a claim.
 
-    A set that cannot appear leaves nothing behind. That is so where a file of the last one's name is there; files of
-    the others' names are replaced.
+    A set of which some name is taken, or that cannot be written, leaves nothing behind. Where the system fails after
+    the claim, that stays, with what appeared until then.
 
     Args:
         folders: where the files lie.
@@ -86,13 +86,14 @@ def publish_file_sets(
         poll: looks in while it runs, with the number of sets that are done.
 
     Returns:
-        `[S]` 0 for a set that appeared, or the system's number of the error: EEXIST where its last name was taken.
+        `[S]` 0 for a set that appeared, or the system's number of the error: EEXIST where a name was taken.
         `[S, F, 3]` what `file_stamps` says of the files of those that appeared.
 
     Raises:
         ArgumentError: a name is empty or holds a zero byte, or there are more or fewer parts than `counts` says.
     """
-    if len(parts) != len(stems) * sum(counts) or len(counts) != len(endings):
+    is_right = len(parts) == len(stems) * sum(counts) and len(counts) == len(endings) > 0 and min(counts) >= 0
+    if not is_right:
         wanted = f"{len(stems)} sets of {len(endings)} files must have {list(counts)} parts each"
         msg = f"{wanted}, found {len(parts)} in all"
         raise ArgumentError(msg)
@@ -104,7 +105,7 @@ def publish_file_sets(
         _joined(endings),
         os.fsencode(partial_ending),
         may_be_unnamed,
-        parts,
+        list(parts),
         np.tile(np.array(counts, dtype=np.int64), len(stems)),
         stamps.reshape(-1),
         errors,

@@ -1,6 +1,6 @@
 """Typed door to the kernel that makes the indices of many small datasets in one call.
 
-Shapes: N datasets. Of each: D documents of its file, V visits, R samples.
+Shapes: N datasets. Of each: D documents, V visits, R samples.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def small_indices(
 
     Args:
         datasets: `[N]` what decides the indices. Numbers of documents, visits and samples fit 31 bits.
-        lengths: for each of them, `[D]` tokens in each document of its file, at any address.
+        lengths: for each of them, `[D]` tokens in each of its documents, at any address.
         poll: looks in while it runs, with the number of datasets that are done.
 
     Returns:
@@ -67,16 +67,15 @@ def small_indices(
     """
     described = np.array(datasets, dtype=np.int64).reshape(-1, len(SmallDataset._fields))
     _check(described, lengths)
-    first, documents, epochs, samples = described[:, :4].T
+    _, documents, epochs, samples = described[:, :4].T
     rooms = np.stack([epochs * documents, 2 * (samples + 1), samples], axis=1).reshape(-1)
     ends = np.cumsum(rooms)
     indices = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
     raw = [one.view(np.uint8) for one in lengths]
     done = _native.small_indices(described.reshape(-1), raw, indices, chosen_level(), current_poll(poll))
     if done < len(datasets):
-        start, stop, count = int(first[done]), int(first[done] + documents[done]), len(lengths[done])
-        found = f"found {lengths[done][start:stop].min()}" if stop <= count else f"found {count} of them"
-        msg = f"the lengths of documents {start} to {stop} of dataset {done} must be at least 0, {found}"
+        wanted = f"each of {documents[done]} documents of dataset {done} must have a length of at least 0"
+        msg = f"{wanted}, found {len(lengths[done])} of them, the shortest {min(lengths[done], default=None)}"
         raise ArgumentError(msg)
     borders, signed = [0, *ends.tolist()], indices.view(np.int32)
     return [

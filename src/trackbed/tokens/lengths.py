@@ -14,18 +14,21 @@ from trackbed.tokens.format import HEADER_BYTES, SequenceIndex
 __all__ = ["read_lengths"]
 
 
-def read_lengths(indexes: Sequence[SequenceIndex], stops: Sequence[int]) -> list[npt.NDArray[np.int32] | None]:
-    """Of each index, `[stop]` tokens in each of its first sequences; None where it is not the file that was opened.
+def read_lengths(
+    indexes: Sequence[SequenceIndex], runs: Sequence[tuple[int, int]]
+) -> list[npt.NDArray[np.int32] | None]:
+    """Of each index, the tokens in each sequence of a run; None where it is not the file that was opened.
 
     Args:
         indexes: are not mapped, or stay so.
-        stops: of each, at most its number of sequences.
+        runs: of each, the first sequence and the one after the last.
     """
-    sizes = [4 * stop for stop in stops]
-    content, stamps = read_parts([f"{index.path}" for index in indexes], [HEADER_BYTES] * len(sizes), sizes)
+    starts = [HEADER_BYTES + 4 * start for start, _ in runs]
+    sizes = [4 * (stop - start) for start, stop in runs]
+    content, stamps = read_parts([f"{index.path}" for index in indexes], starts, sizes)
     found: list[npt.NDArray[np.int32] | None] = []
-    numbers, first = content.view("<i4"), 0
-    for index, stop, stamp in zip(indexes, stops, stamps.tolist(), strict=True):
-        found.append(numbers[first : first + stop] if index.ends.stamp == tuple(stamp) else None)
-        first += stop
+    first = 0
+    for index, size, stamp in zip(indexes, sizes, stamps.tolist(), strict=True):
+        found.append(content[first : first + size].view("<i4") if index.ends.stamp == tuple(stamp) else None)
+        first += size
     return found
