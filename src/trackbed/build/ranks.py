@@ -223,7 +223,7 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
 
     Args:
         pending: blends first.
-        num_threads: for the other entries, at least 1. Small ones, whose files take most of the time, have one more.
+        num_threads: for the other entries, at least 1. Small ones, whose files take most of the time, have two.
         progress: told of each entry that was built.
 
     Raises:
@@ -231,7 +231,7 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
     """
     making = _Making(pending, num_threads, progress)
     blends, others = (bundles_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
-    num_lanes = min(num_threads + any(len(bundle) > 1 for bundle in others), len(others))
+    num_lanes = min(max(num_threads, 1 + any(len(bundle) > 1 for bundle in others)), len(others))
     lanes = [iter(blends)] * bool(blends) + [iter(others)] * num_lanes
     if len(lanes) < 2:
         making.make_each([*blends, *others])

@@ -51,6 +51,7 @@ _VISIT_COST: Final = 12.0
 _SAMPLE_COST: Final = 8.0
 """Nanoseconds an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
 _SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
+"""What indices that are made with others' cost at most, as far as is known without reading lengths."""
 _SHAPING = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -252,12 +253,14 @@ class GPTDataset(MegatronDataset, Gathering):
         entry = self._entry()
         if entry is None:
             return self._build_indices(in_memory)
+        cost = self._cost
+        is_small = cost <= _SMALL_COST and isinstance(self.dataset, IndexedDataset)
         return open_or_build(
             entry,
             expected=self._expect_indices,
             build=self._build_indices,
-            cost=self._cost,
-            recipe=self._recipe,
+            cost=cost,
+            recipe=Recipe(build_together, self._indices) if is_small else None,
         )
 
     def _build_indices(self, allocate: Allocate) -> Arrays:
@@ -287,12 +290,6 @@ class GPTDataset(MegatronDataset, Gathering):
         tokens = (room or 0) * visits / documents
         epochs = max(1.0, (self.num_samples or 0) * self.config.sequence_length / tokens) if tokens else 1.0
         return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.config.sequence_length * _SAMPLE_COST)
-
-    @property
-    def _recipe(self) -> Recipe | None:
-        """How the indices are made with others', if they are small as far as is known without reading lengths."""
-        is_small = isinstance(self.dataset, IndexedDataset) and self._cost <= _SMALL_COST
-        return Recipe(build_together, self._indices) if is_small else None
 
     def _keep(self, arrays: Arrays | None) -> None:
         """Take the indices, each of which is mapped when it is first asked for; or None until a sample is."""
