@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
-from trackbed.datasets import BlendedDataset, MockGPTDataset, balanced
+from trackbed.datasets import BlendedDataset, MockGPTDataset, balanced, gpt
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import InstantOrder, Permutation, largest_remainders
@@ -104,6 +104,7 @@ def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypat
 
     monkeypatch.setattr(balanced, "balanced_blend", balanced_blend)
     monkeypatch.setattr(GPTIndices, "build", build_indices)
+    monkeypatch.setattr(gpt, "build_together", lambda indices: [None] * len(indices))  # as if they were large
     build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order="balanced"), [60, 0, 0])
     last_dataset = len(timeline) - 1 - timeline[::-1].index("dataset ends")
     assert timeline.index("blend begins") < timeline.index("dataset ends")

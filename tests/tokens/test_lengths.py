@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from built_pair import build
-from trackbed.tokens import IndexedDataset, read_lengths
+from trackbed.tokens import IndexedDataset
+from trackbed.tokens.lengths import read_lengths
 
 LENGTHS = [3, 0, 2, 5]
 

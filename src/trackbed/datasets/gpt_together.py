@@ -10,7 +10,7 @@ from trackbed.cache import Arrays
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices
-from trackbed.tokens import read_lengths
+from trackbed.tokens.lengths import read_lengths
 
 __all__ = ["MOST_VISITS", "build_together"]
 

@@ -4,7 +4,6 @@ from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.group import IndexedGroup
 from trackbed.tokens.identity import identity
-from trackbed.tokens.lengths import read_lengths
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
@@ -27,7 +26,6 @@ __all__ = [
     "identity",
     "merge",
     "open_index",
-    "read_lengths",
     "seal",
     "verify",
     "verify_content",
