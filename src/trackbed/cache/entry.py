@@ -79,3 +79,7 @@ class Place:
         """All paths, by what they hold, in the order in which they are written."""
         description = f"{self.directory}/{self.stem}-description.txt"
         return {"description": description, **{name: self.array(name) for name in arrays}}
+
+    def paths(self, arrays: tuple[str, ...]) -> list[str]:
+        """All paths, the manifest's last."""
+        return [*self.files(arrays).values(), self.manifest]

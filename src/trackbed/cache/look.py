@@ -59,10 +59,7 @@ def find(entry: Entry, expected: Expected) -> Look:
 
 def are_absent(entries: Sequence[Entry]) -> list[bool]:
     """Whether no file of an entry is there, at the place shared with Megatron Core's; of each of them, in one call."""
-    places = [entry.shared for entry in entries]
-    paths = [
-        [place.manifest, *place.files(entry.arrays).values()] for entry, place in zip(entries, places, strict=True)
-    ]
+    paths = [entry.shared.paths(entry.arrays) for entry in entries]
     stamps = file_stamps(".", list(chain.from_iterable(paths)))
     first = np.cumsum([0, *map(len, paths)])[:-1]
     absent: list[bool] = (np.maximum.reduceat(stamps[:, 0], first) < 0).tolist() if paths else []

@@ -36,13 +36,12 @@ class Sighting(NamedTuple):
     @property
     def paths(self) -> list[str]:
         """`[F]` its files."""
-        return [*self.place.files(self.names).values(), self.place.manifest]
+        return self.place.paths(self.names)
 
     @classmethod
     def of(cls, entry: Entry, place: Place, specs: Mapping[str, ArraySpec], stamps: Stamps) -> "Sighting":
         """What was seen of each file, by its path."""
-        paths = (*place.files(entry.arrays).values(), place.manifest)
-        rows = [stamps[path] or (-1, -1, -1) for path in paths]
+        rows = [stamps[path] or (-1, -1, -1) for path in place.paths(entry.arrays)]
         return cls(place, entry.arrays, specs, np.array(rows, dtype=np.int64))
 
 
@@ -80,8 +79,7 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
     with what the configuration asks for. Where there is one that cannot be read, files that look right may be those of
     other decisions: then the entry is damaged.
     """
-    paths = place.files(entry.arrays)
-    stamps = {path: stamp_of(path) for path in (*paths.values(), place.manifest)}
+    stamps = {path: stamp_of(path) for path in place.paths(entry.arrays)}
     found = _judge(entry, place, stamps, expected)
     return replace(found, stamps=stamps) if found.state is State.whole else found
 

@@ -106,16 +106,18 @@ def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:
         built: the arrays of each, 64 MiB at most.
     """
     first = pending[0].entry
+    place = first.shared
     try:
-        make_folders(first, first.shared)
+        make_folders(first, place)
     except OSError:
         return
+    endings = [path.rpartition("/")[2].removeprefix(first.stem) for path in place.paths(first.arrays)]
     parts: list[Any] = []
-    specs = [_add_parts(one.entry, arrays, parts) for one, arrays in zip(pending, built, strict=True)]
+    specs = [_add_parts(one.entry, endings, arrays, parts) for one, arrays in zip(pending, built, strict=True)]
     errors, stamps = publish_file_sets(
-        FileSetFolders(files=f"{first.directory}", claims=first.own, partials=f"{first.own}/partial"),
+        FileSetFolders(files=place.directory, claims=first.own, partials=f"{first.own}/partial"),
         [one.entry.stem for one in pending],
-        ["-description.txt", *(f"-{name}.npy" for name in first.arrays), ".json"],
+        endings,
         parts,
         [1, *[2] * len(first.arrays), 1],
         partial_ending=partial_name(""),
@@ -126,17 +128,17 @@ def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:
             one.note_written(found, rows)
 
 
-def _add_parts(entry: Entry, arrays: Arrays, parts: list[Any]) -> Mapping[str, ArraySpec]:
+def _add_parts(entry: Entry, endings: Sequence[str], arrays: Arrays, parts: list[Any]) -> Mapping[str, ArraySpec]:
     """Add what the files of an entry consist of, in the order in which they are written. Returns what arrays hold."""
-    stem, description = entry.stem, entry.description.encode()
-    files = {f"{stem}-description.txt": _sum_of(description)}
+    description = entry.description.encode()
+    files = {f"{entry.stem}{endings[0]}": _sum_of(description)}
     specs = {}
     parts.append(description)
-    for name in entry.arrays:
+    for name, ending in zip(entry.arrays, endings[1:-1], strict=True):
         array = np.ascontiguousarray(arrays[name])
         header, before = _header(array.dtype, array.shape)
         parts += header, array
-        files[f"{stem}-{name}.npy"] = _sum_of(array, size_bytes=len(header), crc32_before=before)
+        files[f"{entry.stem}{ending}"] = _sum_of(array, size_bytes=len(header), crc32_before=before)
         specs[name] = _spec(array.dtype, array.shape)
     parts.append(encode_manifest(Manifest(entry.fingerprint, entry.decisions, files, specs)))
     return specs
