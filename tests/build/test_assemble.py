@@ -1,4 +1,6 @@
+import gc
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -206,3 +208,35 @@ def test_data_of_the_same_sizes_replaced_under_the_same_path_gets_indices_of_its
     assert after != before
     assert "another index has this name (data:" in caplog.text
     assert build(config, (None, None, None))[0].sample_index.tolist() == after
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_collector_of_cycles_is_left_as_it_was(tmp_path, is_enabled):
+    write_pairs(tmp_path)
+    cycle = _Cycle()
+    gone = weakref.ref(cycle)
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        build(gpt_config(tmp_path / "cache", blend=([str(tmp_path / "pair0")], None), split="1"))
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable()
+    del cycle
+    gc.collect()
+    assert gone() is None
+
+
+def test_objects_that_are_kept_from_the_collector_stay_so(tmp_path):
+    write_pairs(tmp_path)
+    gc.freeze()
+    try:
+        kept = gc.get_freeze_count()
+        build(gpt_config(tmp_path / "cache", blend=([str(tmp_path / "pair0")], None), split="1"))
+        assert gc.get_freeze_count() > kept // 2
+    finally:
+        gc.unfreeze()
+
+
+class _Cycle:
+    def __init__(self):
+        self.itself = self

@@ -273,6 +273,9 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # else others keep objects there
+                gc.freeze()
+                gc.unfreeze()  # to the oldest generation: the next look at the youngest passes over them
             gc.enable()
 
 

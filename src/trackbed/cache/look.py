@@ -59,6 +59,8 @@ def find(entry: Entry, expected: Expected) -> Look:
 
 def are_absent(entries: Sequence[Entry]) -> list[bool]:
     """Whether no file of an entry is there, at the place shared with Megatron Core's; of each of them, in one call."""
+    if not any(folder.is_dir() for folder in {entry.directory for entry in entries}):
+        return [True] * len(entries)
     paths = [entry.shared.paths(entry.arrays) for entry in entries]
     stamps = file_stamps(".", list(chain.from_iterable(paths)))
     first = np.cumsum([0, *map(len, paths)])[:-1]
