@@ -7,7 +7,6 @@ sizes as the cache's. `--full` takes 1,000 datasets of 10,000 to 10 million docu
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -235,7 +234,6 @@ def rows(scratch: Path, *, full: bool) -> Iterator[Times]:
     yield measure(Start(f"{few}, 1 rank of 2 threads", small, 120_000, threads=2), _fresh(scratch, "b"))
     if not full:
         return
-    shutil.rmtree(small)
     make_pairs(large, spread(1e4, 1e7, 2e8))
     what = "1,000 datasets of 2e8 documents in all"
     yield measure(Start(f"{what}, 1 rank of 2 threads", large, 28_000_000, threads=2), _fresh(scratch, "c"))

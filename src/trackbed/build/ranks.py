@@ -6,7 +6,7 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
@@ -210,7 +210,12 @@ class Builders:
         missing = found.missing
         plan = plan_tasks(tasks_of([pending[number] for number in missing]), len(found.builders))
         mine = plan.by_rank[found.builders.index(self._group.rank)]
-        make_all([pending[missing[task]] for task in mine], num_threads=self._num_threads, progress=self._progress)
+        make_all(
+            [pending[missing[task]] for task in mine],
+            num_threads=self._num_threads,
+            blend_has_thread=len(found.builders) == 1,  # else it was planned for, and would take others' time
+            progress=self._progress,
+        )
 
 
 def tasks_of(pending: Sequence[Pending]) -> list[Task]:
@@ -218,26 +223,31 @@ def tasks_of(pending: Sequence[Pending]) -> list[Task]:
     return [Task(f"{one.entry.stem} {number}", one.cost, one.is_blend) for number, one in enumerate(pending)]
 
 
-def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress | None = None) -> None:
+def make_all(
+    pending: Sequence[Pending], *, num_threads: int, blend_has_thread: bool = False, progress: Progress | None = None
+) -> None:
     """Build these entries, in their order; a blend, which one thread builds, beside the others.
 
     Args:
         pending: blends first.
-        num_threads: for the other entries, at least 1. Small ones, whose files take most of the time, have two.
+        num_threads: at least 1. Small entries, whose files take most of the time, have two.
+        blend_has_thread: whether blends are built by one thread more.
         progress: told of each entry that was built.
 
     Raises:
         Exception: what was raised first. Everything that was still running is stopped then.
     """
-    making = _Making(pending, num_threads, progress)
+    making = _Making(pending, progress)
+    building = BoundedSemaphore(num_threads)
     blends, others = (bundles_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
     num_lanes = min(max(num_threads, 1 + any(len(bundle) > 1 for bundle in others)), len(others))
-    lanes = [iter(blends)] * bool(blends) + [iter(others)] * num_lanes
+    blending: AbstractContextManager[object] = nullcontext() if blend_has_thread else building
+    lanes = [(iter(blends), blending)] * bool(blends) + [(iter(others), building)] * num_lanes
     if len(lanes) < 2:
-        making.make_each([*blends, *others])
+        making.make_each([*blends, *others], building)
         return
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, watched(making.look):
-        futures = [pool.submit(copy_context().run, making.make_each, lane) for lane in lanes]
+        futures = [pool.submit(copy_context().run, making.make_each, lane, alone) for lane, alone in lanes]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
@@ -250,9 +260,8 @@ def make_all(pending: Sequence[Pending], *, num_threads: int, progress: Progress
 class _Making:
     """How far the building of some entries is."""
 
-    def __init__(self, pending: Sequence[Pending], num_threads: int, progress: Progress | None) -> None:
+    def __init__(self, pending: Sequence[Pending], progress: Progress | None) -> None:
         self.stopped = Event()
-        self._building = BoundedSemaphore(num_threads)
         self._total = len(pending)
         self._cost = sum(one.cost for one in pending)
         self._done = 0
@@ -265,11 +274,16 @@ class _Making:
         if self.stopped.is_set():
             raise CancelledError
 
-    def make_each(self, bundles: Iterable[Sequence[Pending]]) -> None:
-        """Build bundles of entries until there are no more. Threads may share an iterator over a list."""
+    def make_each(self, bundles: Iterable[Sequence[Pending]], alone: AbstractContextManager[object]) -> None:
+        """Build bundles of entries until there are no more. Threads may share an iterator over a list.
+
+        Args:
+            bundles: of `bundles_of`.
+            alone: entered for each entry that is built on its own.
+        """
         for bundle in bundles:
             look_in(self._done)  # kernels of small entries end before they would
-            make_together(bundle, alone=nullcontext() if bundle[0].is_blend else self._building)
+            make_together(bundle, alone=alone)
             with self._lock:
                 for one in bundle:
                     self._tell(one)

@@ -46,8 +46,8 @@ __all__ = ["GPTDataset", "Piece"]
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
 )
-_ENTRY_COST: Final = 3e5
-_VISIT_COST: Final = 12.0
+_ENTRY_COST: Final = 4e5
+_VISIT_COST: Final = 18.0
 _SAMPLE_COST: Final = 8.0
 """Nanoseconds an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
 _SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
