@@ -108,7 +108,8 @@ def measure(start: Start, scratch: Path) -> Times:
 
 
 def run_ranks(start: Start, library: str, cache: Path) -> list[dict[str, float]]:
-    """What each rank of a start measured."""
+    """What each rank of a start measured. What earlier ones left to be written is on the disk when it begins."""
+    os.sync()
     with tempfile.TemporaryDirectory() as meeting:
         processes = [
             subprocess.Popen(
@@ -127,12 +128,16 @@ def run_ranks(start: Start, library: str, cache: Path) -> list[dict[str, float]]
                     ),
                 ],
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
             for rank in range(start.ranks)
         ]
-        said = [process.communicate()[0] for process in processes]
-    return [json.loads(one.splitlines()[-1]) for one in said]
+        said = [process.communicate() for process in processes]
+    for process, (_, errors) in zip(processes, said, strict=True):
+        if process.returncode:
+            msg = f"a rank of {library} must end well, found {process.returncode}:\n{errors.decode()[-2000:]}"
+            raise RuntimeError(msg)
+    return [json.loads(results.splitlines()[-1]) for results, _ in said]
 
 
 def one_rank(rank: int, asked: dict[str, Any]) -> dict[str, float]:
@@ -196,6 +201,7 @@ def floor_seconds(cache: Path, folder: Path) -> float:
     sizes = [path.stat().st_size for path in cache.rglob("*") if path.is_file()]
     (folder / "partial").mkdir(parents=True)
     content = bytes(max(sizes))
+    os.sync()
     started = time.perf_counter()
     for number, size in enumerate(sizes):
         path = f"{folder}/partial/{number}"
