@@ -108,7 +108,7 @@ def measure(start: Start, scratch: Path) -> Times:
 
 
 def run_ranks(start: Start, library: str, cache: Path) -> list[dict[str, float]]:
-    """What each rank of a start measured. It finds the pairs in the page cache, and nothing that waits to be written."""
+    """What each rank of a start measured: the pairs are in the page cache, and nothing is yet to be written."""
     os.sync()
     for path in start.folder.glob("*.idx"):
         with path.open("rb", buffering=0) as file:
