@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -18,6 +19,11 @@ settings.register_profile(
 settings.register_profile("full", max_examples=2000, deadline=None, suppress_health_check=_QUIET)
 TIER = os.environ.get("TRACKBED_TIER", "ci")
 settings.load_profile(TIER)
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A script that starts the tests in the background has them, and each process that they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
