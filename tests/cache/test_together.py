@@ -220,3 +220,11 @@ def test_arrays_need_not_be_in_c_order(tmp_path):
     make(pending)
     check(folder, tmp_path, pending, [3] * 4)
     assert set(pending[3]) == set(ARRAYS)
+
+
+def test_a_cache_that_cannot_be_looked_at_is_named_when_it_is_built(tmp_path):
+    folder = tmp_path / ("n" * 300)
+    pending = collect(folder, [1] * 8)
+    assert find_absent(pending) == [True] * 8
+    with pytest.raises(CacheError, match="cannot be written: File name too long"):
+        make(pending)
