@@ -1,12 +1,16 @@
 """Small entries that are built in one call: the same files as one by one, and whatever is in the way is dealt with."""
 
+import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 
 from small_entries import ARRAYS, arrays, entry, expected, files_in, open_, problems, seeds_in
-from trackbed.cache import Recipe, bundles_of, collecting, find_absent, make_together, open_or_build, take_inventory
+from trackbed.cache import Recipe, bundles_of, collecting, find_together, make_together, open_or_build, take_inventory
 from trackbed.errors import CacheError
 
 MANY = 100
@@ -98,7 +102,7 @@ def test_entries_built_together_are_those_built_one_by_one(tmp_path):
         return build_all(ingredients)
 
     pending = collect(tmp_path / "cache", seeds, build=build)
-    assert find_absent(pending) == [True] * MANY
+    assert find_together(pending) == [False] * MANY
     assert make(pending) == 0
     assert not list((tmp_path / "cache" / ".trackbed" / "partial").iterdir())
     assert calls == [1, 2, 4, 8, *[16] * 5, 5]
@@ -119,7 +123,7 @@ def test_what_was_not_looked_for_is_looked_for_first(tmp_path):
 def test_what_a_rival_built_since_the_look_is_left_as_it_is(tmp_path):
     seeds = [1] * 40
     pending = collect(tmp_path / "cache", seeds)
-    assert all(find_absent(pending))
+    assert not any(find_together(pending))
     undisturbed(tmp_path / "cache", seeds[:20])
     before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     make(pending)
@@ -130,7 +134,7 @@ def test_what_a_rival_built_since_the_look_is_left_as_it_is(tmp_path):
 def test_a_rival_with_other_entries_under_the_same_names_keeps_them(tmp_path):
     folder = tmp_path / "cache"
     pending = collect(folder, range(1, 21))
-    assert all(find_absent(pending))
+    assert not any(find_together(pending))
     for number in range(20):
         open_(folder, seed=100 + number, stem=stem_of(number))
     make(pending)
@@ -144,7 +148,7 @@ def test_a_rival_with_other_entries_under_the_same_names_keeps_them(tmp_path):
 def test_files_of_megatron_core_that_came_since_the_look_give_way(tmp_path):
     folder = tmp_path / "cache"
     pending = collect(folder, [1] * 8)
-    assert all(find_absent(pending))
+    assert not any(find_together(pending))
     folder.mkdir()
     for number in range(8):
         (folder / f"{stem_of(number)}-sample_index.npy").write_bytes(b"half of it")
@@ -159,9 +163,53 @@ def test_what_is_there_damaged_is_built_anew(tmp_path):
         (folder / f"{stem_of(number)}-shuffle_index.npy").unlink()
     (folder / f"{stem_of(5)}-shuffle_index.npy").write_bytes(b"")
     pending = collect(folder, [1] * 8)
-    assert find_absent(pending) == [False] * 8
+    assert find_together(pending) == [*[False] * 4, True, False, True, True]
     make(pending)
     check(folder, tmp_path, pending, [1] * 8)
+
+
+def manifest_of(folder):
+    return folder / ".trackbed" / f"{stem_of(0)}.json"
+
+
+def edit_manifest(folder, **fields):
+    """Write it once more with other fields; None for one that it shall lack."""
+    old = json.loads(manifest_of(folder).read_bytes())
+    new = {name: value for name, value in {**old, **fields}.items() if value is not None}
+    manifest_of(folder).write_bytes(orjson.dumps(new))
+
+
+STATES = {
+    "whole": lambda _folder: None,
+    "absent": shutil.rmtree,
+    "an array is gone": lambda folder: (folder / f"{stem_of(0)}-sample_index.npy").unlink(),
+    "an array is cut": lambda folder: os.truncate(folder / f"{stem_of(0)}-sample_index.npy", 130),
+    "no manifest, as of Megatron Core": lambda folder: manifest_of(folder).unlink(),
+    "nothing but the manifest": lambda folder: [path.unlink() for path in folder.glob("*-*")],
+    "a manifest that is cut": lambda folder: os.truncate(manifest_of(folder), 100),
+    "an empty manifest": lambda folder: os.truncate(manifest_of(folder), 0),
+    "a folder for a manifest": lambda folder: (manifest_of(folder).unlink(), manifest_of(folder).mkdir()),
+    "a manifest of an older Trackbed": lambda folder: edit_manifest(folder, arrays=None),
+    "a manifest of a newer one": lambda folder: edit_manifest(folder, version=99),
+    "a manifest of another entry": lambda folder: edit_manifest(folder, fingerprint="0" * 64),
+    "a manifest of 1 MiB": lambda folder: edit_manifest(folder, more=" " * (1 << 20)),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
+    folder = tmp_path / "cache"
+    undisturbed(folder, [1] * 3)
+    STATES[state](folder)
+    together, alone = collect(folder, [1] * 3), collect(folder, [1] * 3)
+    found = find_together(together)
+    assert found == [one.find() for one in alone] == [one.is_open for one in together]
+    assert [one.was_absent for one in together] == [one.was_absent for one in alone]
+    if all(found):
+        for one, other in zip(together, alone, strict=True):
+            assert one.see()._replace(stamps=None) == other.see()._replace(stamps=None)
+            assert one.see().stamps.tolist() == other.see().stamps.tolist()
+            assert seeds_in(one) == {1}
 
 
 def test_entries_that_are_not_small_are_built_one_by_one(tmp_path):
@@ -173,7 +221,7 @@ def test_entries_that_are_not_small_are_built_one_by_one(tmp_path):
 
 def test_entries_that_megatron_core_cannot_read_lie_aside(tmp_path):
     pending = collect(tmp_path / "cache", range(1, 9), megatron=False)
-    assert find_absent(pending) == [False] * 8
+    assert find_together(pending) == [False] * 8
     make(pending)
     assert [seeds_in(one) for one in pending] == [{seed} for seed in range(1, 9)]
     assert [one.is_aside for one in take_inventory(str(tmp_path / "cache")).entries] == [True] * 8
@@ -225,6 +273,6 @@ def test_arrays_need_not_be_in_c_order(tmp_path):
 def test_a_cache_that_cannot_be_looked_at_is_named_when_it_is_built(tmp_path):
     folder = tmp_path / ("n" * 300)
     pending = collect(folder, [1] * 8)
-    assert find_absent(pending) == [True] * 8
+    assert find_together(pending) == [False] * 8
     with pytest.raises(CacheError, match="cannot be written: File name too long"):
         make(pending)

@@ -16,7 +16,7 @@ from threading import BoundedSemaphore, Event, Lock
 from typing import Any, Final
 
 from trackbed.build.plan import Task, plan_tasks
-from trackbed.cache import Memo, Pending, bundles_of, find_absent, make_together
+from trackbed.cache import Memo, Pending, bundles_of, find_together, make_together
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 from trackbed.kernels import look_in, watched
@@ -299,12 +299,8 @@ class _Making:
 def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:
     """Those of a share of the entries that are not in the cache."""
     share = [number for number in share if number < len(pending)]
-    missing = []
-    for number, is_absent in zip(share, find_absent([pending[number] for number in share]), strict=True):
-        look_in(number)
-        if is_absent or not pending[number].find():
-            missing.append(number)
-    return missing
+    found = find_together([pending[number] for number in share])
+    return [number for number, is_there in zip(share, found, strict=True) if not is_there]
 
 
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,18 @@ from typing import Any, Final
 import numpy as np
 
 from trackbed import __version__
-from trackbed.cache import Memo, Pending, Recall, read_memo, recalling, record_of, touch_use, use_name, write_memo
+from trackbed.cache import (
+    Memo,
+    Pending,
+    Recall,
+    find_together,
+    read_memo,
+    recalling,
+    record_of,
+    touch_use,
+    use_name,
+    write_memo,
+)
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
@@ -89,6 +100,7 @@ class Start:
             logger.debug("%s: nothing is remembered of this start: %s", self._path, error)
 
     def _remember(self, pending: Sequence[Pending], pairs: Mapping[str, Opening]) -> None:
+        find_together(pending)
         seen = [sighting for sighting in (one.see() for one in pending) if sighting is not None]
         if len(seen) < len(pending):
             return

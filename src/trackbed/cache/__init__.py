@@ -9,7 +9,7 @@ from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, Pending, access, collecting, open_entry, open_or_build
 from trackbed.cache.opened import Arrays, shape_of
 from trackbed.cache.recall import Recall, recalled, recalling, record_of
-from trackbed.cache.together import bundles_of, find_absent, make_together
+from trackbed.cache.together import bundles_of, find_together, make_together
 from trackbed.cache.uses import DAY_SECONDS, touch_use, use_name
 from trackbed.cache.verify import bytes_to_read, find_problems
 from trackbed.cache.visibility import await_entry
@@ -39,8 +39,8 @@ __all__ = [
     "bytes_to_read",
     "collecting",
     "entries_in_use",
-    "find_absent",
     "find_problems",
+    "find_together",
     "fingerprint",
     "in_memory",
     "make_together",

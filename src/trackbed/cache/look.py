@@ -3,17 +3,13 @@
 import logging
 import os
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
-
-import numpy as np
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
-from trackbed.cache.survey import Expected, Sighting, State, survey
-from trackbed.kernels import file_stamps
+from trackbed.cache.survey import Expected, Finding, Sighting, State, survey, survey_together
 
-__all__ = ["Look", "are_absent", "find", "look"]
+__all__ = ["Look", "find", "look", "look_together"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +26,8 @@ class Look(NamedTuple):
     """Why the shared place is somebody else's, if it is."""
     sighting: Sighting | None = None
     """What was seen, where the entry is there."""
+    is_absent: bool = False
+    """Whether no file of it was there, at the place shared with Megatron Core's."""
 
 
 def look(entry: Entry, expected: Expected) -> Look:
@@ -39,9 +37,14 @@ def look(entry: Entry, expected: Expected) -> Look:
     if found.state is State.foreign and entry.megatron:
         place, other = entry.aside, found.why
         found = survey(entry, place, expected)
-    if found.state is not State.whole:
-        return Look(None, place, found.why, other)
-    sighting = Sighting.of(entry, place, found.specs, found.stamps)
+    return _look_of(entry, place, found, other=other)
+
+
+def _look_of(entry: Entry, place: Place, found: Finding, *, other: str = "") -> Look:
+    if found.stamps is None:
+        is_absent = found.state is State.absent and entry.megatron and not other
+        return Look(None, place, found.why, other, is_absent=is_absent)
+    sighting = Sighting(place, entry.arrays, found.specs, found.stamps)
     return Look(OpenedArrays(place, found.specs), place, other=other, sighting=sighting)
 
 
@@ -58,12 +61,13 @@ def find(entry: Entry, expected: Expected) -> Look:
     return found
 
 
-def are_absent(entries: Sequence[Entry]) -> list[bool]:
-    """Whether no file of an entry is there, at the place shared with Megatron Core's; of each of them, in one call."""
+def look_together(entries: Sequence[Entry]) -> list[Look | None]:
+    """`look` at many entries in a few calls; None of one that takes a closer look, such as one that is damaged."""
     if not any(os.path.isdir(folder) for folder in {entry.directory for entry in entries}):  # noqa: PTH112  it raises nothing
-        return [True] * len(entries)
-    paths = [entry.shared.paths(entry.arrays) for entry in entries]
-    stamps = file_stamps(".", list(chain.from_iterable(paths)))
-    first = np.cumsum([0, *map(len, paths)])[:-1]
-    absent: list[bool] = (np.maximum.reduceat(stamps[:, 0], first) < 0).tolist() if paths else []
-    return absent
+        found: list[Finding | None] = [Finding(State.absent)] * len(entries)
+    else:
+        found = survey_together(entries)
+    return [
+        None if one is None or not entry.megatron else _look_of(entry, entry.shared, one)
+        for entry, one in zip(entries, found, strict=True)
+    ]

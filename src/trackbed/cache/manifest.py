@@ -13,7 +13,7 @@ from trackbed.cache.fingerprint import Decisions
 from trackbed.errors import FormatError
 from trackbed.files import FileSum
 
-__all__ = ["Manifest", "encode_manifest", "read_manifest"]
+__all__ = ["Manifest", "encode_manifest", "parse_manifest", "read_manifest"]
 
 _FORMAT: Final = "trackbed-cache"
 _VERSION: Final = 1
@@ -49,8 +49,6 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def read_manifest(path: str) -> Manifest | None:
     """The manifest at `path`, or None where there is none.
 
-    One of another version says nothing here but its version, so that it fits no entry of ours.
-
     Raises:
         FormatError: the file is no manifest.
     """
@@ -65,6 +63,17 @@ def read_manifest(path: str) -> Manifest | None:
             raw += more
     finally:
         os.close(descriptor)
+    return parse_manifest(raw, path)
+
+
+def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
+    """The manifest that was read at `path`.
+
+    One of another version says nothing here but its version, so that it fits no entry of ours.
+
+    Raises:
+        FormatError: it is no manifest.
+    """
     try:
         fields = orjson.loads(raw)
         found = (fields["format"], fields["version"])

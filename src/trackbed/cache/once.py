@@ -93,7 +93,7 @@ class Pending(Arrays):
     def find(self) -> bool:
         """Open the entry if it is there. Returns whether it is."""
         if self._arrays is None:
-            self._look()
+            self.note(find(self.entry, self._expected))
         return self._arrays is not None
 
     @property
@@ -101,9 +101,10 @@ class Pending(Arrays):
         """Whether this process found nothing of it, and may build it; None where it has not looked."""
         return None if self._place is None else self._was_absent and self._advice is None
 
-    def note_absence(self) -> None:
-        """Take note that nothing of it was there a moment ago."""
-        self._place, self._was_absent = self.entry.shared, True
+    def note(self, found: Look) -> None:
+        """Take note of what was found a moment ago, and open what is there."""
+        self._arrays, self._place, self._sighting = found.arrays, found.place, found.sighting
+        self._was_absent = found.is_absent
 
     def note_written(self, specs: Mapping[str, ArraySpec], stamps: npt.NDArray[np.int64]) -> None:
         """Open it, as it was just written to the place where nothing of it was.
@@ -137,7 +138,8 @@ class Pending(Arrays):
     def _find_or_build(self) -> Arrays:
         place = self._place
         if place is None or os.path.exists(place.manifest):  # noqa: PTH110  else nobody has built it since the last look
-            found = self._look()
+            found = find(self.entry, self._expected)
+            self.note(found)
             if found.arrays is not None:
                 note_use(self.entry)
                 return found.arrays
@@ -146,12 +148,6 @@ class Pending(Arrays):
         written = write_entry(self.entry, place, self._build)
         self._sighting = written.sighting
         return OpenedArrays(written.place, written.specs)
-
-    def _look(self) -> Look:
-        found = find(self.entry, self._expected)
-        self._arrays, self._place, self._sighting = found.arrays, found.place, found.sighting
-        self._was_absent = False
-        return found
 
     @property
     def specs(self) -> Mapping[str, ArraySpec]:

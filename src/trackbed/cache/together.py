@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from trackbed.cache.entry import ArraySpec, Entry
-from trackbed.cache.look import are_absent
+from trackbed.cache.look import look_together
 from trackbed.cache.manifest import Manifest, encode_manifest
 from trackbed.cache.npy import encode_npy_header
 from trackbed.cache.once import Pending
@@ -21,7 +21,7 @@ from trackbed.cache.write import Recipe, is_on_this_machine, make_folders
 from trackbed.files import FileSum, crc32, partial_name
 from trackbed.kernels import FileSetFolders, look_in, publish_file_sets
 
-__all__ = ["bundles_of", "find_absent", "make_together"]
+__all__ = ["bundles_of", "find_together", "make_together"]
 
 _MOST: Final = 16
 """Entries of a call: more would gain little, and whoever waits for the first of them would wait longer."""
@@ -67,7 +67,7 @@ def make_together(bundle: Sequence[Pending], *, alone: AbstractContextManager[ob
     """
     recipe = bundle[0].recipe
     if recipe is not None:
-        find_absent([one for one in bundle if one.was_absent is None])
+        find_together([one for one in bundle if one.was_absent is None])
         _make_small(recipe, [one for one in bundle if one.was_absent and not one.is_open])
     for one in bundle:
         if not one.is_open:
@@ -83,17 +83,18 @@ def _make_small(recipe: Recipe, pending: Sequence[Pending]) -> None:
         _write([one for one, _ in small], [arrays for _, arrays in small])
 
 
-def find_absent(pending: Sequence[Pending]) -> list[bool]:
-    """Of each entry, whether nothing of it is there, looking for many in one call. None is opened."""
-    wanted = [number for number, one in enumerate(pending) if one.entry.megatron and not one.is_open]
-    absent = [False] * len(pending)
-    for first in range(0, len(wanted), _MOST_LOOKED_FOR):
-        some = wanted[first : first + _MOST_LOOKED_FOR]
-        for number, is_absent in zip(some, are_absent([pending[number].entry for number in some]), strict=True):
-            absent[number] = is_absent
-            if is_absent:
-                pending[number].note_absence()
-    return absent
+def find_together(pending: Sequence[Pending]) -> list[bool]:
+    """Open the entries that are there, looking for many in one call. Returns whether each of them is."""
+    for first in range(0, len(pending), _MOST_LOOKED_FOR):
+        look_in(first)
+        some = [one for one in pending[first : first + _MOST_LOOKED_FOR] if not one.is_open]
+        for one, found in zip(some, look_together([one.entry for one in some]), strict=True):
+            if found is None:
+                look_in(first)
+                one.find()
+            else:
+                one.note(found)
+    return [one.is_open for one in pending]
 
 
 def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:
