@@ -40,8 +40,12 @@ class Start:
     folder: Path
     """Holds `NUM_DATASETS` pairs."""
     train_samples: int
+    every: int = 1
+    """From one pair that is taken to the next one."""
     ranks: int = 1
     threads: int = 1
+    cores: int | None = None
+    """How many a rank may use, if not all."""
     rounds: int = 3
 
 
@@ -125,8 +129,10 @@ def run_ranks(start: Start, library: str, cache: Path) -> list[dict[str, float]]
                             "folder": str(start.folder),
                             "cache": str(cache),
                             "train_samples": start.train_samples,
+                            "every": start.every,
                             "ranks": start.ranks,
                             "threads": start.threads,
+                            "cores": start.cores,
                             "meeting": meeting,
                         }
                     ),
@@ -152,6 +158,7 @@ def one_rank(rank: int, asked: dict[str, Any]) -> dict[str, float]:
     import torch.distributed
 
     logging.disable(logging.WARNING)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["cores"]])
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{asked['meeting']}/store", rank=rank, world_size=asked["ranks"]
     )
@@ -168,7 +175,7 @@ def one_rank(rank: int, asked: dict[str, Any]) -> dict[str, float]:
 
 
 def _builder(asked: dict[str, Any]) -> Any:
-    prefixes = [str(path.with_suffix("")) for path in sorted(Path(asked["folder"]).glob("*.bin"))]
+    prefixes = [str(path.with_suffix("")) for path in sorted(Path(asked["folder"]).glob("*.bin"))][:: asked["every"]]
     sizes = [float(Path(f"{prefix}.bin").stat().st_size) for prefix in prefixes]
     samples = asked["train_samples"]
     options = {
@@ -235,30 +242,46 @@ def table(rows: Sequence[Times]) -> str:
     return "\n".join(lines)
 
 
-def rows(scratch: Path, *, full: bool) -> Iterator[Times]:
+def rows(scratch: Path, *, full: bool, only: str = "") -> Iterator[Times]:
+    """What was measured of each start whose name holds `only`."""
+    for number, start in enumerate(_starts(scratch, full=full)):
+        if only in start.what:
+            if not start.folder.exists():
+                make_pairs(start.folder, _documents(start.folder.name))
+            caches = scratch / f"caches{number}"
+            caches.mkdir()
+            yield measure(start, caches)
+
+
+def _starts(scratch: Path, *, full: bool) -> list[Start]:
     """The starts that are measured."""
-    small, large = scratch / "small", scratch / "large"
-    make_pairs(small, np.full(NUM_DATASETS, 1_000, dtype=np.int64))
-    few = "1,000 datasets of 1,000 documents"
-    yield measure(Start(f"{few}, 1 rank of 1 thread", small, 120_000), _fresh(scratch, "a"))
-    yield measure(Start(f"{few}, 1 rank of 2 threads", small, 120_000, threads=2), _fresh(scratch, "b"))
-    if not full:
-        return
-    make_pairs(large, spread(1e4, 1e7, 2e8))
-    what = "1,000 datasets of 2e8 documents in all"
-    yield measure(Start(f"{what}, 1 rank of 2 threads", large, 28_000_000, threads=2), _fresh(scratch, "c"))
-    yield measure(Start(f"{what}, 2 ranks of 1 thread", large, 28_000_000, ranks=2), _fresh(scratch, "d"))
+    small, few = scratch / "small", "1,000 datasets of 1,000 documents"
+    found = [
+        Start(f"{few}, 1 rank of 1 thread", small, 120_000),
+        Start(f"{few}, 1 rank of 2 threads", small, 120_000, threads=2),
+    ]
+    if full:
+        large, many = scratch / "large", "1,000 datasets of 2e8 documents in all"
+        some = "200 datasets of 4e7 documents in all"
+        found += [
+            Start(f"{many}, 1 rank of 2 threads", large, 28_000_000, threads=2),
+            Start(f"{many}, 2 ranks of 1 thread", large, 28_000_000, ranks=2),
+            Start(f"{some}, 1 rank of 1 thread, on one core", large, 5_600_000, every=5, cores=1),
+            Start(f"{some}, 1 rank of 2 threads", large, 5_600_000, every=5, threads=2),
+        ]
+    return found
 
 
-def _fresh(scratch: Path, name: str) -> Path:
-    (scratch / name).mkdir()
-    return scratch / name
+def _documents(folder: str) -> npt.NDArray[np.int64]:
+    """`[NUM_DATASETS]` documents of each pair."""
+    return np.full(NUM_DATASETS, 1_000, dtype=np.int64) if folder == "small" else spread(1e4, 1e7, 2e8)
 
 
 def main() -> int:
     """Measure and print; or be one rank of a start."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="1,000 datasets of 2e8 documents too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure the starts whose name holds this")
     parser.add_argument("--folder", type=Path, help="where the files go: 12 GB; by default the system's")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("asked", nargs="?", help=argparse.SUPPRESS)
@@ -268,7 +291,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="trackbed-starts-", dir=given.folder) as scratch:
         found = []
-        for row in rows(Path(scratch), full=given.full):
+        for row in rows(Path(scratch), full=given.full, only=given.only):
             print(f"{row.start.what}: cold {row.cold}, warm {row.warm}", file=sys.stderr)
             found.append(row)
     print(f"{LEGEND}\n\n{table(found)}")
