@@ -11,6 +11,7 @@ import pytest
 
 from small_entries import ARRAYS, arrays, entry, expected, files_in, open_, problems, seeds_in
 from trackbed.cache import Recipe, bundles_of, collecting, find_together, make_together, open_or_build, take_inventory
+from trackbed.cache.look import look_together
 from trackbed.errors import CacheError
 
 MANY = 100
@@ -202,6 +203,8 @@ def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
     undisturbed(folder, [1] * 3)
     STATES[state](folder)
     together, alone = collect(folder, [1] * 3), collect(folder, [1] * 3)
+    needs_closer_look = [one is None for one in look_together([one.entry for one in together])]
+    assert any(needs_closer_look) == (state not in ("whole", "absent"))
     found = find_together(together)
     assert found == [one.find() for one in alone] == [one.is_open for one in together]
     assert [one.was_absent for one in together] == [one.was_absent for one in alone]
