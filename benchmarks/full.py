@@ -160,7 +160,7 @@ def table(rows: dict[str, dict[str, float]], num_samples: int) -> str:
 def _starts() -> str:
     with tempfile.TemporaryDirectory(prefix="trackbed-starts-") as scratch:
         found = starts.table(list(starts.rows(Path(scratch), full=True)))
-    return f"# Starts of 1,000 datasets, three splits\n\n{starts.LEGEND}\n\n{found}\n"
+    return f"# Starts of many datasets, three splits\n\n{starts.LEGEND}\n\n{found}\n"
 
 
 def _trillions() -> str:

@@ -180,14 +180,27 @@ def edit_manifest(folder, **fields):
     manifest_of(folder).write_bytes(orjson.dumps(new))
 
 
+def file_names():
+    """Of all files of the first entry but its manifest."""
+    return [f"{stem_of(0)}-description.txt", *[f"{stem_of(0)}-{name}.npy" for name in ARRAYS]]
+
+
 STATES = {
     "whole": lambda _folder: None,
     "absent": shutil.rmtree,
     "an array is gone": lambda folder: (folder / f"{stem_of(0)}-sample_index.npy").unlink(),
     "an array is cut": lambda folder: os.truncate(folder / f"{stem_of(0)}-sample_index.npy", 130),
     "no manifest, as of Megatron Core": lambda folder: manifest_of(folder).unlink(),
-    "nothing but the manifest": lambda folder: [path.unlink() for path in folder.glob("*-*")],
+    "nothing but the manifest": lambda folder: [(folder / name).unlink() for name in file_names()],
     "a manifest that is cut": lambda folder: os.truncate(manifest_of(folder), 100),
+    "nothing but a manifest that is cut": lambda folder: (
+        STATES["nothing but the manifest"](folder),
+        os.truncate(manifest_of(folder), 100),
+    ),
+    "a manifest that knows no size": lambda folder: (
+        edit_manifest(folder, files={name: {"size_bytes": -1, "crc32": []} for name in file_names()}),
+        STATES["nothing but the manifest"](folder),
+    ),
     "an empty manifest": lambda folder: os.truncate(manifest_of(folder), 0),
     "a folder for a manifest": lambda folder: (manifest_of(folder).unlink(), manifest_of(folder).mkdir()),
     "a manifest of an older Trackbed": lambda folder: edit_manifest(folder, arrays=None),
@@ -195,6 +208,9 @@ STATES = {
     "a manifest of another entry": lambda folder: edit_manifest(folder, fingerprint="0" * 64),
     "a manifest of 1 MiB": lambda folder: edit_manifest(folder, more=" " * (1 << 20)),
 }
+
+
+THERE = ("whole", "no manifest, as of Megatron Core", "a manifest of an older Trackbed", "a manifest of 1 MiB")
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -207,6 +223,7 @@ def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
     assert any(needs_closer_look) == (state not in ("whole", "absent"))
     found = find_together(together)
     assert found == [one.find() for one in alone] == [one.is_open for one in together]
+    assert found[0] == (state in THERE)
     assert [one.was_absent for one in together] == [one.was_absent for one in alone]
     if all(found):
         for one, other in zip(together, alone, strict=True):

@@ -101,7 +101,7 @@ class BlendedMegatronDatasetBuilder:
 
         Collective over the group, unless `fast_cache_load`. Indices that are not in the cache are built by all ranks
         that want datasets, each a fair part; if a rank fails, every rank raises an error that names it and the cause.
-        What a rank did not build it opens when it is first read.
+        Indices are mapped when they are first read.
 
         Returns:
             Three datasets. None for a split without data, and for all on a rank that does not want them. With

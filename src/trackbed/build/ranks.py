@@ -87,7 +87,7 @@ class Builders:
         When this returns, another rank may still be building its part, unless `is_last` is False.
 
         Each rank looks for its share of the entries and says what is missing, and all make the same plan. What others
-        found or built is opened when it is first read.
+        found or built is opened when it is first read, or remembered.
 
         Args:
             pending: `[E]` what this rank wants. It knows which others want something else.

@@ -89,7 +89,7 @@ class Start:
         Raises nothing for what is wrong with a file: one rank remembers for all, after they have parted.
 
         Args:
-            pending: the entries, in the order in which they were asked for. Those that other ranks built are looked at.
+            pending: the entries, in the order in which they were asked for. Those that other ranks built are opened.
             pairs: what was found out of each pair, by prefix.
         """
         if self.key is None:
@@ -100,7 +100,8 @@ class Start:
             logger.debug("%s: nothing is remembered of this start: %s", self._path, error)
 
     def _remember(self, pending: Sequence[Pending], pairs: Mapping[str, Opening]) -> None:
-        find_together(pending)
+        if not all(find_together(pending)):
+            return
         seen = [sighting for sighting in (one.see() for one in pending) if sighting is not None]
         if len(seen) < len(pending):
             return

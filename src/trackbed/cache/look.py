@@ -42,7 +42,7 @@ def look(entry: Entry, expected: Expected) -> Look:
 
 def _look_of(entry: Entry, place: Place, found: Finding, *, other: str = "") -> Look:
     if found.stamps is None:
-        is_absent = found.state is State.absent and entry.megatron and not other
+        is_absent = found.state is State.absent and not found.why and entry.megatron and not other
         return Look(None, place, found.why, other, is_absent=is_absent)
     sighting = Sighting(place, entry.arrays, found.specs, found.stamps)
     return Look(OpenedArrays(place, found.specs), place, other=other, sighting=sighting)

@@ -26,7 +26,7 @@ _LONGEST_MANIFEST: Final = 1 << 16
 """Bytes of one that is read with others."""
 
 Stamps = npt.NDArray[np.int64]
-"""`[F, 3]` what an entry's files were when they were looked at, as `file_stamps` gives it: the manifest's last."""
+"""`[F, 3]` what files were when they were looked at, as `file_stamps` gives it: of an entry, the manifest's last."""
 
 
 class Sighting(NamedTuple):
@@ -85,7 +85,7 @@ def survey(entry: Entry, place: Place, expected: Expected) -> Finding:
 
 
 def survey_together(entries: Sequence[Entry]) -> list[Finding | None]:
-    """`survey` of where entries lie that Megatron Core can read, in a few calls for all of them.
+    """`survey` of the places that entries share with Megatron Core's, in a few calls for all of them.
 
     What is whole by its manifest and what is absent is found; anything else is None, and takes a closer look.
     """
@@ -95,7 +95,7 @@ def survey_together(entries: Sequence[Entry]) -> list[Finding | None]:
     ends = list(accumulate(map(len, paths)))
     manifests = _read_manifests([place.manifest for place in places], stamps[np.array(ends, dtype=np.int64) - 1])
     return [
-        _judge_at_once(entry, place, stamps[start:stop], manifest)
+        _judge_as_read(entry, place, stamps[start:stop], manifest)
         for entry, place, (start, stop), manifest in zip(entries, places, pairwise([0, *ends]), manifests, strict=True)
     ]
 
@@ -103,7 +103,7 @@ def survey_together(entries: Sequence[Entry]) -> list[Finding | None]:
 def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | None]:
     """Those that can be read, and are what they were when `[N, 3]` stamps were taken."""
     found: list[Manifest | None] = [None] * len(paths)
-    there = np.flatnonzero((stamps[:, 0] >= 0) & (stamps[:, 1] <= _LONGEST_MANIFEST)).tolist()
+    there = np.flatnonzero((stamps[:, 1] >= 0) & (stamps[:, 1] <= _LONGEST_MANIFEST)).tolist()
     sizes = stamps[there, 1].tolist()
     content, seen = read_parts([paths[number] for number in there], [0] * len(sizes), sizes)
     are_same = (seen == stamps[there]).all(axis=1).tolist()
@@ -114,9 +114,10 @@ def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | Non
     return found
 
 
-def _judge_at_once(entry: Entry, place: Place, stamps: Stamps, manifest: Manifest | None) -> Finding | None:
+def _judge_as_read(entry: Entry, place: Place, stamps: Stamps, manifest: Manifest | None) -> Finding | None:
+    """What can be said without reading more: of what is whole, or absent."""
     if manifest is None:
-        return Finding(State.absent) if (stamps[:, 0] < 0).all() else None
+        return Finding(State.absent) if (stamps[:, 1] < 0).all() else None
     found = _by_manifest(entry, place, manifest, stamps)
     if found.state is not State.whole or not _tells_all(manifest, entry):
         return None
@@ -133,8 +134,8 @@ def _judge(entry: Entry, place: Place, stamps: Stamps, expected: Expected) -> Fi
         found = _by_manifest(entry, place, manifest, stamps)
         is_clear = found.state is not State.whole or _tells_all(manifest, entry)
         return found if is_clear else _by_headers(entry, place.files(entry.arrays), expected())
-    if (stamps[:-1, 0] < 0).all():
-        return Finding(State.absent)
+    if (stamps[:-1, 1] < 0).all():
+        return Finding(State.absent, unread)
     found = _by_headers(entry, place.files(entry.arrays), expected())
     return Finding(State.damaged, unread) if unread and found.state is State.whole else found
 
@@ -149,7 +150,7 @@ def _by_manifest(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps)
         return Finding(State.foreign, differences(manifest.decisions, entry.decisions))
     for path, size in zip(place.files(entry.arrays).values(), stamps[:-1, 1].tolist(), strict=True):
         record = manifest.files.get(path.rpartition("/")[2])
-        if record is None or size != record.size_bytes:
+        if record is None or size < 0 or size != record.size_bytes:
             wanted = None if record is None else record.size_bytes
             found = None if size < 0 else size
             return Finding(State.damaged, f"{path}: must have {wanted} bytes, found {found}")

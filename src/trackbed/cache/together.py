@@ -4,7 +4,7 @@ What is in the way of that (a file that is there already, an array that is not s
 that entries are built one by one, which knows what to do, or what to say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, Final
@@ -26,7 +26,7 @@ __all__ = ["bundles_of", "find_together", "make_together"]
 _MOST: Final = 16
 """Entries of a call: more would gain little, and whoever waits for the first of them would wait longer."""
 _MOST_LOOKED_FOR: Final = 256
-"""Entries of a call; more would take memory for their names, and gain nothing."""
+"""Entries of a call; more would take memory for their manifests, and gain nothing."""
 
 
 def bundles_of(pending: Sequence[Pending]) -> list[Sequence[Pending]]:
@@ -67,7 +67,7 @@ def make_together(bundle: Sequence[Pending], *, alone: AbstractContextManager[ob
     """
     recipe = bundle[0].recipe
     if recipe is not None:
-        find_together([one for one in bundle if one.was_absent is None])
+        list(_note_together([one for one in bundle if one.was_absent is None]))  # what is left, `make` looks at
         _make_small(recipe, [one for one in bundle if one.was_absent and not one.is_open])
     for one in bundle:
         if not one.is_open:
@@ -85,16 +85,22 @@ def _make_small(recipe: Recipe, pending: Sequence[Pending]) -> None:
 
 def find_together(pending: Sequence[Pending]) -> list[bool]:
     """Open the entries that are there, looking for many in one call. Returns whether each of them is."""
+    for number, one in enumerate(_note_together(pending)):
+        look_in(number)
+        one.find()
+    return [one.is_open for one in pending]
+
+
+def _note_together(pending: Sequence[Pending]) -> Iterator[Pending]:
+    """Take note of those that are whole or absent. Gives those that take a closer look."""
     for first in range(0, len(pending), _MOST_LOOKED_FOR):
         look_in(first)
         some = [one for one in pending[first : first + _MOST_LOOKED_FOR] if not one.is_open]
         for one, found in zip(some, look_together([one.entry for one in some]), strict=True):
             if found is None:
-                look_in(first)
-                one.find()
+                yield one
             else:
                 one.note(found)
-    return [one.is_open for one in pending]
 
 
 def _write(pending: Sequence[Pending], built: Sequence[Arrays]) -> None:

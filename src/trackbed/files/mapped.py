@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from trackbed.files.stamp import signed
+
 __all__ = ["mapped_files"]
 
 _LINE: Final = re.compile(
@@ -26,5 +28,5 @@ def mapped_files(name_ends: tuple[str, ...]) -> frozenset[tuple[int, str]]:
         for line in _LINE.finditer(maps):
             name = line["name"].decode(errors="surrogateescape")
             if name.endswith(name_ends):
-                found.add((int(line["inode"]), name))
+                found.add((signed(int(line["inode"])), name))
     return frozenset(found)

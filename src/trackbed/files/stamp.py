@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trackbed.errors import FormatError
 
-__all__ = ["Stamp", "check_stamp", "remove_unless_changed", "stamp_of"]
+__all__ = ["Stamp", "check_stamp", "remove_unless_changed", "signed", "stamp_of"]
 
 
 class Stamp(NamedTuple):
@@ -17,13 +17,23 @@ class Stamp(NamedTuple):
     """
 
     inode: int
+    """As 64 bits with a sign, which is how arrays of stamps hold it."""
     size_bytes: int
     modified_ns: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Stamp":
         """The stamp of a file whose status is known."""
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(signed(status.st_ino), status.st_size, status.st_mtime_ns)
+
+
+def signed(inode: int) -> int:
+    """The 64 bits of an inode's number as one with a sign: some file systems give numbers from `2**63` on.
+
+    >>> signed(7), signed(2**64 - 7)
+    (7, -7)
+    """
+    return inode - (1 << 64) if inode >> 63 else inode
 
 
 def stamp_of(path: str | Path) -> Stamp | None:

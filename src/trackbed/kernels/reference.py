@@ -266,7 +266,7 @@ def file_stamps(folder: str, names: Sequence[str]) -> npt.NDArray[np.int64]:
     for number, name in enumerate(names):
         with contextlib.suppress(OSError):
             status = Path(folder, name).stat()
-            stamps[number] = status.st_ino, status.st_size, status.st_mtime_ns
+            stamps[number] = np.uint64(status.st_ino).astype(np.int64), status.st_size, status.st_mtime_ns
     return stamps
 
 
