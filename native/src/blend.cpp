@@ -14,8 +14,9 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();    // the count of what is not drawn again
 constexpr double kEverybody = std::numeric_limits<double>::lowest();  // a threshold that all errors reach
-constexpr std::size_t kResident = 48;                                 // so many datasets need no sieve
+constexpr std::size_t kResident = 64;                                 // so many datasets need no sieve
 constexpr std::size_t kBlock = 16;                                    // steps drawn from one list of candidates
+constexpr std::size_t kFew = 8;                                       // equal datasets that are always looked at
 constexpr std::size_t kLongest = 512;
 constexpr std::size_t kPollSteps = 4096;
 constexpr double kHopeless = 1e6;  // a widening that has not helped
@@ -25,12 +26,15 @@ struct Entries {
   explicit Entries(std::size_t room)
       : weights(room + BlendLoops::kPadding, 0.0),
         counts(room + BlendLoops::kPadding, kNever),
-        at(room + BlendLoops::kPadding) {}
+        at(room + BlendLoops::kPadding),
+        is_last(room + BlendLoops::kPadding, 0) {}
 
   std::size_t size = 0;
   std::vector<double> weights;
   std::vector<double> counts;
   std::vector<std::int32_t> at;
+  bool is_thinned = false;            // whether datasets were left out that equal one that is here
+  std::vector<std::uint8_t> is_last;  // if so: whether they are next as soon as this one is drawn
 };
 
 // The smallest error that won lately: over the present period and the one before.
@@ -49,24 +53,30 @@ class Lowest {
   double before_ = kNever;
 };
 
-// How many of a class were seen in one thinning out, by count. Inside a class counts differ by 1, as a rule: two are
-// kept apart, and others are not counted.
+// Datasets of a class, all of one count, that were kept in one thinning out.
+struct Kept {
+  double count = kNever;
+  std::size_t number = 0;
+  std::size_t last = 0;  // the last one's entry
+};
+
+// What was kept of a class in one thinning out. Inside a class counts differ by 1, as a rule: two are kept apart, and
+// others are not noted.
 struct Seen {
   std::uint64_t thinning = 0;
-  double counts[2] = {kNever, kNever};
-  std::size_t numbers[2] = {0, 0};
+  Kept kept[2];
 
-  std::size_t note(double count, std::uint64_t present) {
+  Kept* of(double count, std::uint64_t present) {
     if (thinning != present) {
-      *this = Seen{present, {count, kNever}, {0, 0}};
+      *this = Seen{present, {{count, 0, 0}, {}}};
     }
-    if (count == counts[0]) {
-      return ++numbers[0];
+    if (count == kept[0].count) {
+      return &kept[0];
     }
-    if (counts[1] == kNever) {
-      counts[1] = count;
+    if (kept[1].count == kNever) {
+      kept[1].count = count;
     }
-    return count == counts[1] ? ++numbers[1] : 0;
+    return count == kept[1].count ? &kept[1] : nullptr;
   }
 };
 
@@ -202,36 +212,46 @@ class Blend {
     double hot_threshold = kEverybody;
     Lowest warm_lowest;
     Lowest hot_lowest;
-    double widening = 1.0;   // how far a threshold is lowered next, in margins: twice as far each time it fails
-    std::size_t blocks = 0;  // blocks that went well since the hot threshold was set
+    double widening = 1.0;          // how far a threshold is lowered next, in margins: twice as far each time it fails
+    std::size_t blocks = 0;         // blocks that went well since the hot threshold was set
+    std::size_t most_equal = kFew;  // of equal datasets so many are warm
     std::size_t warm_stop = next_;
     while (next_ < dataset_index_.size()) {
       if (next_ == warm_stop) {
         give_back(warm);
         warm_stop = std::min(dataset_index_.size(), next_ + horizon);
-        sieve(all_, static_cast<double>(warm_stop - 1), warm_threshold, horizon, warm);
+        sieve(all_, static_cast<double>(warm_stop - 1), warm_threshold, warm);
+        thin_out(warm, most_equal);
         hot_threshold = std::max(hot_threshold, warm_threshold);
         poll_(static_cast<std::int64_t>(next_));
       }
       const std::size_t stop = std::min(warm_stop, next_ + kBlock);
-      sieve(warm, static_cast<double>(stop - 1), hot_threshold, kBlock, hot);
+      sieve(warm, static_cast<double>(stop - 1), hot_threshold, hot);
+      if (most_equal > kBlock) {
+        thin_out(hot, kBlock, &warm);
+      }
       double lowest = kNever;
       const std::size_t num_steps = stop - next_;
       const std::size_t drawn = hot.size == 0 ? 0
                                               : loops_.draw(hot.weights.data(), hot.counts.data(), hot.size, step(),
                                                             num_steps, hot_threshold, drawn_, &lowest);
-      bool ended = false;  // a dataset was drawn for the last time, and then once more
-      for (std::size_t k = 0; k < drawn && !ended; ++k) {
+      bool ended = false;    // a dataset was drawn for the last time, and then once more
+      bool used_up = false;  // all that were warm of some equal datasets were drawn: the others are next
+      for (std::size_t k = 0; k < drawn && !ended && !used_up; ++k) {
         const auto entry = static_cast<std::size_t>(hot.at[drawn_[k]]);
         double& count = warm.counts[entry];
         ended = kLimited && count == kNever;
         if (!ended) {
           count = take(static_cast<std::size_t>(warm.at[entry]), count);
+          used_up = warm.is_thinned && warm.is_last[entry] != 0;
         }
       }
       warm_lowest.note(lowest);
       hot_lowest.note(lowest);
-      if (drawn < num_steps && !ended) {
+      if (used_up) {
+        most_equal = std::min(horizon, 2 * most_equal);
+        warm_stop = next_;
+      } else if (drawn < num_steps && !ended) {
         // Nobody hot is proven to win.
         if (hot_threshold <= warm_threshold) {
           warm_threshold = widening > kHopeless ? kEverybody : warm_threshold - 5.0 * margin * widening;
@@ -253,35 +273,47 @@ class Blend {
       }
       if (next_ == warm_stop) {
         warm_threshold = std::max(kEverybody, warm_lowest.turn() - 5.0 * margin);
+        most_equal = used_up ? most_equal : std::max(kFew, most_equal - most_equal / 8);
       }
     }
   }
 
   // The entries of `from` that may win in the next steps, the last of which is `step`, in `to`.
-  void sieve(const Entries& from, double step, double threshold, std::size_t num_steps, Entries& to) {
+  void sieve(const Entries& from, double step, double threshold, Entries& to) {
     to.size = loops_.sieve(from.weights.data(), from.counts.data(), from.size, step, threshold, to.weights.data(),
                            to.counts.data(), to.at.data());
-    if (!classes_.empty()) {
-      thin_out(from, num_steps, to);
-    }
   }
 
-  // Of datasets with equal weights and counts the first is drawn first. So no more of them can win than there are
-  // steps, and the rest is left out: without that, a blend of equal weights would always be wholly hot.
-  void thin_out(const Entries& from, std::size_t num_steps, Entries& entries) {
+  // Of datasets with equal weights and counts the first is drawn first: the rest cannot win while one of those before
+  // is left. So `most` of them are kept, as a blend of equal weights would otherwise always be wholly hot, and the last
+  // one kept is marked.
+  void thin_out(Entries& entries, std::size_t most, const Entries* from = nullptr) {
+    entries.is_thinned = false;
+    if (classes_.empty()) {
+      return;
+    }
     ++thinning_;
     std::size_t kept = 0;
     for (std::size_t entry = 0; entry < entries.size; ++entry) {
       const auto number = static_cast<std::size_t>(entries.at[entry]);
-      const std::size_t dataset = &from == &all_ ? number : static_cast<std::size_t>(from.at[number]);
-      const std::int32_t its_class = classes_[dataset];
-      if (its_class != 0 &&
-          seen_[static_cast<std::size_t>(its_class)].note(entries.counts[entry], thinning_) > num_steps) {
+      const auto its_class =
+          static_cast<std::size_t>(classes_[from == nullptr ? number : static_cast<std::size_t>(from->at[number])]);
+      Kept* equal = its_class == 0 ? nullptr : seen_[its_class].of(entries.counts[entry], thinning_);
+      if (equal != nullptr && equal->number == most) {
+        entries.is_last[equal->last] = 1;
+        entries.is_thinned = true;
         continue;
       }
-      entries.weights[kept] = entries.weights[entry];
-      entries.counts[kept] = entries.counts[entry];
-      entries.at[kept] = entries.at[entry];
+      if (equal != nullptr) {
+        ++equal->number;
+        equal->last = kept;
+      }
+      entries.is_last[kept] = 0;
+      if (entry > kept) {
+        entries.weights[kept] = entries.weights[entry];
+        entries.counts[kept] = entries.counts[entry];
+        entries.at[kept] = entries.at[entry];
+      }
       ++kept;
     }
     for (std::size_t entry = kept; entry < entries.size; ++entry) {

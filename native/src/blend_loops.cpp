@@ -183,6 +183,10 @@ std::size_t draw(const double* weights, double* counts, std::size_t size, double
       return draw_in_registers<5>(weights, counts, step, num_steps, threshold, drawn, lowest);
     case 6:
       return draw_in_registers<6>(weights, counts, step, num_steps, threshold, drawn, lowest);
+    case 7:
+      return draw_in_registers<7>(weights, counts, step, num_steps, threshold, drawn, lowest);
+    case 8:
+      return draw_in_registers<8>(weights, counts, step, num_steps, threshold, drawn, lowest);
     default:
       break;
   }

@@ -16,7 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
+from trackbed.build import assemble
 from trackbed.comm.launch import group_from_environment
+from trackbed.index.legacy_random import forget_shared_runs
 
 
 def report(**found):
@@ -51,8 +53,11 @@ class Fault:
         """Called when this rank has built an index."""
         if done == 1:
             self.at("during")
-        if done == total:
-            self.at("after")
+
+    def forget(self):
+        """Called when this rank has built what it builds, and others may still be building."""
+        self.at("after")
+        forget_shared_runs()
 
     def at(self, moment):
         """Let it happen, if this is the moment."""
@@ -76,6 +81,7 @@ def build(asked, group):
     fault = None
     if group.rank == asked["who"]:
         fault = Fault(mode=asked["mode"], moment=asked["moment"], seconds=asked["seconds"])
+        assemble.forget_shared_runs = fault.forget
     config = gpt_config(
         Path("cache"),
         blend=(asked["prefixes"], asked["weights"]),

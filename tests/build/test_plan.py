@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.build.plan import Task, plan_tasks
+from trackbed.build.plan import Task, leave_open, plan_tasks
 from trackbed.errors import ArgumentError
 
 costs = st.lists(st.integers(0, 100), max_size=40)
@@ -91,6 +91,29 @@ def test_a_plan_needs_a_rank():
         plan_tasks([], 0)
 
 
+@given(costs=costs, blends=blends, num_ranks=num_ranks)
+def test_what_is_no_ranks_own_is_open_once_and_longest_first(costs, blends, num_ranks):
+    tasks = tasks_of(costs, blends)
+    plan = plan_tasks(tasks, num_ranks)
+    own, left = leave_open(tasks, plan)
+    assert sorted([*left, *(task for mine in own for task in mine)]) == list(range(len(tasks)))
+    assert not any(tasks[task].is_blend for task in left)
+    assert [tasks[task].cost for task in left] == sorted((tasks[task].cost for task in left), reverse=True)
+    for mine, planned in zip(own, plan.by_rank, strict=True):
+        assert [task for task in planned if task in mine] == mine
+        plain = [tasks[task].cost for task in mine if not tasks[task].is_blend]
+        assert num_ranks == 1 or sum(plain[:-1]) <= sum(task.cost for task in tasks) / num_ranks / 2
+
+
+@given(costs=costs, blends=blends, num_ranks=num_ranks)
+def test_nothing_is_left_open_for_one_alone_or_for_the_sake_of_little(costs, blends, num_ranks):
+    tasks = tasks_of(costs, blends)
+    fair = sum(task.cost for task in tasks) / num_ranks
+    for ranks, least in ((1, 0.0), (num_ranks, fair + 1.0)):
+        plan = plan_tasks(tasks, ranks)
+        assert leave_open(tasks, plan, least=least) == ([list(mine) for mine in plan.by_rank], [])
+
+
 @pytest.mark.parametrize("num_ranks", [16, 1_024, 16_384])
 def test_ten_thousand_datasets_are_planned_in_half_a_second(num_ranks):
     draw = random.Random(num_ranks)
@@ -102,6 +125,7 @@ def test_ten_thousand_datasets_are_planned_in_half_a_second(num_ranks):
     for _ in range(3):
         began = time.process_time()
         plan = plan_tasks(tasks, num_ranks)
+        leave_open(tasks, plan)
         seconds.append(time.process_time() - began)
     assert min(seconds) < PLAN_SECONDS
     assert plan.lower_bound <= plan.makespan <= 1.5 * plan.lower_bound

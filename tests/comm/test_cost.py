@@ -23,6 +23,7 @@ COLLECTIVES = {
     "broadcast": lambda group: group.broadcast(group.rank),
     "agree": lambda group: group.agree("it", 1),
     "barrier": lambda group: group.barrier(),
+    "counter": lambda group: (group.counter("it")(), group.barrier()),
     "step": step,
 }
 

@@ -69,6 +69,27 @@ class GroupContract:
                 assert before == [None] * size
                 assert heard in ([[rank, "of", size] for rank in range(size)], [None])  # one alone has no listener
 
+    def test_each_number_of_a_counter_is_given_once_over_all_ranks_and_threads(self):
+        def work(group):
+            taken = []
+            for name in ("one", "other", "one"):
+                take, numbers = group.counter(name), []
+                threads = [
+                    threading.Thread(target=lambda: numbers.extend(take() for _ in range(5)))  # noqa: B023
+                    for _ in range(2)
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                taken.append(numbers)
+                group.barrier()
+            return taken
+
+        for size, found in self.every(work):
+            for taken in zip(*found, strict=True):
+                assert sorted(sum(taken, [])) == list(range(10 * size))
+
     def test_values_are_combined_for_all(self):
         for size, found in self.every(lambda group: group.combine([group.rank], lambda values: sum(values, []))):
             assert found == [list(range(size))] * size

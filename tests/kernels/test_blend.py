@@ -3,7 +3,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trackbed.errors import ArgumentError
@@ -40,6 +40,40 @@ def test_greedy_blend_equals_its_reference(level, weights, num_samples, id_type)
         wanted = reference.greedy_blend(weights, num_samples)
     assert datasets.tolist() == wanted[0].tolist()
     assert samples.tolist() == wanted[1].tolist()
+
+
+@st.composite
+def many_weights(draw):
+    """Weights of 65 to 300 datasets, which few values share, some of them or all."""
+    size = draw(st.integers(65, 300))
+    values = draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=4))
+    alone = draw(st.sampled_from([0.0, 0.1, 0.7]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shared = rng.choice(values, size)
+    return np.where(rng.random(size) < alone, rng.random(size), shared)
+
+
+@settings(max_examples=max(settings().max_examples // 4, 5))
+@given(weights=many_weights(), num_samples=st.integers(1_000, 3_000))
+def test_greedy_blend_of_many_that_share_weights_equals_its_reference(level, weights, num_samples):
+    weights = weights / weights.sum()
+    datasets, samples = outputs(num_samples)
+    greedy_blend(weights, datasets, samples)
+    wanted = reference.greedy_blend(weights, num_samples)
+    assert np.array_equal(datasets, wanted[0])
+    assert np.array_equal(samples, wanted[1])
+
+
+@settings(max_examples=max(settings().max_examples // 4, 5))
+@given(sizes=many_weights())
+def test_exhaustive_blend_of_many_that_share_sizes_equals_its_reference(level, sizes):
+    sizes = np.ceil(20 * sizes).astype(np.int64)
+    sizes[0] += 1  # all alike would take turns
+    datasets, samples = outputs(int(sizes.sum()))
+    exhaustive_blend(sizes, datasets, samples)
+    wanted = reference.exhaustive_blend(sizes)
+    assert np.array_equal(datasets, wanted[0])
+    assert np.array_equal(samples, wanted[1])
 
 
 @given(sizes=size_vectors, id_type=id_types)

@@ -27,7 +27,7 @@ struct BlendLoops {
   // Draws the first entry of the largest error at `step`, and again at the steps after it, `num_steps` in all, or
   // fewer: it stops before one whose largest error is below `threshold`. Notes the entry in `drawn`, its new count in
   // `counts`, and in `lowest` the smallest largest error, if that is smaller. Returns the number of steps drawn.
-  // Requires: size >= 1, padded arrays. O(size) a step; up to 48 entries it works in registers where they are wide.
+  // Requires: size >= 1, padded arrays. O(size) a step; up to 64 entries it works in registers where they are wide.
   std::size_t (*draw)(const double* weights, double* counts, std::size_t size, double step, std::size_t num_steps,
                       double threshold, std::uint32_t* drawn, double* lowest);
 };

@@ -4,14 +4,15 @@ Shapes: T tasks, R ranks.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Plan", "Task", "plan_tasks"]
+__all__ = ["Plan", "Task", "leave_open", "plan_tasks"]
 
 
 class Task(NamedTuple):
@@ -59,15 +60,47 @@ def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:
     if num_ranks < 1:
         msg = f"num_ranks must be at least 1, found {num_ranks}"
         raise ArgumentError(msg)
-    order = sorted(range(len(tasks)), key=lambda task: (not tasks[task].is_blend, -tasks[task].cost, tasks[task].name))
     loads = [(0.0, rank) for rank in range(num_ranks)]  # sorted, so a heap
     by_rank: list[list[int]] = [[] for _ in range(num_ranks)]
-    for task in order:
+    for task in _longest_first(tasks):
         load, rank = loads[0]
         by_rank[rank].append(task)
         heapq.heapreplace(loads, (load + tasks[task].cost, rank))
     makespan = max(load for load, _ in loads)
     return Plan(tuple(map(tuple, by_rank)), makespan, _lower_bound([task.cost for task in tasks], num_ranks))
+
+
+def leave_open(tasks: Sequence[Task], plan: Plan, *, least: float = 0.0) -> tuple[list[list[int]], list[int]]:
+    """Cut a plan: what a rank does in any case, and what is done by whoever is free first.
+
+    Ranks are not equally fast, whatever the costs say: a file system, a neighbour or fresh memory slows one of them
+    down. So the second half of what each has to do is left open to all. Blends are not, and nothing is for one alone.
+
+    Args:
+        tasks: `[T]` what is to be done.
+        plan: of these tasks.
+        least: cost of a rank's fair part below which nothing is left open, in the unit of the tasks.
+
+    Returns:
+        `[R]` numbers of the tasks that are a rank's own, in its order; and the others, longest first.
+
+    >>> tasks = [Task("a", 4), Task("b", 4), Task("c", 2), Task("d", 2), Task("e", 1), Task("f", 1)]
+    >>> leave_open(tasks, plan_tasks(tasks, 2))
+    ([[0], [1]], [2, 3, 4, 5])
+    """
+    fair = sum(task.cost for task in tasks) / len(plan.by_rank)
+    enough = math.inf if len(plan.by_rank) == 1 or fair < least else fair / 2
+    own: list[list[int]] = []
+    for planned in plan.by_rank:
+        loads = accumulate((tasks[task].cost for task in planned), initial=0.0)
+        own.append([task for task, load in zip(planned, loads, strict=False) if load < enough or tasks[task].is_blend])
+    kept = set(chain.from_iterable(own))
+    return own, [task for task in _longest_first(tasks) if task not in kept]
+
+
+def _longest_first(tasks: Sequence[Task]) -> list[int]:
+    """Numbers of the tasks, in the order in which they are planned."""
+    return sorted(range(len(tasks)), key=lambda task: (not tasks[task].is_blend, -tasks[task].cost, tasks[task].name))
 
 
 def _lower_bound(costs: Sequence[float], num_ranks: int) -> float:

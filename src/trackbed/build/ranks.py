@@ -4,7 +4,7 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
@@ -13,19 +13,29 @@ from enum import Enum
 from functools import partial
 from itertools import chain
 from threading import BoundedSemaphore, Event, Lock
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from trackbed.build.plan import Task, plan_tasks
+from trackbed.build.plan import Task, leave_open, plan_tasks
 from trackbed.cache import Memo, Pending, bundles_of, find_together, make_together
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 from trackbed.kernels import look_in, watched
 
-__all__ = ["Builders", "Progress", "make_all", "tasks_of"]
+__all__ = ["Builders", "Progress", "make_all", "parts_of", "tasks_of"]
 
 Progress = Callable[[int, int, float], None]
-"""Called with the entries that this rank has built, those that it builds in all, and the share of its work that is done
-by what they cost, in `[0, 1]`; by one thread at a time."""
+"""Called with the entries that this rank has built, those that the plan gives it, and by what they cost the share of
+these that is done; by one thread at a time. A rank that takes over from others gets beyond its plan, and above 1."""
+
+Bundle = Sequence[Pending]
+"""Entries that are built in one call: see `bundles_of`."""
+
+_LEAST_SHARED: Final = 2e8
+"""Nanoseconds of a rank's fair part below which each does what the plan gives it."""
+_PARTS_PER_RANK: Final = 64
+_LEAST_PART: Final = 2e7
+"""Of what is open to all, a rank takes so many parts, if all are equally fast, of at least so many nanoseconds: to ask
+for one takes 1e5."""
 
 _UNSEEN: Final = (
     "another rank found or built it: see that path_to_cache leads to the same folder on every host, "
@@ -207,14 +217,19 @@ class Builders:
         return hashlib.sha256("\n".join([*entries, *names]).encode()).hexdigest()[:16]
 
     def _build(self, pending: Sequence[Pending], found: _Found) -> None:
-        missing = found.missing
-        plan = plan_tasks(tasks_of([pending[number] for number in missing]), len(found.builders))
-        mine = plan.by_rank[found.builders.index(self._group.rank)]
+        missing = [pending[number] for number in found.missing]
+        builder, num_builders = found.builders.index(self._group.rank), len(found.builders)
+        tasks = tasks_of(missing)
+        plan = plan_tasks(tasks, num_builders)
+        own, open_to_all = leave_open(tasks, plan, least=_LEAST_SHARED)
+        parts = parts_of([missing[task] for task in open_to_all], num_builders)
         make_all(
-            [pending[missing[task]] for task in mine],
+            [missing[task] for task in own[builder]],
             num_threads=self._num_threads,
-            blend_has_thread=len(found.builders) == 1,  # else it was planned for, and would take others' time
+            blend_has_thread=num_builders == 1,  # else it was planned for, and would take others' time
             progress=self._progress,
+            planned=[missing[task] for task in plan.by_rank[builder]],
+            taken=_taken(parts, self._group.counter(self._cache)) if parts else (),
         )
 
 
@@ -223,8 +238,33 @@ def tasks_of(pending: Sequence[Pending]) -> list[Task]:
     return [Task(f"{one.entry.stem} {number}", one.cost, one.is_blend) for number, one in enumerate(pending)]
 
 
+def parts_of(pending: Sequence[Pending], num_ranks: int) -> list[list[Bundle]]:
+    """Cut entries that are open to all ranks into parts that one takes at a time. Pure, and the same on every rank.
+
+    Args:
+        pending: in the order in which they are to be built.
+        num_ranks: at least 1.
+    """
+    enough = max(_LEAST_PART, sum(one.cost for one in pending) / num_ranks / _PARTS_PER_RANK)
+    parts: list[list[Bundle]] = []
+    cost = enough
+    for bundle in bundles_of(pending):
+        if cost >= enough:
+            parts.append([])
+            cost = 0.0
+        parts[-1].append(bundle)
+        cost += sum(one.cost for one in bundle)
+    return parts
+
+
 def make_all(
-    pending: Sequence[Pending], *, num_threads: int, blend_has_thread: bool = False, progress: Progress | None = None
+    pending: Sequence[Pending],
+    *,
+    num_threads: int,
+    blend_has_thread: bool = False,
+    progress: Progress | None = None,
+    planned: Sequence[Pending] | None = None,
+    taken: Iterable[Bundle] = (),
 ) -> None:
     """Build these entries, in their order; a blend, which one thread builds, beside the others.
 
@@ -233,18 +273,22 @@ def make_all(
         num_threads: at least 1. Small entries, whose files take most of the time, have two.
         blend_has_thread: whether blends are built by one thread more.
         progress: told of each entry that was built.
+        planned: those that the progress is measured by, if not `pending`.
+        taken: what is built after these; each bundle is asked for when there is time for it.
 
     Raises:
         Exception: what was raised first. Everything that was still running is stopped then.
     """
-    making = _Making(pending, progress)
+    making = _Making(pending if planned is None else planned, progress)
     building = BoundedSemaphore(num_threads)
     blends, others = (bundles_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
-    num_lanes = min(max(num_threads, 1 + any(len(bundle) > 1 for bundle in others)), len(others))
+    num_lanes = max(num_threads, 1 + any(len(bundle) > 1 for bundle in others))
+    num_lanes = max(num_lanes, 2) if taken else min(num_lanes, len(others))
+    queue = _Queue(chain(others, _ask_when_free(taken, building)))
     blending: AbstractContextManager[object] = nullcontext() if blend_has_thread else building
-    lanes = [(iter(blends), blending)] * bool(blends) + [(iter(others), building)] * num_lanes
+    lanes = [(iter(blends), blending)] * bool(blends) + [(queue, building)] * num_lanes
     if len(lanes) < 2:
-        making.make_each([*blends, *others], building)
+        making.make_each(chain(blends, queue), building)
         return
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, watched(making.look):
         futures = [pool.submit(copy_context().run, making.make_each, lane, alone) for lane, alone in lanes]
@@ -255,6 +299,21 @@ def make_all(
         except BaseException:
             making.stopped.set()
             raise
+
+
+class _Queue:
+    """An iterator that threads may share."""
+
+    def __init__(self, bundles: Iterable[Bundle]) -> None:
+        self._bundles = iter(bundles)
+        self._lock = Lock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Bundle:
+        with self._lock:
+            return next(self._bundles)
 
 
 class _Making:
@@ -274,8 +333,8 @@ class _Making:
         if self.stopped.is_set():
             raise CancelledError
 
-    def make_each(self, bundles: Iterable[Sequence[Pending]], alone: AbstractContextManager[object]) -> None:
-        """Build bundles of entries until there are no more. Threads may share an iterator over a list.
+    def make_each(self, bundles: Iterable[Bundle], alone: AbstractContextManager[object]) -> None:
+        """Build bundles of entries until there are no more.
 
         Args:
             bundles: of `bundles_of`.
@@ -294,6 +353,28 @@ class _Making:
         self._done_cost += one.cost
         if self._progress is not None:
             self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
+
+
+def _ask_when_free(bundles: Iterable[Bundle], building: AbstractContextManager[object]) -> Iterator[Bundle]:
+    """The bundles, none of which is asked for while all threads are building: another rank may be free."""
+    rest = iter(bundles)
+    while True:
+        with building:
+            bundle = next(rest, None)
+        if bundle is None:
+            return
+        yield bundle
+
+
+def _taken(parts: Sequence[Sequence[Bundle]], take: Callable[[], int]) -> Iterator[Bundle]:
+    """The bundles of parts that this rank is the first to ask for.
+
+    Args:
+        parts: the same on every rank.
+        take: gives 0, 1, 2 and so on, each number to one rank only.
+    """
+    while (number := take()) < len(parts):
+        yield from parts[number]
 
 
 def _missing(pending: Sequence[Pending], share: Sequence[int]) -> list[int]:

@@ -4,6 +4,8 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any, Final, Protocol
 
 import orjson
@@ -107,6 +109,16 @@ class Group(Protocol):
         """Collective over the group: return when every rank has come."""
         ...
 
+    def counter(self, name: str) -> Callable[[], int]:
+        """What gives 0, 1, 2 and so on, each number once over all ranks that ask: who gets it first does what it means.
+
+        Neither this nor asking is collective, and any thread may ask. It lasts until the next collective.
+
+        Args:
+            name: of no other counter between the same two collectives.
+        """
+        ...
+
     def tell(self, value: Any) -> None:
         """Say something of this rank, such as how far it is; it goes out with its next sign of life. Not collective."""
         ...
@@ -154,6 +166,10 @@ class Solo:
 
     def barrier(self) -> None:
         """Return: everybody is here."""
+
+    def counter(self, name: str) -> Callable[[], int]:  # noqa: ARG002  it is this process's own
+        """What gives 0, 1, 2 and so on."""
+        return partial(next, count())
 
     def tell(self, value: Any) -> None:
         """Return: nobody listens."""

@@ -88,6 +88,18 @@ class StoreGroup:
         """Collective over the group: return when every rank has come. See `Group`."""
         self._exchange("barrier", lambda: b"null", lambda _: Verdict())
 
+    def counter(self, name: str) -> Callable[[], int]:
+        """What gives 0, 1, 2 and so on, each number once over all ranks that ask. See `Group`."""
+        key = f"{self._next_name()}/counter/{name}"
+
+        def take() -> int:
+            number = self._member.store.add(key, 1) - 1
+            if number == 0:
+                self._touched.append(key)
+            return number
+
+        return take
+
     def tell(self, value: Any) -> None:
         """Say something of this rank; it goes out with its next sign of life. See `Group`."""
         self._member.tell(orjson.dumps(value))

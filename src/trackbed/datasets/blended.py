@@ -47,7 +47,7 @@ ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 _DEFERRED = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
 )
-_DRAW_COST: Final = 60.0
+_DRAW_COST: Final = 40.0
 """Nanoseconds a sample of a blend, written: more than most blends take, as nothing makes a greedy one quicker."""
 _STRETCH: Final = 1 << 20
 _Dataset = torch.utils.data.Dataset[Any]
