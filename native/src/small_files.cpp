@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 #include <vector>
 
 #include "trackbed/descriptor.hpp"
@@ -14,6 +15,7 @@ namespace trackbed {
 namespace {
 
 constexpr std::int64_t kFilesPerTask = 256;
+constexpr std::size_t kFilesAhead = 16;
 
 // The number of the error, or 0.
 int write_file(const char* path, std::span<const std::span<const std::byte>> parts, Poll& poll) {
@@ -29,6 +31,15 @@ FileStamp look_at(int folder, const char* name) {
     return kNone;
   }
   return stamp_of(status);
+}
+
+// The file, whose part the system begins to read where it is not in memory.
+Descriptor open_ahead(const char* path, std::int64_t start, std::int64_t size) {
+  Descriptor file(open(path, O_RDONLY | O_CLOEXEC));
+  if (file && size > 0) {
+    posix_fadvise(file.number(), start, size, POSIX_FADV_WILLNEED);  // a hint
+  }
+  return file;
 }
 
 // Whether the part was read whole.
@@ -49,9 +60,17 @@ bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t 
 void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<const std::int64_t> sizes,
                 std::span<std::byte> content, std::span<FileStamp> stamps, Poll& poll) {
   const std::vector<const char*> names = starts_of(paths, stamps.size());
-  for (std::size_t number = 0; number < stamps.size(); ++number) {
+  Descriptor ahead[kFilesAhead];
+  for (std::size_t step = 0; step < stamps.size() + kFilesAhead; ++step) {
+    Descriptor file = std::exchange(ahead[step % kFilesAhead], Descriptor());
+    if (step < stamps.size()) {
+      ahead[step % kFilesAhead] = open_ahead(names[step], starts[step], sizes[step]);
+    }
+    if (step < kFilesAhead) {
+      continue;
+    }
+    const std::size_t number = step - kFilesAhead;
     const auto part = content.first(static_cast<std::size_t>(sizes[number]));
-    const Descriptor file(open(names[number], O_RDONLY | O_CLOEXEC));
     struct stat status;
     const bool is_read = file && fstat(file.number(), &status) == 0 && read_whole(file, part, starts[number]);
     stamps[number] = is_read ? stamp_of(status) : kNone;

@@ -91,3 +91,41 @@ def test_the_first_error_ends_all_threads(tmp_path):
         make_all(site.pending, num_threads=2)
     assert time.monotonic() - started < 1.0
     assert sum(one.is_open for one in site.pending) < 20
+
+
+def test_what_entries_read_is_asked_for_a_part_ahead(tmp_path):
+    seen = []
+
+    def ask(number):
+        seen.append(("ahead", number))
+        if number == 2:
+            msg = "building says what is wrong"
+            raise OSError(msg)
+
+    with collecting() as pending:
+        for number in range(6):
+            open_or_build(
+                entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"),
+                expected=lambda: expected(ROWS),
+                build=lambda _allocate, number=number: seen.append(("built", number)) or arrays(1, ROWS),
+                cost=1e9,  # each is a part
+                read_ahead=lambda number=number: ask(number),
+            )
+    make_all(pending[:4], num_threads=1)
+    steps = [("ahead", 0), ("ahead", 1), ("built", 0), ("ahead", 2), ("built", 1), ("ahead", 3), ("built", 2)]
+    assert seen == [*steps, ("built", 3)]
+
+
+def test_nothing_is_asked_for_ahead_that_is_there(tmp_path):
+    seen = []
+    for _ in range(2):
+        with collecting() as pending:
+            open_or_build(
+                entry(tmp_path),
+                expected=lambda: expected(ROWS),
+                build=lambda _allocate: arrays(1, ROWS),
+                read_ahead=lambda: seen.append(1),
+            )
+        pending[0].find()
+        make_all(pending, num_threads=1)
+    assert seen == [1]

@@ -1,12 +1,15 @@
+import ctypes
 import gc
+import mmap
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forked import run_in_fork
-from trackbed.files import let_go, map_readonly
+from trackbed.files import let_go, map_readonly, read_ahead
 
 
 def descriptors():
@@ -101,4 +104,34 @@ def test_memory_that_is_let_go_is_given_back_and_read_again_when_it_is_wanted(tm
 def test_pieces_smaller_than_a_page_can_be_let_go(file, size):
     array = mapped(file)
     let_go(array[3 : 3 + size])
+    assert array.tobytes() == file.read_bytes()
+
+
+def pages_in_memory(array):
+    """How many pages of a mapped file, none of which this process has touched, the system holds."""
+    found = (ctypes.c_ubyte * -(-array.nbytes // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), found) == 0
+    return sum(page & 1 for page in found)
+
+
+def test_what_is_asked_for_ahead_is_read_without_being_touched(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(bytes(4 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    array = mapped(path)
+    if pages_in_memory(array):
+        pytest.skip("this file system keeps its files in memory")
+    read_ahead(array[1_000:3_000_000])
+    deadline = time.monotonic() + 10
+    while (found := pages_in_memory(array)) < 3_000_000 // mmap.PAGESIZE and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found >= 3_000_000 // mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_any_piece_can_be_asked_for_ahead(file, size):
+    array = mapped(file)
+    read_ahead(array[3 : 3 + size])
     assert array.tobytes() == file.read_bytes()

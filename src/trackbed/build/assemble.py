@@ -73,7 +73,7 @@ class BlendedMegatronDatasetBuilder:
         self._progress = progress
 
     def plan(self, num_ranks: int) -> tuple[list[Task], Plan]:
-        """What `build` would build, and who of so many ranks would build it. Nothing is built.
+        """What `build` would build, and who of so many ranks would, if all are equally fast. Nothing is built.
 
         A blend that takes whole datasets, whose lengths are not known before they are built, is not in the plan.
 

@@ -34,8 +34,8 @@ _LEAST_SHARED: Final = 2e8
 """Nanoseconds of a rank's fair part below which each does what the plan gives it."""
 _PARTS_PER_RANK: Final = 64
 _LEAST_PART: Final = 2e7
-"""Of what is open to all, a rank takes so many parts, if all are equally fast, of at least so many nanoseconds: to ask
-for one takes 1e5."""
+"""What a rank builds comes in so many parts, and as many of what is open to all, if all are equally fast; each of at
+least so many nanoseconds, as to ask for one takes 1e5."""
 
 _UNSEEN: Final = (
     "another rank found or built it: see that path_to_cache leads to the same folder on every host, "
@@ -238,8 +238,8 @@ def tasks_of(pending: Sequence[Pending]) -> list[Task]:
     return [Task(f"{one.entry.stem} {number}", one.cost, one.is_blend) for number, one in enumerate(pending)]
 
 
-def parts_of(pending: Sequence[Pending], num_ranks: int) -> list[list[Bundle]]:
-    """Cut entries that are open to all ranks into parts that one takes at a time. Pure, and the same on every rank.
+def parts_of(pending: Sequence[Pending], num_ranks: int = 1) -> list[list[Bundle]]:
+    """Cut entries that some ranks build into parts that one takes at a time. Pure, and the same on every rank.
 
     Args:
         pending: in the order in which they are to be built.
@@ -281,10 +281,12 @@ def make_all(
     """
     making = _Making(pending if planned is None else planned, progress)
     building = BoundedSemaphore(num_threads)
-    blends, others = (bundles_of([one for one in pending if one.is_blend is wanted]) for wanted in (True, False))
+    blends = bundles_of([one for one in pending if one.is_blend])
+    parts = parts_of([one for one in pending if not one.is_blend])
+    others = list(chain.from_iterable(parts))
     num_lanes = max(num_threads, 1 + any(len(bundle) > 1 for bundle in others))
     num_lanes = max(num_lanes, 2) if taken else min(num_lanes, len(others))
-    queue = _Queue(chain(others, _ask_when_free(taken, building)))
+    queue = _Queue(chain(_in_turn(parts), _ask_when_free(taken, building)))
     blending: AbstractContextManager[object] = nullcontext() if blend_has_thread else building
     lanes = [(iter(blends), blending)] * bool(blends) + [(queue, building)] * num_lanes
     if len(lanes) < 2:
@@ -355,6 +357,20 @@ class _Making:
             self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
 
 
+def _in_turn(parts: Sequence[Sequence[Bundle]]) -> Iterator[Bundle]:
+    """The bundles of these parts, where what one part reads is asked for while the part before it is built."""
+    ahead = iter(parts)
+    _read_ahead(next(ahead, []))
+    for part in parts:
+        _read_ahead(next(ahead, []))
+        yield from part
+
+
+def _read_ahead(part: Sequence[Bundle]) -> None:
+    for one in chain.from_iterable(part):
+        one.read_ahead()
+
+
 def _ask_when_free(bundles: Iterable[Bundle], building: AbstractContextManager[object]) -> Iterator[Bundle]:
     """The bundles, none of which is asked for while all threads are building: another rank may be free."""
     rest = iter(bundles)
@@ -374,6 +390,7 @@ def _taken(parts: Sequence[Sequence[Bundle]], take: Callable[[], int]) -> Iterat
         take: gives 0, 1, 2 and so on, each number to one rank only.
     """
     while (number := take()) < len(parts):
+        _read_ahead(parts[number])
         yield from parts[number]
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
 from typing import Any
@@ -17,7 +17,7 @@ from trackbed.cache.survey import Expected, Sighting
 from trackbed.cache.uses import note_use, noting
 from trackbed.cache.visibility import await_entry
 from trackbed.cache.write import Build, Recipe, write_entry
-from trackbed.errors import CacheError
+from trackbed.errors import CacheError, TrackbedError
 
 __all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
 
@@ -57,6 +57,7 @@ class Pending(Arrays):
         cost: nanoseconds that building takes, roughly.
         is_blend: whether it is the index of a blend, which is planned first.
         recipe: how they are made with others' in one call, if they are small.
+        read_ahead: has the system begin to read what building reads.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class Pending(Arrays):
         cost: float,
         is_blend: bool,
         recipe: Recipe | None,
+        read_ahead: Callable[[], object] | None = None,
     ) -> None:
         self.entry = entry
         self.cost = cost
         self.is_blend = is_blend
         self.recipe = recipe
+        self._read_ahead = read_ahead
         self._expected = expected
         self._build = build
         self._arrays: Arrays | None = None
@@ -122,6 +125,12 @@ class Pending(Arrays):
         if self._sighting is None:
             self._sighting = find(self.entry, self._expected).sighting
         return self._sighting
+
+    def read_ahead(self) -> None:
+        """Have the system begin to read what building it reads, where that is many pages of a file."""
+        if self._arrays is None and self._read_ahead is not None:
+            with contextlib.suppress(OSError, TrackbedError):  # building says what is wrong
+                self._read_ahead()
 
     def make(self) -> Arrays:
         """Open the entry, or build it where the calling context allows that.
@@ -193,6 +202,7 @@ def open_or_build(
     cost: float = 0.0,
     is_blend: bool = False,
     recipe: Recipe | None = None,
+    read_ahead: Callable[[], object] | None = None,
 ) -> Arrays:
     """The arrays of an entry, read-only; built and published first where it is not there whole.
 
@@ -205,6 +215,7 @@ def open_or_build(
         cost: nanoseconds that building takes, roughly.
         is_blend: whether it is the index of a blend, which is planned first.
         recipe: how the arrays are made together with those of other entries, where that is faster.
+        read_ahead: has the system begin to read what building reads.
 
     Raises:
         CacheError: it is not there and must not be built here, or it cannot be written.
@@ -212,7 +223,7 @@ def open_or_build(
     collected = _COLLECTED.get()
     if collected is None:
         return _open_or_build(entry, expected, build)
-    pending = Pending(entry, expected, build, cost=cost, is_blend=is_blend, recipe=recipe)
+    pending = Pending(entry, expected, build, cost=cost, is_blend=is_blend, recipe=recipe, read_ahead=read_ahead)
     collected.append(pending)
     return pending
 

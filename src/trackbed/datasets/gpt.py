@@ -261,6 +261,7 @@ class GPTDataset(MegatronDataset, Gathering):
             build=self._build_indices,
             cost=cost,
             recipe=Recipe(build_together, self._indices) if is_small else None,
+            read_ahead=None if is_small else self._indices.read_ahead,
         )
 
     def _build_indices(self, allocate: Allocate) -> Arrays:

@@ -4,7 +4,7 @@ from trackbed.files.behind import WrittenBehind
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.local import is_local, whereabouts
 from trackbed.files.mapped import mapped_files
-from trackbed.files.mapping import let_go, map_readonly
+from trackbed.files.mapping import let_go, map_readonly, read_ahead
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -44,6 +44,7 @@ __all__ = [
     "new_partial",
     "partial_name",
     "publish",
+    "read_ahead",
     "remove_unless_changed",
     "stamp_of",
     "whereabouts",

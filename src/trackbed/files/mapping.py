@@ -13,12 +13,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["let_go", "map_readonly"]
+__all__ = ["let_go", "map_readonly", "read_ahead"]
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
+_WILL_NEED: Final = 3
 _DONT_NEED: Final = 4
+_AHEAD_BYTES: Final = 32 << 20
+_STRIDE_BYTES: Final = 256 << 10
+"""Linux takes no notice of what goes beyond the largest request of the device."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -50,6 +54,20 @@ def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
     # Whoever holds an array holds these pages. At the end of the process the system unmaps them.
     weakref.finalize(pages, _LIBC.munmap, address, size).atexit = False
     return np.frombuffer(memoryview(pages).toreadonly(), dtype=np.uint8)
+
+
+def read_ahead(array: npt.NDArray[Any]) -> None:
+    """Have the system begin to read what an array holds of its file, up to 32 MiB, where that is not in memory.
+
+    Who goes through a map waits for each page that is missing, or for a few of them; so he waits for all at once.
+
+    Args:
+        array: cut from what `map_readonly` returned.
+    """
+    first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    stop = array.ctypes.data + min(array.nbytes, _AHEAD_BYTES)
+    for start in range(first, stop, _STRIDE_BYTES):
+        _LIBC.madvise(start, min(_STRIDE_BYTES, stop - start), _WILL_NEED)  # a hint, as below
 
 
 def let_go(array: npt.NDArray[Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, check_stamp, let_go, map_readonly
+from trackbed.files import Stamp, check_stamp, let_go, map_readonly, read_ahead
 from trackbed.tokens.dtype import DType
 
 __all__ = ["HEADER_BYTES", "Header", "SequenceIndex", "encode_header", "map_file", "open_index"]
@@ -111,6 +111,10 @@ class SequenceIndex:
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""
         _ = self._mapped
+
+    def read_ahead(self, start: int, stop: int) -> None:
+        """Have the system begin to read the lengths of sequences `[start, stop)`, up to 8 million of them."""
+        read_ahead(self.sequence_lengths[start:stop])
 
     def let_go(self) -> None:
         """Give back the memory of what was read of it, if it is mapped."""
