@@ -23,6 +23,9 @@ def pending_of(folder, builds, *, cost=COST, small=False, blends=0):
         builds(number)
         return arrays(1, ROWS)
 
+    def build_together(numbers):
+        return [build_one(number) for number in numbers]
+
     with collecting() as pending:
         for number in range(40):
             open_or_build(
@@ -31,7 +34,7 @@ def pending_of(folder, builds, *, cost=COST, small=False, blends=0):
                 build=lambda _allocate, number=number: build_one(number),
                 cost=cost,
                 is_blend=number < blends,
-                recipe=Recipe(lambda numbers: [build_one(number) for number in numbers], number) if small else None,
+                recipe=Recipe(build_together, number) if small else None,
             )
     return pending
 
@@ -64,8 +67,8 @@ def test_a_rank_that_is_done_early_builds_what_others_have_not_begun(tmp_path, s
     build(tmp_path / "cache", builds_on, small=small)
     by_rank = Counter(rank for rank, _ in built)
     assert sorted(number for _, number in built) == list(range(40))
-    assert by_rank[1] >= 10  # its own half of its fair part
-    assert by_rank[0] > 25
+    assert by_rank[1] >= 5  # its own quarter of its fair part
+    assert by_rank[0] > (20 if small else 30)  # a bundle that the slow one has begun is long
     assert problems(tmp_path / "cache") == []
 
 
@@ -83,7 +86,7 @@ def test_the_others_build_on_while_a_blend_keeps_one_rank(tmp_path):
         if number == 0:
             assert done.wait(10)
         built.append((rank, number))
-        if len(built) == 33:  # all but the blend, and six that are its rank's own
+        if len(built) >= 36:  # all but the blend, and three that are its rank's own
             done.set()
 
     build(tmp_path / "cache", builds_on, num_ranks=3, blends=1)
@@ -98,7 +101,7 @@ def test_an_error_in_what_was_taken_over_is_raised_on_every_rank(tmp_path, faili
         if rank != failing:
             assert began.wait(10)
             time.sleep(0.02)
-        elif number >= 25:  # nobody's own: each has ten of the first twenty
+        elif number >= 25:  # nobody's own: each has five of the first ten
             began.set()
             msg = "it broke"
             raise ValueError(msg)
@@ -124,4 +127,6 @@ def test_parts_hold_every_entry_once_in_its_order_and_are_not_too_small(tmp_path
 
 def test_bundles_are_not_cut_by_parts(tmp_path):
     pending = pending_of(tmp_path / "cache", lambda _number: None, small=True)
-    assert [bundle for part in parts_of(pending, 2) for bundle in part] == bundles_of(pending)
+    bundles = bundles_of(pending)
+    assert [len(bundle) for bundle in bundles] == [1, 2, 4, 8, 16, 9]
+    assert [bundle for part in parts_of(pending, 2) for bundle in part] == bundles

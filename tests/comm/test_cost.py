@@ -77,6 +77,7 @@ def test_a_long_job_does_not_fill_the_store():
             try:
                 with group.together("building"):
                     group.barrier()
+                    group.counter("it")()
                     if turn % 3 == 0 and group.rank == turn % 4:
                         raise ValueError(turn)
                     group.all_gather(turn)

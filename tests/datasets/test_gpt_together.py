@@ -83,7 +83,7 @@ def test_pairs_that_were_replaced_are_left_out(tmp_path):
 
 
 def test_large_datasets_are_not_built_in_bundles(tmp_path):
-    small, large = (write_pair(tmp_path / name, [20] * count) for name, count in (("small", 50), ("large", 20_000)))
+    small, large = (write_pair(tmp_path / name, [20] * count) for name, count in (("small", 50), ("large", 100_000)))
     config = gpt_config(tmp_path / "cache", blend=([small, large] * 3, [1.0] * 6), split="8,1,1")
     with collecting() as pending:
         BlendedMegatronDatasetBuilder(GPTDataset, [60, 6, 6], lambda: True, config)._build()

@@ -33,7 +33,7 @@ FileError write_files(Names paths, std::span<const std::span<const std::byte>> p
 // Reads sizes[file] bytes from starts[file] on of each file, one part after the other into `content`, and looks at it.
 // The stamp of one that cannot be read, or ends before its part does, is -1 thrice.
 // Requires: as many paths, starts and sizes as stamps, and `content` as long as all sizes together. Five calls of the
-// system a file, and up to 16 files open: what the next ones hold is read from the disk meanwhile.
+// system a file, and up to 17 files open: what the next ones hold is read from the disk meanwhile.
 void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<const std::int64_t> sizes,
                 std::span<std::byte> content, std::span<FileStamp> stamps, Poll& poll);
 

@@ -74,7 +74,8 @@ def leave_open(tasks: Sequence[Task], plan: Plan, *, least: float = 0.0) -> tupl
     """Cut a plan: what a rank does in any case, and what is done by whoever is free first.
 
     Ranks are not equally fast, whatever the costs say: a file system, a neighbour or fresh memory slows one of them
-    down. So the second half of what each has to do is left open to all. Blends are not, and nothing is for one alone.
+    down. So what each begins with is its own, a quarter of a fair part or one task more, and the rest is left open to
+    all. Blends are not, and nothing is for one alone.
 
     Args:
         tasks: `[T]` what is to be done.
@@ -89,7 +90,7 @@ def leave_open(tasks: Sequence[Task], plan: Plan, *, least: float = 0.0) -> tupl
     ([[0], [1]], [2, 3, 4, 5])
     """
     fair = sum(task.cost for task in tasks) / len(plan.by_rank)
-    enough = math.inf if len(plan.by_rank) == 1 or fair < least else fair / 2
+    enough = math.inf if len(plan.by_rank) == 1 or fair < least else fair / 4
     own: list[list[int]] = []
     for planned in plan.by_rank:
         loads = accumulate((tasks[task].cost for task in planned), initial=0.0)

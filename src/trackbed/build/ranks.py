@@ -25,7 +25,8 @@ __all__ = ["Builders", "Progress", "make_all", "parts_of", "tasks_of"]
 
 Progress = Callable[[int, int, float], None]
 """Called with the entries that this rank has built, those that the plan gives it, and by what they cost the share of
-these that is done; by one thread at a time. A rank that takes over from others gets beyond its plan, and above 1."""
+these that is done: at first with none built, and by one thread at a time. A rank that takes over from others gets
+beyond its plan, and above 1."""
 
 Bundle = Sequence[Pending]
 """Entries that are built in one call: see `bundles_of`."""
@@ -280,6 +281,7 @@ def make_all(
         Exception: what was raised first. Everything that was still running is stopped then.
     """
     making = _Making(pending if planned is None else planned, progress)
+    making.begin()
     building = BoundedSemaphore(num_threads)
     blends = bundles_of([one for one in pending if one.is_blend])
     parts = parts_of([one for one in pending if not one.is_blend])
@@ -330,6 +332,11 @@ class _Making:
         self._progress = progress
         self._lock = Lock()
 
+    def begin(self) -> None:
+        """Tell what is to be done, if anything is."""
+        if self._progress is not None and self._total:
+            self._progress(0, self._total, 0.0)
+
     def look(self, _done: int) -> None:
         """End kernels that are of no use any more."""
         if self.stopped.is_set():
@@ -368,11 +375,12 @@ def _in_turn(parts: Sequence[Sequence[Bundle]]) -> Iterator[Bundle]:
 
 def _read_ahead(part: Sequence[Bundle]) -> None:
     for one in chain.from_iterable(part):
+        look_in()
         one.read_ahead()
 
 
 def _ask_when_free(bundles: Iterable[Bundle], building: AbstractContextManager[object]) -> Iterator[Bundle]:
-    """The bundles, none of which is asked for while all threads are building: another rank may be free."""
+    """The bundles, each asked for when not all threads are building: else another rank may have time for it sooner."""
     rest = iter(bundles)
     while True:
         with building:

@@ -33,10 +33,10 @@ class Step(Protocol):
 class Group(Protocol):
     """Some processes, of which this is one.
 
-    Everything below but `rank`, `size` and `timeout_seconds` is called on all ranks, in the same order, by one thread
-    of each. Either every rank returns or every rank raises: a CollectiveError that names each rank that failed with
-    its words, and has the same text on all of them. Values are what JSON holds, and come back as JSON gives them:
-    tuples as lists, numbers that are not finite as None.
+    What is collective is called on all ranks, in the same order, by one thread of each. Either every rank returns or
+    every rank raises: a CollectiveError that names each rank that failed with its words, and has the same text on all
+    of them. Values are what JSON holds, and come back as JSON gives them: tuples as lists, numbers that are not finite
+    as None.
     """
 
     @property
@@ -112,7 +112,8 @@ class Group(Protocol):
     def counter(self, name: str) -> Callable[[], int]:
         """What gives 0, 1, 2 and so on, each number once over all ranks that ask: who gets it first does what it means.
 
-        Neither this nor asking is collective, and any thread may ask. It lasts until the next collective.
+        Neither this nor asking is collective, and any thread may ask. It lasts until the next collective. What it
+        raises must go up to the end of the step, as what `Step.poll` raises.
 
         Args:
             name: of no other counter between the same two collectives.

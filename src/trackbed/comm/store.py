@@ -7,7 +7,7 @@ from typing import Protocol
 __all__ = ["Bell", "MemoryStore", "Store", "StoreUnreachable"]
 
 
-class StoreUnreachable(Exception):  # noqa: N818  it never leaves this package
+class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
     """Whoever holds the store does not answer. A group turns it into a CollectiveError."""
 
 

@@ -254,14 +254,15 @@ class GPTDataset(MegatronDataset, Gathering):
         if entry is None:
             return self._build_indices(in_memory)
         cost = self._cost
-        is_small = cost <= _SMALL_COST and isinstance(self.dataset, IndexedDataset)
+        is_indexed = isinstance(self.dataset, IndexedDataset)
+        is_small = cost <= _SMALL_COST and is_indexed
         return open_or_build(
             entry,
             expected=self._expect_indices,
             build=self._build_indices,
             cost=cost,
             recipe=Recipe(build_together, self._indices) if is_small else None,
-            read_ahead=None if is_small else self._indices.read_ahead,
+            read_ahead=self._indices.read_ahead if is_indexed and not is_small else None,
         )
 
     def _build_indices(self, allocate: Allocate) -> Arrays:

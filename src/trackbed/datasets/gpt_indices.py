@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec
-from trackbed.datasets.low_level import most_tokens, read_ahead
+from trackbed.datasets.low_level import most_tokens
 from trackbed.errors import FormatError
 from trackbed.index import runs
 from trackbed.index.documents import document_index, document_index_dtype
@@ -85,9 +85,9 @@ class GPTIndices:
         )
 
     def read_ahead(self) -> None:
-        """Have the system begin to read what `build` reads, before it does."""
+        """Have the system begin to read what `build` reads of an `IndexedDataset`, before it does."""
         if self.run is not None:
-            read_ahead(self.dataset, *self.run)
+            self.dataset.index.read_ahead(*self.run)
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Types and shapes of the three arrays."""

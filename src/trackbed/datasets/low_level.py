@@ -7,7 +7,7 @@ import numpy as np
 
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["identify", "let_go", "most_tokens", "num_sequences", "read_ahead"]
+__all__ = ["identify", "let_go", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -23,12 +23,6 @@ def most_tokens(dataset: Any) -> int | None:
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return int(dataset.identity["bin_bytes"]) // dataset.index.dtype_size
     return None
-
-
-def read_ahead(dataset: Any, start: int, stop: int) -> None:
-    """Have the system begin to read the lengths of sequences `[start, stop)`, where they lie in one file."""
-    if isinstance(dataset, IndexedDataset):
-        dataset.index.read_ahead(start, stop)
 
 
 def let_go(dataset: Any) -> None:

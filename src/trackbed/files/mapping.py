@@ -21,7 +21,7 @@ _MAP_SHARED: Final = 1
 _WILL_NEED: Final = 3
 _DONT_NEED: Final = 4
 _AHEAD_BYTES: Final = 32 << 20
-_STRIDE_BYTES: Final = 256 << 10
+_STRIDE_BYTES: Final = 128 << 10
 """Linux takes no notice of what goes beyond the largest request of the device."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
