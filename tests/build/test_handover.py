@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from small_entries import arrays, entry, expected, problems
-from trackbed.build.ranks import Builders, parts_of
+from trackbed.build.making import parts_of
+from trackbed.build.ranks import Builders
 from trackbed.cache import Recipe, bundles_of, collecting, open_or_build
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from small_entries import arrays, entry, expected, problems
-from trackbed.build.ranks import make_all
+from trackbed.build.making import make_all
 from trackbed.cache import Recipe, collecting, open_or_build
 
 ROWS = 10

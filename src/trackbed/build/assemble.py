@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from trackbed.build.making import Progress
 from trackbed.build.plan import Plan, Task, plan_tasks
-from trackbed.build.ranks import Builders, Progress, tasks_of
+from trackbed.build.ranks import Builders, tasks_of
 from trackbed.build.sizes import blend_of, check_sizes, plan_shares
 from trackbed.build.starts import Start
 from trackbed.cache import Access, access, collecting

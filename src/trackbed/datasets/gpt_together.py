@@ -15,7 +15,7 @@ from trackbed.tokens.lengths import read_lengths
 __all__ = ["MOST_VISITS", "build_together"]
 
 MOST_VISITS: Final = 1 << 16
-"""Visits and samples of a small dataset. What is larger takes so long that a call of its own costs next to nothing."""
+"""Visits and samples of a small dataset. What is larger takes several times as long as a call of its own costs."""
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
 
 
