@@ -11,6 +11,7 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/file_sets.hpp"
 #include "trackbed/gather.hpp"
+#include "trackbed/index_ends.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -189,6 +190,16 @@ void read_parts(nb::bytes paths, Array<const std::int64_t> starts, Array<const s
   trackbed::read_parts(text, span_of(starts), span_of(sizes), std::as_writable_bytes(span_of(content)), found, poll);
 }
 
+void read_index_ends(nb::bytes paths, Array<std::uint8_t> content, Array<std::int64_t> ends, int num_threads,
+                     nb::handle callback) {
+  constexpr std::size_t kWords = sizeof(trackbed::IndexEnds) / sizeof(std::int64_t);
+  trackbed::Poll poll = poll_of(callback);
+  const std::span<const char> text = text_of(paths);
+  const std::span<trackbed::IndexEnds> found{reinterpret_cast<trackbed::IndexEnds*>(ends.data()), ends.size() / kWords};
+  const nb::gil_scoped_release no_gil;
+  trackbed::read_index_ends(text, std::as_writable_bytes(span_of(content)), found, num_threads, poll);
+}
+
 void publish_file_sets(const std::vector<nb::bytes>& folders, nb::bytes stems, nb::bytes endings,
                        nb::bytes partial_ending, bool may_be_unnamed, nb::list parts, Array<const std::int64_t> counts,
                        Array<std::int64_t> stamps, Array<std::int32_t> errors, nb::handle callback) {
@@ -342,6 +353,8 @@ NB_MODULE(_native, m) {
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("write_files", &write_files, nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("read_parts", &read_parts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("read_index_ends", &read_index_ends, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.attr("INDEX_ENDS_BYTES") = trackbed::kIndexEndsBytes;
   m.def("publish_file_sets", &publish_file_sets, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);

@@ -34,6 +34,7 @@
 #include "trackbed/epoch_samples.hpp"
 #include "trackbed/file_sets.hpp"
 #include "trackbed/gather.hpp"
+#include "trackbed/index_ends.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -558,6 +559,42 @@ void test_read_parts() {
   check(stamps[0].size_bytes == 10 && stamps[1].inode == -1 && stamps[2].inode == -1, "read_parts stamps");
   check(content[0] == std::byte{'2'} && content[2] == std::byte{'4'}, "read_parts content");
   std::filesystem::remove(path);
+}
+
+// An index of 400 sequences whose pointers end beyond its head, one that says it has more, and none.
+void test_read_index_ends() {
+  namespace fs = std::filesystem;
+  const std::string path = fs::temp_directory_path() / ("trackbed-ends" + std::to_string(getpid()));
+  constexpr std::int64_t kSequences = 400;
+  std::string content(34 + 12 * kSequences + 8 * (kSequences + 1), 'x');
+  const auto put = [&](std::int64_t at, std::int64_t number, std::size_t size) {
+    std::memcpy(content.data() + at, &number, size);
+  };
+  put(18, kSequences, 8);
+  put(26, kSequences + 1, 8);
+  put(34 + 4 * (kSequences - 1), -3, 4);
+  put(34 + 12 * kSequences - 8, -5, 8);
+  put(static_cast<std::int64_t>(content.size()) - 8, 7, 8);
+  std::ofstream(path + "a") << content;
+  put(18, std::int64_t{1} << 62, 8);
+  std::ofstream(path + "b") << content;
+  std::string paths;
+  for (const char* name : {"a", "b", "c"}) {
+    paths.append(path).append(name).push_back('\0');
+  }
+  for (const int threads : {1, 3}) {
+    std::vector<std::byte> read(3 * trackbed::kIndexEndsBytes);
+    std::vector<trackbed::IndexEnds> ends(3);
+    trackbed::Poll poll;
+    trackbed::read_index_ends(paths, read, ends, threads, poll);
+    check(ends[0].error == 0 && ends[0].head_bytes == 4130 && ends[0].tail_bytes == 4096, "index ends: bytes");
+    check(ends[0].last_length == -3 && ends[0].last_pointer == -5 && ends[0].last_border == 7, "index ends: numbers");
+    check(ends[1].error == 0 && ends[1].last_pointer == 0 && ends[1].last_border == 0, "index ends: counts too high");
+    check(ends[2].error == ENOENT && ends[2].stamp.size_bytes == -1, "index ends: no file");
+    check(std::memcmp(read.data() + 4130, content.data() + content.size() - 4096, 4096) == 0, "index ends: tail");
+  }
+  fs::remove(path + "a");
+  fs::remove(path + "b");
 }
 
 // Sets of files with names and without, one that is taken, and one whose files are there.
@@ -1821,6 +1858,7 @@ int main(int argc, char** argv) {
   test_file_stamps();
   test_write_files();
   test_read_parts();
+  test_read_index_ends();
   test_publish_file_sets();
   test_small_indices(200 * scale);
   test_permutation(400 * scale);

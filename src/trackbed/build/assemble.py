@@ -19,14 +19,15 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.megatron import MegatronDataset, describing_alike
+from trackbed.datasets.description import being_alike
+from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import whereabouts
 from trackbed.index.legacy_random import forget_shared_runs
 from trackbed.index.runs import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 from trackbed.kernels import look_in, watched
-from trackbed.tokens.opening import openings
+from trackbed.tokens.opening import look_ahead, openings
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
@@ -138,10 +139,11 @@ class BlendedMegatronDatasetBuilder:
                 builders.attend()
                 return [None] * len(Split)
             whole.enter_context(_collector_paused())
+            whole.enter_context(being_alike())
             start = Start(self.cls, self.sizes, self.config)
             if start.key is not None and builders.holds(start.memo, start.key):
                 return start.recalled(self._build)
-            with collecting() as pending, openings() as pairs, describing_alike():
+            with collecting() as pending, openings() as pairs:
                 built = self._build(lambda: builders.settle(pending, is_last=False))
                 builders.settle(pending, is_last=True, names=_names(built, self.config))
                 forget_shared_runs()
@@ -235,6 +237,7 @@ class BlendedMegatronDatasetBuilder:
 
     def _build_members(self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]) -> list[list[Any]]:
         """For each prefix, a dataset per split whose bounds are given."""
+        look_ahead(prefix for prefix in prefixes if prefix is not None)
         return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
 
     def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:

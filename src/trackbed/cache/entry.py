@@ -77,9 +77,9 @@ class Place:
 
     def files(self, arrays: tuple[str, ...]) -> Mapping[str, str]:
         """All paths, by what they hold, in the order in which they are written."""
-        description = f"{self.directory}/{self.stem}-description.txt"
-        return {"description": description, **{name: self.array(name) for name in arrays}}
+        return dict(zip(("description", *arrays), self.paths(arrays)[:-1], strict=True))
 
     def paths(self, arrays: tuple[str, ...]) -> list[str]:
         """All paths, the manifest's last."""
-        return [*self.files(arrays).values(), self.manifest]
+        start = f"{self.directory}/{self.stem}-"
+        return [f"{start}description.txt", *[f"{start}{name}.npy" for name in arrays], self.manifest]

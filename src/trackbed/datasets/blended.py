@@ -28,10 +28,11 @@ from trackbed.cache import (
 )
 from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.gpt_instant import StoredSample
-from trackbed.datasets.megatron import MegatronDataset, describe_blend, description_now, md5_of
+from trackbed.datasets.megatron import MegatronDataset, description_now
 from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
 from trackbed.index.ahead import OrderAhead

@@ -28,6 +28,7 @@ from trackbed.cache import (
     shape_of,
 )
 from trackbed.datasets import sample
+from trackbed.datasets.description import alike
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
@@ -227,10 +228,11 @@ class GPTDataset(MegatronDataset, Gathering):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of what decides the samples: files by their identity, configuration and order."""
-        shaping = {name: getattr(self.config, name) for name in _SHAPING}
-        more = {"description": self.unique_description, "padding": self._pad_token_id, **shaping}
-        return fingerprint({**self._decisions, **more})
+        indices = fingerprint(self._decisions) if self._entry is None else self._entry.fingerprint
+        shaping = alike(lambda: [getattr(self.config, name) for name in _SHAPING], type(self), self.config, _SHAPING)
+        return fingerprint({"all": [indices, self.unique_description_hash, self._pad_token_id, *shaping]})
 
+    @cached_property
     def _entry(self) -> Entry | None:
         """Where the indices are kept; None where they are not."""
         directory = self.config.path_to_cache
@@ -250,7 +252,7 @@ class GPTDataset(MegatronDataset, Gathering):
         arrays = recalled()
         if arrays is not None:
             return arrays
-        entry = self._entry()
+        entry = self._entry
         if entry is None:
             return self._build_indices(in_memory)
         cost = self._cost
@@ -305,9 +307,9 @@ class GPTDataset(MegatronDataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_positions", "_gatherer", "causal_mask"):
+        for name in ("_entry", "_indices", "_instant", "_positions", "_gatherer", "causal_mask"):
             state.pop(name, None)
-        if self.config.order != "instant" and self._entry() is not None:
+        if self.config.order != "instant" and self._entry is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
         return state
 
@@ -415,7 +417,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def _open_deferred(self) -> None:
         """See that the indices are there."""
         if self.shuffle_index is None:
-            entry = self._entry()
+            entry = self._entry
             self._keep(
                 self._indices.build(in_memory)
                 if entry is None

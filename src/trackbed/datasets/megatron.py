@@ -1,15 +1,11 @@
 """What all datasets over one low-level dataset have in common: their identity and their padding id."""
 
-import hashlib
-import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cached_property, lru_cache
-from types import NoneType
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,25 +14,16 @@ import torch.utils.data
 
 from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.description import alike, describe, fields_of, md5_of
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = [
-    "LowLevelDataset",
-    "MegatronDataset",
-    "describe",
-    "describe_blend",
-    "describing_alike",
-    "description_now",
-    "md5_of",
-    "padding_id",
-]
+__all__ = ["LowLevelDataset", "MegatronDataset", "description_now", "padding_id"]
 
 LowLevelDataset = Any
 """What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
 
-_QUOTE: Final = json.encoder.encode_basestring_ascii
-_COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifiers).encode
+_OWN: Final = ("class", "dataset_path", "num_samples", "index_split")
 _NO_PADDING_ID: Final = -1  # no token has it
 
 # torch's Dataset is generic; one without a parameter is what Megatron Core's classes are.
@@ -77,9 +64,9 @@ class MegatronDataset(ABC, _Dataset):
         self.index_split = index_split
         self.config = config
 
-        options = [getattr(config, name) for name in self._key_config_attributes()]
-        self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name, *options)
-        self._pad_token_id = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
+        self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name)
+        self._options = alike(lambda: _Options(self._key_config_attributes(), config), type(self), config)
+        self._pad_token_id = self._options.padding
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
@@ -96,20 +83,21 @@ class MegatronDataset(ABC, _Dataset):
         """Fields of the configuration that belong to the dataset's identity."""
         return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
 
-    def _identifiers(self) -> Iterable[tuple[str, Any]]:
+    def _identifiers(self) -> "OrderedDict[str, Any]":
         """What tells it from others, as it was when it was made."""
-        names = ("class", "dataset_path", "num_samples", "index_split", *self._key_config_attributes())
-        return zip(names, self._identity, strict=True)
+        return OrderedDict(chain(zip(_OWN, self._identity, strict=True), self._options.named))
 
     @cached_property
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
         """What tells it from others. A subclass may add to it; of thousands of datasets, nobody asks most."""
-        return OrderedDict(self._identifiers())
+        return self._identifiers()
 
     @cached_property
     def unique_description(self) -> str:
         """What it is, as it was when it was made, in Megatron Core's words; no start that recalls its cache asks."""
-        return describe(OrderedDict(self._identifiers()).items())  # a subclass may name an option twice
+        if not self._options.are_more:
+            return describe(self._identifiers().items())
+        return f"{{\n{fields_of(zip(_OWN, self._identity, strict=True))},\n{self._options.fields}\n}}"
 
     @cached_property
     def unique_description_hash(self) -> str:
@@ -134,53 +122,24 @@ class MegatronDataset(ABC, _Dataset):
         """One sample."""
 
 
-_ALIKE: ContextVar[dict[int, tuple[Any, str]] | None] = ContextVar("alike", default=None)
+class _Options:
+    """What a dataset takes from its configuration, as that was when it was made.
 
-
-@contextmanager
-def describing_alike() -> Iterator[None]:
-    """Inside the block nobody changes what datasets share, such as a tokenizer: each is put into words once."""
-    token = _ALIKE.set({})
-    try:
-        yield
-    finally:
-        _ALIKE.reset(token)
-
-
-def describe(identifiers: Iterable[tuple[str, Any]]) -> str:
-    """The description that Megatron Core writes of these identifiers, by name.
-
-    It is `json.dumps(dict(identifiers), indent=4, default=...)`, put together by field: thousands of datasets share
-    most values, and indented JSON is slow to write.
+    Args:
+        names: of what belongs to its identity.
+        config: what decides the samples.
     """
-    fields = ",\n".join([f"    {_QUOTE(name)}: {_describe_value(value)}" for name, value in identifiers])
-    return f"{{\n{fields}\n}}" if fields else "{}"
 
+    def __init__(self, names: Sequence[str], config: BlendedMegatronDatasetConfig) -> None:
+        self.named = [(name, getattr(config, name)) for name in names]
+        self.are_more = len(names) > 0 and len({*_OWN, *names}) == len(_OWN) + len(names)
+        """Whether each is another than those before; a subclass may name one twice."""
+        self.padding = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
 
-def md5_of(description: str) -> str:
-    """What names the files of whatever is described so."""
-    return hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
-
-
-def _describe_value(value: Any) -> str:
-    if type(value) is str:
-        return _QUOTE(value)
-    if type(value) is int:
-        return repr(value)
-    if isinstance(value, (str, int, float, NoneType)):
-        return json.dumps(value)
-    alike = _ALIKE.get()
-    if alike is None:
-        return _indented(_COMPACT(value))
-    if id(value) not in alike:
-        alike[id(value)] = value, _indented(_COMPACT(value))  # kept, so that no other value takes its number
-    return alike[id(value)][1]
-
-
-@lru_cache(maxsize=256)
-def _indented(text: str) -> str:
-    """A JSON text, spread over lines as it is inside an object."""
-    return json.dumps(json.loads(text), indent=4).replace("\n", "\n    ")
+    @cached_property
+    def fields(self) -> str:
+        """What stands for them in a description."""
+        return fields_of(self.named)
 
 
 def description_now(dataset: MegatronDataset) -> str:
@@ -188,17 +147,6 @@ def description_now(dataset: MegatronDataset) -> str:
     if "unique_identifiers" not in vars(dataset):
         return dataset.unique_description
     return describe(dataset.unique_identifiers.items())
-
-
-def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
-    """`describe` for a blend, whose `datasets` are given as the descriptions that their members have already.
-
-    A description inside another one is the same text, indented: to write thousands of them twice would take
-    longer than to build what they describe.
-    """
-    members = ",".join("\n        " + text.replace("\n", "\n        ") for text in identifiers["datasets"])
-    text = describe({**identifiers, "datasets": []}.items())
-    return text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
 
 
 def padding_id(tokenizer: Any, *, allow_ambiguous: bool) -> int:
@@ -220,7 +168,7 @@ def padding_id(tokenizer: Any, *, allow_ambiguous: bool) -> int:
     warnings.warn(
         f"the padding id {pad} must not be another special token's, found it to be one; {consequence}: "
         "give the tokenizer a padding token of its own",
-        stacklevel=4,
+        stacklevel=7,
     )
     return int(pad) if allow_ambiguous else _NO_PADDING_ID
 

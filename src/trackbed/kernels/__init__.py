@@ -2,6 +2,7 @@
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
 from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather
+from trackbed.kernels.index_ends import RawIndexEnds, read_index_ends
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
@@ -28,6 +29,7 @@ __all__ = [
     "FileSetFolders",
     "Gathered",
     "Poll",
+    "RawIndexEnds",
     "SampleShape",
     "SampleSources",
     "SmallDataset",
@@ -55,6 +57,7 @@ __all__ = [
     "permute",
     "permute_blocks",
     "publish_file_sets",
+    "read_index_ends",
     "read_parts",
     "sample_index",
     "small_indices",

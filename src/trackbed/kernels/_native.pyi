@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Poll = Callable[[int], object] | None
+INDEX_ENDS_BYTES: int
 PERMUTATION_VERSION: int
 
 _Ids = npt.NDArray[np.integer[Any]]
@@ -44,6 +45,14 @@ def read_parts(
     sizes: npt.NDArray[np.int64],
     content: npt.NDArray[np.uint8],
     stamps: npt.NDArray[np.int64],
+    poll: _Poll,
+    /,
+) -> None: ...
+def read_index_ends(
+    paths: bytes,
+    content: npt.NDArray[np.uint8],
+    ends: npt.NDArray[np.int64],
+    num_threads: int,
     poll: _Poll,
     /,
 ) -> None: ...

@@ -270,6 +270,22 @@ def file_stamps(folder: str, names: Sequence[str]) -> npt.NDArray[np.int64]:
     return stamps
 
 
+def read_index_ends(path: str) -> tuple[bytes, bytes, list[int]]:
+    """Head and tail of an `.idx` file, and its last length, pointer and document border; 0 for what is not there."""
+    raw = Path(path).read_bytes()
+    head, tail = raw[: 34 + 4096], raw[-4096:]
+    if len(raw) < 34:
+        return head, tail, [0, 0, 0]
+    sequences, borders = (int.from_bytes(raw[at : at + 8], "little") for at in (18, 26))
+    at = [34 + 4 * sequences, 34 + 12 * sequences, 34 + 12 * sequences + 8 * borders]
+    is_there = [sequences > 0, sequences > 0, borders > 0]
+    numbers = [
+        int.from_bytes(raw[stop - size : stop], "little", signed=True) if there and at[-1] <= len(raw) else 0
+        for stop, size, there in zip(at, (4, 8, 8), is_there, strict=True)
+    ]
+    return head, tail, numbers
+
+
 def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
     """Tokens in all documents together, and in the shortest of them.
 

@@ -19,7 +19,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.poll import Poll, current_poll
 
-__all__ = ["FileSetFolders", "file_stamps", "publish_file_sets", "read_parts", "write_files"]
+__all__ = ["FileSetFolders", "file_stamps", "joined_names", "publish_file_sets", "read_parts", "write_files"]
 
 Part = bytes | memoryview | npt.NDArray[Any]
 
@@ -42,7 +42,7 @@ def write_files(files: Mapping[str, Sequence[Part]], *, poll: Poll = None) -> No
     paths = list(files)
     for path in paths:
         sys.audit("open", path, None, _NEW_FILE)
-    error, place = _native.write_files(_joined(paths), parts, counts, current_poll(poll))
+    error, place = _native.write_files(joined_names(paths), parts, counts, current_poll(poll))
     if error:
         raise OSError(error, os.strerror(error), paths[place])
 
@@ -101,8 +101,8 @@ def publish_file_sets(
     stamps = np.full((len(stems), len(endings), 3), -1, dtype=np.int64)
     _native.publish_file_sets(
         [os.fsencode(folder) for folder in (folders.files, folders.claims, folders.partials)],
-        _joined(stems),
-        _joined(endings),
+        joined_names(stems),
+        joined_names(endings),
         os.fsencode(partial_ending),
         may_be_unnamed,
         list(parts),
@@ -138,7 +138,7 @@ def read_parts(
         raise ArgumentError(msg)
     content = np.empty(int(wanted[1].sum()), dtype=np.uint8)
     stamps = np.empty((len(paths), 3), dtype=np.int64)
-    _native.read_parts(_joined(paths), wanted[0], wanted[1], content, stamps.reshape(-1), current_poll(poll))
+    _native.read_parts(joined_names(paths), wanted[0], wanted[1], content, stamps.reshape(-1), current_poll(poll))
     return content, stamps
 
 
@@ -158,13 +158,17 @@ def file_stamps(folder: str, names: Sequence[str], *, num_threads: int = 1, poll
     """
     stamps = np.empty((len(names), 3), dtype=np.int64)
     _native.file_stamps(
-        os.fsencode(folder), _joined(names), stamps.reshape(-1), max(num_threads, 1), current_poll(poll)
+        os.fsencode(folder), joined_names(names), stamps.reshape(-1), max(num_threads, 1), current_poll(poll)
     )
     return stamps
 
 
-def _joined(names: Sequence[str]) -> bytes:
-    """Each name, ended by a zero byte."""
+def joined_names(names: Sequence[str]) -> bytes:
+    """Each name, ended by a zero byte.
+
+    Raises:
+        ArgumentError: a name is empty or holds a zero byte.
+    """
     joined = os.fsencode("".join(f"{name}\0" for name in names))
     if joined.count(0) != len(names) or joined.startswith(b"\0") or b"\0\0" in joined:
         msg = f"names of files must not be empty and hold no zero byte, found one of {len(names)} that does"

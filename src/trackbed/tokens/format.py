@@ -6,6 +6,7 @@ Shapes: N sequences, D documents; the file holds D + 1 document borders.
 import hashlib
 import os
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +17,26 @@ import numpy.typing as npt
 
 from trackbed.errors import FormatError
 from trackbed.files import Stamp, check_stamp, let_go, map_readonly, read_ahead
+from trackbed.kernels import RawIndexEnds, read_index_ends
 from trackbed.tokens.dtype import DType
 
-__all__ = ["HEADER_BYTES", "Header", "SequenceIndex", "encode_header", "map_file", "open_index"]
+__all__ = [
+    "HEADER_BYTES",
+    "Header",
+    "IndexEnds",
+    "SequenceIndex",
+    "encode_header",
+    "map_file",
+    "open_index",
+    "read_ends",
+]
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
 _FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 1
 HEADER_BYTES: Final = _FIELDS.size
-_END_BYTES: Final = 4096
+_MOST_READ: Final = 1024
+"""Files of a call: 8 MiB of what is read of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,7 @@ def encode_header(header: Header) -> bytes:
     return _FIELDS.pack(MAGIC, VERSION, code, header.sequence_count, header.document_count)
 
 
-def decode_header(raw: bytes, *, path: str | Path) -> Header:
+def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
     """What the first bytes of the file at `path` say.
 
     Raises:
@@ -153,7 +165,7 @@ class SequenceIndex:
     @property
     def data_bytes(self) -> int:
         """Size that the `.bin` must have at least, from the last sequence; 0 without any."""
-        return self.ends.last_pointer + self.ends.last_length * self.dtype_size
+        return self.ends.data_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +185,11 @@ class IndexEnds:
     stamp: Stamp
     """What tells the file from another that takes its place."""
 
+    @property
+    def data_bytes(self) -> int:
+        """Size that the `.bin` must have at least, from the last sequence; 0 without any."""
+        return self.last_pointer + self.last_length * np.dtype(self.header.dtype).itemsize
+
 
 def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
     """Open an `.idx` file. Costs neither time nor memory by sequence, and keeps no descriptor.
@@ -185,42 +202,48 @@ def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
         FormatError: the header is not one, or the file's size is not what its counts say.
         OSError: the file cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        ends = _read_ends(descriptor, path, multimodal=multimodal)
-    finally:
-        os.close(descriptor)
-    return SequenceIndex(path, ends, multimodal=multimodal)
+    (raw,) = read_index_ends([os.fspath(path)])
+    if isinstance(raw, OSError):
+        raise raw
+    return SequenceIndex(path, _ends_of(raw, path, multimodal=multimodal), multimodal=multimodal)
 
 
-def _read_ends(descriptor: int, path: str | Path, *, multimodal: bool) -> IndexEnds:
-    status = os.fstat(descriptor)
-    head = os.pread(descriptor, HEADER_BYTES + _END_BYTES, 0)
-    header = decode_header(head[:HEADER_BYTES], path=path)
+def read_ends(paths: Sequence[str], *, num_threads: int = 1) -> Iterator[IndexEnds | None]:
+    """What opening each `.idx` file finds out; None of one that cannot be opened: `open_index` says why.
+
+    Args:
+        paths: the files.
+        num_threads: how many are read at once.
+    """
+    for first in range(0, len(paths), _MOST_READ):
+        some = paths[first : first + _MOST_READ]
+        for path, raw in zip(some, read_index_ends(some, num_threads=num_threads), strict=True):
+            try:
+                yield None if isinstance(raw, OSError) else _ends_of(raw, path, multimodal=False)
+            except FormatError:
+                yield None
+
+
+def _ends_of(raw: RawIndexEnds, path: str | Path, *, multimodal: bool) -> IndexEnds:
+    header = decode_header(raw.head[:HEADER_BYTES], path=path)
+    stamp = Stamp(*raw.stamp)
     mode_bytes = header.sequence_count
     sizes = {header.size_bytes + mode_bytes} if multimodal else {header.size_bytes, header.size_bytes + mode_bytes}
-    if status.st_size not in sizes:
+    if stamp.size_bytes not in sizes:
         msg = (
             f"{path}: sequence_count {header.sequence_count} and document_count {header.document_count} "
             f"make {' or '.join(map(str, sorted(sizes)))} bytes{' with modes' if multimodal else ''}, "
-            f"this file has {status.st_size}"
+            f"this file has {stamp.size_bytes}"
         )
         raise FormatError(msg)
-    tail = os.pread(descriptor, _END_BYTES, max(0, status.st_size - _END_BYTES))
-
-    def number(end: int, size_bytes: int) -> int:
-        raw = head[end - size_bytes : end] if end <= len(head) else os.pread(descriptor, size_bytes, end - size_bytes)
-        return int.from_bytes(raw, "little", signed=True)
-
-    empty = header.sequence_count == 0
     return IndexEnds(
         header=header,
-        size_bytes=status.st_size,
-        sha256=hashlib.sha256(head + tail).hexdigest(),
-        last_length=0 if empty else number(header.pointers_at, 4),
-        last_pointer=0 if empty else number(header.borders_at, 8),
-        last_border=number(header.size_bytes, 8),
-        stamp=Stamp.of(status),
+        size_bytes=stamp.size_bytes,
+        sha256=hashlib.sha256(raw.ends).hexdigest(),
+        last_length=raw.last_length,
+        last_pointer=raw.last_pointer,
+        last_border=raw.last_border,
+        stamp=stamp,
     )
 
 

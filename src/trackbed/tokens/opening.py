@@ -4,15 +4,20 @@ A start opens thousands of pairs and reads most of them much later, or never.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trackbed.files import Stamp
+from trackbed.kernels import file_stamps
 from trackbed.tokens.dtype import DType
-from trackbed.tokens.format import Header, IndexEnds
+from trackbed.tokens.format import Header, IndexEnds, read_ends
+from trackbed.tokens.paths import get_bin_path, get_idx_path
 
-__all__ = ["Opening", "known_opening", "note_opening", "openings"]
+__all__ = ["Opening", "known_opening", "look_ahead", "note_opening", "openings", "seen_ahead"]
+
+_NUM_THREADS: Final = 8
+"""Pairs that are looked at at once: on a network file system each waits for a few answers."""
 
 
 class Opening(NamedTuple):
@@ -53,6 +58,7 @@ class Opening(NamedTuple):
 class _Openings(NamedTuple):
     known: Mapping[str, list[Any]]
     noted: dict[str, Opening]
+    ahead: dict[str, Opening]
 
 
 _OPENINGS: ContextVar[_Openings | None] = ContextVar("openings", default=None)
@@ -73,7 +79,7 @@ def openings(known: Mapping[str, list[Any]] | None = None) -> Iterator[dict[str,
         What was found out of all others, by prefix.
     """
     noted: dict[str, Opening] = {}
-    token = _OPENINGS.set(_Openings(known or {}, noted))
+    token = _OPENINGS.set(_Openings(known or {}, noted, {}))
     try:
         yield noted
     finally:
@@ -92,3 +98,25 @@ def note_opening(path_prefix: str, opening: Opening) -> None:
     context = _OPENINGS.get()
     if context is not None:
         context.noted[path_prefix] = opening
+
+
+def look_ahead(path_prefixes: Iterable[str]) -> None:
+    """Look at pairs that are about to be opened when they are read, in this context: at many at once.
+
+    What is wrong with one, or is no pair, is left to whoever opens it.
+    """
+    context = _OPENINGS.get()
+    if context is None:
+        return
+    prefixes = [prefix for prefix in dict.fromkeys(path_prefixes) if prefix not in context.known]
+    ends = read_ends([get_idx_path(prefix) for prefix in prefixes], num_threads=_NUM_THREADS)
+    stamps = file_stamps(".", [get_bin_path(prefix) for prefix in prefixes], num_threads=_NUM_THREADS).tolist()
+    for prefix, found, stamp in zip(prefixes, ends, stamps, strict=True):
+        if found is not None and stamp[1] >= 0:
+            context.ahead[prefix] = Opening(found, Stamp(*stamp))
+
+
+def seen_ahead(path_prefix: str) -> Opening | None:
+    """What `look_ahead` saw of a pair, once: of one that is opened again later, nothing."""
+    context = _OPENINGS.get()
+    return None if context is None else context.ahead.pop(path_prefix, None)

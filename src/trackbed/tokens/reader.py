@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import check_stamp, stamp_of
-from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.files import Stamp, check_stamp, stamp_of
+from trackbed.tokens.format import IndexEnds, SequenceIndex, open_index
 from trackbed.tokens.identity import identity_of
-from trackbed.tokens.opening import Opening, known_opening, note_opening
+from trackbed.tokens.opening import Opening, known_opening, note_opening, seen_ahead
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
 
@@ -74,31 +74,34 @@ class IndexedDataset:
         self._open()
 
     def _open(self) -> None:
-        known = known_opening(self.path_prefix) if self.open_when_read and not self.multimodal else None
+        waits = self.open_when_read and not self.multimodal
+        known = known_opening(self.path_prefix) if waits else None
         if known is None:
-            self._look()
+            opening = (seen_ahead(self.path_prefix) if waits else None) or self._look()
+            self._check(opening.ends, opening.bin_stamp)
+            note_opening(self.path_prefix, opening)
         else:
-            self._bin_stamp = known.bin_stamp
-            self.index = SequenceIndex(get_idx_path(self.path_prefix), known.ends, multimodal=False)
+            opening = known
+        self._bin_stamp = opening.bin_stamp
+        self.index = SequenceIndex(get_idx_path(self.path_prefix), opening.ends, multimodal=self.multimodal)
         if not self.open_when_read:
             self.index.map()
             _ = self.bin_reader
 
-    def _look(self) -> None:
+    def _look(self) -> Opening:
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
         if index_stamp is None or bin_stamp is None:
             missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
             msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
             raise ArgumentError(msg)
-        self._bin_stamp = bin_stamp
-        index = open_index(idx_path, multimodal=self.multimodal)
+        return Opening(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
+
+    def _check(self, ends: IndexEnds, bin_stamp: Stamp) -> None:
         if self.sequences_per_dataset is not None:
-            _check_counts(index, tuple(self.sequences_per_dataset), idx_path)
+            _check_counts(ends, tuple(self.sequences_per_dataset), self.path_prefix)
         if not self.fast_cache_load:
-            _check_ends(index, idx_path, bin_path, self._bin_stamp.size_bytes)
-        self.index = index
-        note_opening(self.path_prefix, Opening(index.ends, bin_stamp))
+            _check_ends(ends, self.path_prefix, bin_stamp.size_bytes)
 
     @cached_property
     def bin_reader(self) -> Source:
@@ -217,24 +220,27 @@ class IndexedDataset:
         return Path(get_idx_path(path_prefix)).exists() and Path(get_bin_path(path_prefix)).exists()
 
 
-def _check_counts(index: SequenceIndex, wanted: tuple[int, ...], idx_path: str) -> None:
-    found = (index.sequence_count, index.document_count)
+def _check_counts(ends: IndexEnds, wanted: tuple[int, ...], path_prefix: str) -> None:
+    found = (ends.header.sequence_count, ends.header.document_count)
     if found != wanted:
-        msg = f"{idx_path}: sequences_per_dataset says {wanted} sequences and document borders, found {found}"
-        raise FormatError(msg)
-
-
-def _check_ends(index: SequenceIndex, idx_path: str, bin_path: str, bin_bytes: int) -> None:
-    """What can be checked without reading the arrays; `verify` reads them."""
-    if index.ends.last_border != index.sequence_count:
         msg = (
-            f"{idx_path}: the last document border must be the sequence_count {index.sequence_count}, "
-            f"found {index.ends.last_border}"
+            f"{get_idx_path(path_prefix)}: sequences_per_dataset says {wanted} sequences and document borders, "
+            f"found {found}"
         )
         raise FormatError(msg)
-    if not 0 <= index.data_bytes <= bin_bytes:
+
+
+def _check_ends(ends: IndexEnds, path_prefix: str, bin_bytes: int) -> None:
+    """What can be checked without reading the arrays; `verify` reads them."""
+    if ends.last_border != ends.header.sequence_count:
         msg = (
-            f"{idx_path}: the last sequence ends at byte {index.data_bytes} of {Path(bin_path).name}, "
-            f"which has {bin_bytes}"
+            f"{get_idx_path(path_prefix)}: the last document border must be the sequence_count "
+            f"{ends.header.sequence_count}, found {ends.last_border}"
+        )
+        raise FormatError(msg)
+    if not 0 <= ends.data_bytes <= bin_bytes:
+        msg = (
+            f"{get_idx_path(path_prefix)}: the last sequence ends at byte {ends.data_bytes} of "
+            f"{Path(get_bin_path(path_prefix)).name}, which has {bin_bytes}"
         )
         raise FormatError(msg)

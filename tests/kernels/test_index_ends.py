@@ -1,0 +1,86 @@
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import file_stamps, read_index_ends, reference
+
+
+def index(sequences, borders, *, more=0, first=0):
+    """The bytes of an `.idx` with so many sequences and borders, all numbers of which differ."""
+    lengths = np.arange(first, first + sequences, dtype="<i4")
+    pointers = np.arange(sequences, dtype="<i8") * -7
+    counts = np.array([sequences, borders], dtype="<u8").tobytes()
+    rest = [lengths, pointers, np.arange(borders, dtype="<i8") - 1_000, np.zeros(more, dtype=np.int8)]
+    return b"MMIDIDX\0\0" + bytes(9) + counts + b"".join(array.tobytes() for array in rest)
+
+
+def check(paths, **options):
+    found = read_index_ends(paths, **options)
+    stamps = file_stamps(".", paths).tolist()
+    for path, raw, stamp in zip(paths, found, stamps, strict=True):
+        head, tail, numbers = reference.read_index_ends(path)
+        assert (bytes(raw.head), bytes(raw.ends)) == (head, head + tail)
+        assert [raw.last_length, raw.last_pointer, raw.last_border] == numbers
+        assert list(raw.stamp) == stamp
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_ends_equal_their_reference(tmp_path, num_threads):
+    contents = [b"", bytes(33), bytes(34), index(0, 1), index(1, 2), index(3, 0), index(2**14, 2**14 + 1, more=2**14)]
+    contents += [index(count, 2, more=count, first=-5) for count in (340, 341, 342, 343, 1015, 1016, 1023, 1024, 1025)]
+    contents += [index(5, 6)[:-1], index(5, 6) + b"x", *(index(7, number) for number in range(500, 520))]
+    paths = [f"{tmp_path}/{number}.idx" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        Path(path).write_bytes(content)
+    check(paths, num_threads=num_threads)
+
+
+@given(st.binary(max_size=60), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.booleans())
+def test_any_bytes_are_read_and_none_beyond_the_file(tmp_path_factory, rest, sequences, borders, are_few):
+    counts = [sequences % 9, borders % 9] if are_few else [sequences, borders]
+    path = tmp_path_factory.getbasetemp() / "any.idx"
+    path.write_bytes(bytes(18) + np.array(counts, dtype="<u8").tobytes() + rest)
+    check([str(path)])
+
+
+def test_a_file_that_cannot_be_read_says_why_and_no_other_is_touched(tmp_path):
+    (tmp_path / "a.idx").write_bytes(index(3, 4))
+    (tmp_path / "folder").mkdir()
+    paths = [f"{tmp_path}/{name}" for name in ("absent.idx", "a.idx", "folder", "a.idx/b.idx")]
+    absent, one, folder, below = read_index_ends(paths)
+    assert (type(absent), absent.filename) == (FileNotFoundError, paths[0])
+    assert (folder.errno, below.errno) == (errno.EISDIR, errno.ENOTDIR)
+    assert one.last_border == 3 - 1_000
+
+
+def test_no_descriptor_stays_open(tmp_path):
+    (tmp_path / "a.idx").write_bytes(index(3, 4))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    read_index_ends([f"{tmp_path}/a.idx", f"{tmp_path}/absent"] * 50, num_threads=4)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_of_no_files_nothing_is_read():
+    assert read_index_ends([]) == []
+
+
+def test_a_path_with_a_zero_byte_is_refused():
+    with pytest.raises(ArgumentError, match="hold no zero byte"):
+        read_index_ends(["a\0b"])
+
+
+def test_reading_can_be_ended(tmp_path):
+    class EndedError(Exception):
+        pass
+
+    def end(_done):
+        raise EndedError
+
+    (tmp_path / "a.idx").write_bytes(index(1000, 1001))
+    with pytest.raises(EndedError):
+        read_index_ends([f"{tmp_path}/a.idx"] * 100_000, poll=end)
