@@ -1,8 +1,8 @@
 """`python -m benchmarks.starts`: the builder against megatron-core's, with as many ranks, in fresh processes.
 
 Each figure is the median of runs that alternate. The floor is what it costs to write and rename fresh files of the same
-sizes as the cache's. Not within six minutes after thousands of files were removed: ext4 without a journal takes no inode
-that was freed since, and looks at each of them before it takes another, for every new file.
+sizes as the cache's. Not within six minutes after thousands of files were removed: ext4 without a journal takes none of
+the inodes that were freed since, and looks at each of them for every new file.
 `--full` takes 1,000 datasets of 10,000 to 10 million documents, and 200 of them, 12 GB of disk
 and a quarter of an hour.
 """

@@ -190,12 +190,14 @@ void read_parts(nb::bytes paths, Array<const std::int64_t> starts, Array<const s
   trackbed::read_parts(text, span_of(starts), span_of(sizes), std::as_writable_bytes(span_of(content)), found, poll);
 }
 
+constexpr std::size_t kIndexEndsWords = sizeof(trackbed::IndexEnds) / sizeof(std::int64_t);
+
 void read_index_ends(nb::bytes paths, Array<std::uint8_t> content, Array<std::int64_t> ends, int num_threads,
                      nb::handle callback) {
-  constexpr std::size_t kWords = sizeof(trackbed::IndexEnds) / sizeof(std::int64_t);
   trackbed::Poll poll = poll_of(callback);
   const std::span<const char> text = text_of(paths);
-  const std::span<trackbed::IndexEnds> found{reinterpret_cast<trackbed::IndexEnds*>(ends.data()), ends.size() / kWords};
+  const std::span<trackbed::IndexEnds> found{reinterpret_cast<trackbed::IndexEnds*>(ends.data()),
+                                             ends.size() / kIndexEndsWords};
   const nb::gil_scoped_release no_gil;
   trackbed::read_index_ends(text, std::as_writable_bytes(span_of(content)), found, num_threads, poll);
 }
@@ -355,6 +357,7 @@ NB_MODULE(_native, m) {
   m.def("read_parts", &read_parts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("read_index_ends", &read_index_ends, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.attr("INDEX_ENDS_BYTES") = trackbed::kIndexEndsBytes;
+  m.attr("INDEX_ENDS_WORDS") = kIndexEndsWords;
   m.def("publish_file_sets", &publish_file_sets, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);

@@ -14,8 +14,10 @@
 namespace trackbed {
 namespace {
 
-constexpr std::int64_t kFilesPerTask = 16;
 constexpr std::size_t kCountsAt = 18;  // of the header: sequences, then document borders, of 8 bytes each
+constexpr std::uint64_t kLengthBytes = 4;
+constexpr std::uint64_t kSequenceBytes = 12;  // a length and a pointer
+constexpr std::uint64_t kBorderBytes = 8;
 constexpr IndexEnds kUnread{.error = 0,
                             .stamp = {.inode = -1, .size_bytes = -1, .modified_ns = -1},
                             .head_bytes = 0,
@@ -24,80 +26,79 @@ constexpr IndexEnds kUnread{.error = 0,
                             .last_pointer = 0,
                             .last_border = 0};
 
-// How many bytes were read, less than wanted where the file ends before; or -1, with the error in errno.
-std::int64_t read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t start) {
-  std::size_t done = 0;
-  while (done < wanted.size()) {
-    const ssize_t found =
-        pread(file.number(), wanted.data() + done, wanted.size() - done, start + static_cast<std::int64_t>(done));
-    if (found < 0 && errno != EINTR) {
-      return -1;
+// Whether all that is wanted was read; else errno says why, EIO where the file ends before.
+bool read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t start) {
+  while (!wanted.empty()) {
+    const ssize_t found = pread(file.number(), wanted.data(), wanted.size(), start);
+    if (found <= 0) {
+      errno = found == 0 ? EIO : errno;
+      return false;
     }
-    if (found == 0) {
-      break;
-    }
-    done += static_cast<std::size_t>(std::max<ssize_t>(found, 0));
+    wanted = wanted.subspan(static_cast<std::size_t>(found));
+    start += found;
   }
-  return static_cast<std::int64_t>(done);
+  return true;
 }
 
-// A number of the file that ends before `end`, taken from the file's head where that holds it; 0 where none is.
+// Whether the number that ends before `end` was read, from the file's head where that holds it.
 template <class Number>
-std::int64_t number_before(std::int64_t end, const Descriptor& file, std::span<const std::byte> head) {
-  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(Number));
+bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::byte> head, std::int64_t& found) {
+  const std::int64_t start = end - static_cast<std::int64_t>(sizeof(Number));
   Number number = 0;
   if (end <= static_cast<std::int64_t>(head.size())) {
-    std::memcpy(&number, head.data() + end - kBytes, sizeof(Number));
-    return number;
+    std::memcpy(&number, head.data() + start, sizeof(Number));
+  } else if (!read_at(file, std::as_writable_bytes(std::span(&number, 1)), start)) {
+    return false;
   }
-  const std::int64_t found = read_at(file, std::as_writable_bytes(std::span(&number, 1)), end - kBytes);
-  return found == kBytes ? number : 0;
+  found = number;
+  return true;
 }
 
-void read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::byte> head) {
+// Whether the three numbers were read, as far as they are there.
+bool read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::byte> head) {
   std::uint64_t counts[2];
   std::memcpy(counts, head.data() + kCountsAt, sizeof(counts));
   const auto size = static_cast<std::uint64_t>(ends.stamp.size_bytes);
-  if (counts[0] > size || counts[1] > size) {
-    return;
+  if (counts[0] > size / kSequenceBytes || counts[1] > size / kBorderBytes) {
+    return true;  // and no sum below is beyond 64 bits
   }
-  const auto sequences = static_cast<std::int64_t>(counts[0]);
-  const std::int64_t pointers_at = static_cast<std::int64_t>(kIndexHeaderBytes) + 4 * sequences;
-  const std::int64_t borders_at = pointers_at + 8 * sequences;
-  const std::int64_t stop = borders_at + 8 * static_cast<std::int64_t>(counts[1]);
-  if (stop > ends.stamp.size_bytes) {
-    return;
+  const std::uint64_t pointers_at = kIndexHeaderBytes + kLengthBytes * counts[0];
+  const std::uint64_t borders_at = kIndexHeaderBytes + kSequenceBytes * counts[0];
+  const std::uint64_t stop = borders_at + kBorderBytes * counts[1];
+  if (stop > size) {
+    return true;
   }
-  if (sequences > 0) {
-    ends.last_length = number_before<std::int32_t>(pointers_at, file, head);
-    ends.last_pointer = number_before<std::int64_t>(borders_at, file, head);
+  const auto before = [](std::uint64_t end) { return static_cast<std::int64_t>(end); };
+  const bool has_lengths =
+      counts[0] == 0 || (read_before<std::int32_t>(before(pointers_at), file, head, ends.last_length) &&
+                         read_before<std::int64_t>(before(borders_at), file, head, ends.last_pointer));
+  return has_lengths && (counts[1] == 0 || read_before<std::int64_t>(before(stop), file, head, ends.last_border));
+}
+
+// Whether all was read; else errno says why.
+bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> content, IndexEnds& ends) {
+  struct stat status;
+  if (fstat(file.number(), &status) != 0) {
+    return false;
   }
-  if (counts[1] > 0) {
-    ends.last_border = number_before<std::int64_t>(stop, file, head);
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(status.st_size, 0));
+  const std::span<std::byte> head = content.first(std::min(size, kIndexHeaderBytes + kIndexEndBytes));
+  const std::span<std::byte> tail = content.subspan(head.size(), std::min(size, kIndexEndBytes));
+  if (!read_at(file, head, 0) || !read_at(file, tail, status.st_size - static_cast<std::int64_t>(tail.size()))) {
+    return false;
   }
+  ends.stamp = stamp_of(status);
+  ends.head_bytes = static_cast<std::int64_t>(head.size());
+  ends.tail_bytes = static_cast<std::int64_t>(tail.size());
+  return head.size() < kIndexHeaderBytes || read_numbers(ends, file, head);
 }
 
 IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> content) {
   IndexEnds ends = kUnread;
   const Descriptor file(open(path, O_RDONLY | O_CLOEXEC));
-  struct stat status;
-  if (!file || fstat(file.number(), &status) != 0) {
+  if (!file || !read_open(file, content, ends)) {
+    ends = kUnread;
     ends.error = errno;
-    return ends;
-  }
-  const std::int64_t head = read_at(file, content.first(kIndexHeaderBytes + kIndexEndBytes), 0);
-  const std::int64_t tail_at = std::max<std::int64_t>(0, status.st_size - static_cast<std::int64_t>(kIndexEndBytes));
-  const std::int64_t tail =
-      head < 0 ? -1 : read_at(file, content.subspan(static_cast<std::size_t>(head), kIndexEndBytes), tail_at);
-  if (tail < 0) {
-    ends.error = errno;
-    return ends;
-  }
-  ends.stamp = stamp_of(status);
-  ends.head_bytes = head;
-  ends.tail_bytes = tail;
-  if (head >= static_cast<std::int64_t>(kIndexHeaderBytes)) {
-    read_numbers(ends, file, content.first(static_cast<std::size_t>(head)));
   }
   return ends;
 }
@@ -107,13 +108,9 @@ IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> conte
 void read_index_ends(Names paths, std::span<std::byte> content, std::span<IndexEnds> ends, int num_threads,
                      Poll& poll) {
   const std::vector<const char*> starts = starts_of(paths, ends.size());
-  const auto count = static_cast<std::int64_t>(ends.size());
-  run_parallel((count + kFilesPerTask - 1) / kFilesPerTask, num_threads, poll, kFilesPerTask, [&](std::int64_t task) {
-    const std::int64_t stop = std::min(count, (task + 1) * kFilesPerTask);
-    for (auto file = static_cast<std::size_t>(task * kFilesPerTask); file < static_cast<std::size_t>(stop); ++file) {
-      const auto place = content.subspan(file * kIndexEndsBytes).first<kIndexEndsBytes>();
-      ends[file] = read_one(starts[file], place);
-    }
+  run_parallel(static_cast<std::int64_t>(ends.size()), num_threads, poll, 1, [&](std::int64_t task) {
+    const auto file = static_cast<std::size_t>(task);
+    ends[file] = read_one(starts[file], content.subspan(file * kIndexEndsBytes).first<kIndexEndsBytes>());
   });
 }
 

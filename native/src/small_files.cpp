@@ -14,7 +14,7 @@
 namespace trackbed {
 namespace {
 
-constexpr std::int64_t kFilesPerTask = 256;
+constexpr std::int64_t kFilesPerTask = 16;
 constexpr std::size_t kFilesAhead = 16;
 
 // The number of the error, or 0.

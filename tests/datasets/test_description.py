@@ -1,6 +1,7 @@
 import json
 from collections import OrderedDict
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -38,12 +39,13 @@ def test_what_is_alike_is_made_once_in_a_block_and_anew_outside():
         return made[-1]
 
     one, other = object(), object()
-    assert alike(make, one) is not alike(make, one)
+    assert alike("a", make, one) is not alike("a", make, one)
     with being_alike():
-        assert alike(make, one) is alike(make, one)
-        assert alike(make, one) is not alike(make, other)
-        assert alike(make, one, other) is not alike(make, one)
-    assert alike(make, one) is made[-1]
+        assert alike("a", make, one) is alike("a", make, one)
+        assert alike("a", make, one) is not alike("a", make, other)
+        assert alike("a", make, one, other) is not alike("a", make, one)
+        assert alike("a", make, one) is not alike("b", make, one)
+    assert alike("a", make, one) is made[-1]
 
 
 class Twice(GPTDataset):
@@ -78,3 +80,31 @@ def test_a_dataset_is_described_as_it_was_when_it_was_made(tmp_path, cls, is_blo
         assert dataset.unique_description == json.dumps(
             dataset.unique_identifiers, indent=4, default=lambda value: value.unique_identifiers
         )
+
+
+class Shortened(GPTDataset):
+    """Changes what it was given, for one split; and names by instance what belongs to its identity."""
+
+    def __init__(self, dataset, prefix, indices, num_samples, split, config):
+        config = replace(config, sequence_length=3) if split is Split.valid else config
+        self.is_valid = split is Split.valid
+        super().__init__(dataset, prefix, indices, num_samples, split, config)
+
+    def _key_config_attributes(self):
+        return [*GPTDataset._key_config_attributes(), *(["eod_mask_loss"] if self.is_valid else [])]
+
+
+def test_in_a_block_a_subclass_may_still_change_its_configuration_and_identity(tmp_path):
+    write_pair(tmp_path / "a", [10] * 9, seed=1)
+    config = gpt_config(tmp_path / "cache", blend=([f"{tmp_path}/a"], None), split="1")
+    found = []
+    for block in (nullcontext(), being_alike()):
+        with block:
+            datasets = [
+                Shortened(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", run(0, 9), 2, split, config)
+                for split in (Split.train, Split.valid)
+            ]
+            found.append([dataset.unique_description for dataset in datasets])
+    assert found[0] == found[1]
+    assert '"sequence_length": 3' in found[0][1]
+    assert ["eod_mask_loss" in text for text in found[0]] == [False, True]

@@ -20,14 +20,15 @@ struct IndexEnds {
   FileStamp stamp;     // -1 thrice where it could not
   std::int64_t head_bytes;
   std::int64_t tail_bytes;
-  // 0 where there is none, or the header's counts are beyond the file.
+  // 0 where there is none, or the header's counts go beyond the file.
   std::int64_t last_length;
   std::int64_t last_pointer;
   std::int64_t last_border;
 };
 
 // Reads of each file the header with 4 KiB, and its last 4 KiB: into kIndexEndsBytes of `content` each, one after the
-// other. Seven calls of the system a file at most.
+// other. Eight calls of the system a file at most. A call that a signal interrupts is not made again: that is an error
+// like others, so that Python may look at the signal.
 // Requires: as many paths as ends, and `content` of kIndexEndsBytes for each.
 void read_index_ends(Names paths, std::span<std::byte> content, std::span<IndexEnds> ends, int num_threads, Poll& poll);
 

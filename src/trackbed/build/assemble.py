@@ -20,6 +20,7 @@ from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.description import being_alike
+from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import whereabouts
@@ -116,23 +117,23 @@ class BlendedMegatronDatasetBuilder:
             CollectiveError: among several ranks, one of them failed, or they ask for different datasets.
         """
         group = self._group or current_group()
+        wants = self.is_built_on_rank if group is not None else lambda: True
         if self.config.fast_cache_load:
-            wants = group is None or self.is_built_on_rank()
             with access(Access.open_only, advice=_NOT_FAST):
-                return self._build() if wants else [None] * len(Split)
+                return self._build() if wants() else [None] * len(Split)
         with contextlib.ExitStack() as whole:
-            return self._build_or_recall(group, whole)
+            # One process alone has nobody to meet, nor to tell of its errors.
+            return self._build_or_recall(SOLO if group is None or group.size == 1 else group, wants, whole)
 
-    def _build_or_recall(self, group: Group | None, whole: contextlib.ExitStack) -> list[Any]:
-        with (group or SOLO).together("building the indices") as step, watched(step.poll):
-            wants = group is None or self.is_built_on_rank()
+    def _build_or_recall(self, group: Group, asked: Callable[[], bool], whole: contextlib.ExitStack) -> list[Any]:
+        with group.together("building the indices") as step, watched(step.poll):
+            wants = asked()
+            path = self.config.path_to_cache
             builders = Builders(
-                group or SOLO,
+                group,
                 wants=wants,
                 num_threads=self.config.num_dataset_builder_threads,
-                cache=""
-                if group is None or self.config.path_to_cache is None
-                else whereabouts(self.config.path_to_cache),
+                cache="" if group is SOLO or path is None else whereabouts(path),
                 progress=self._progress,
             )
             if not wants:
@@ -237,7 +238,9 @@ class BlendedMegatronDatasetBuilder:
 
     def _build_members(self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]) -> list[list[Any]]:
         """For each prefix, a dataset per split whose bounds are given."""
-        look_ahead(prefix for prefix in prefixes if prefix is not None)
+        if self.cls.build_low_level_dataset is GPTDataset.build_low_level_dataset:  # else it opens who knows what
+            groups = getattr(self.config, "groups", None) or {}
+            look_ahead(prefix for prefix in prefixes if prefix is not None and prefix not in groups)
         return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
 
     def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:

@@ -40,11 +40,13 @@ class Entry:
     """Everything that decides the bytes."""
     megatron: bool = True
     """Whether Megatron Core can read it. If not, it lies under its fingerprint."""
+    known_fingerprint: str | None = None
+    """That of the decisions, where the caller has it."""
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the decisions."""
-        return fingerprint(self.decisions)
+        return self.known_fingerprint or fingerprint(self.decisions)
 
     @property
     def own(self) -> str:

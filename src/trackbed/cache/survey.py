@@ -148,7 +148,7 @@ def _tells_all(manifest: Manifest, entry: Entry) -> bool:
 def _by_manifest(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps) -> Finding:
     if manifest.fingerprint != entry.fingerprint:
         return Finding(State.foreign, differences(manifest.decisions, entry.decisions))
-    for path, size in zip(place.paths(entry.arrays), stamps[:-1, 1].tolist(), strict=False):
+    for path, size in zip(place.paths(entry.arrays)[:-1], stamps[:-1, 1].tolist(), strict=True):
         record = manifest.files.get(path.rpartition("/")[2])
         if record is None or size < 0 or size != record.size_bytes:
             wanted = None if record is None else record.size_bytes

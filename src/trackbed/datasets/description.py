@@ -17,7 +17,7 @@ _Made = TypeVar("_Made")
 _QUOTE: Final = json.encoder.encode_basestring_ascii
 _COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifiers).encode
 
-_ALIKE: ContextVar[dict[tuple[int, ...], tuple[tuple[object, ...], Any]] | None] = ContextVar("alike", default=None)
+_ALIKE: ContextVar[dict[tuple[object, ...], tuple[tuple[object, ...], Any]] | None] = ContextVar("alike", default=None)
 
 
 @contextmanager
@@ -30,12 +30,18 @@ def being_alike() -> Iterator[None]:
         _ALIKE.reset(token)
 
 
-def alike(make: Callable[[], _Made], *about: object) -> _Made:
-    """What `make` gives, which follows from these objects; inside `being_alike` made once for the same ones."""
+def alike(what: str, make: Callable[[], _Made], *about: object) -> _Made:
+    """What `make` gives, which follows from these objects; inside `being_alike` made once for the same ones.
+
+    Args:
+        what: tells it from other things that follow from them.
+        make: called without arguments.
+        about: nothing else decides what is made.
+    """
     made = _ALIKE.get()
     if made is None:
         return make()
-    key = tuple(map(id, about))
+    key = (what, *map(id, about))
     if key not in made:
         made[key] = about, make()  # they are kept, so that no other object takes their number
     found: _Made = made[key][1]
@@ -69,7 +75,7 @@ def _words_of(value: Any) -> str:
         return repr(value)
     if isinstance(value, (str, int, float, NoneType)):
         return json.dumps(value)
-    return alike(lambda: _indented(_COMPACT(value)), value)
+    return alike("words", lambda: _indented(_COMPACT(value)), value)
 
 
 @lru_cache(maxsize=256)

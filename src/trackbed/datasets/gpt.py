@@ -28,7 +28,7 @@ from trackbed.cache import (
     shape_of,
 )
 from trackbed.datasets import sample
-from trackbed.datasets.description import alike
+from trackbed.datasets.description import md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
@@ -226,13 +226,16 @@ class GPTDataset(MegatronDataset, Gathering):
         return {"class": type(self).__name__, **decisions, "data": identify(self.dataset)}
 
     @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of what decides the samples: files by their identity, configuration and order."""
-        indices = fingerprint(self._decisions) if self._entry is None else self._entry.fingerprint
-        shaping = alike(lambda: [getattr(self.config, name) for name in _SHAPING], type(self), self.config, _SHAPING)
-        return fingerprint({"all": [indices, self.unique_description_hash, self._pad_token_id, *shaping]})
+    def _decided(self) -> str:
+        """SHA-256 of what decides the indices."""
+        return fingerprint(self._decisions)
 
     @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what decides the samples: files by their identity, configuration and order."""
+        shaping = [getattr(self.config, name) for name in _SHAPING]
+        return fingerprint({"all": [self._decided, md5_of(self.unique_description), self._pad_token_id, *shaping]})
+
     def _entry(self) -> Entry | None:
         """Where the indices are kept; None where they are not."""
         directory = self.config.path_to_cache
@@ -246,13 +249,14 @@ class GPTDataset(MegatronDataset, Gathering):
             description=self.unique_description,
             arrays=ARRAYS,
             decisions=self._decisions,
+            known_fingerprint=self._decided,
         )
 
     def _open_indices(self) -> Arrays:
         arrays = recalled()
         if arrays is not None:
             return arrays
-        entry = self._entry
+        entry = self._entry()
         if entry is None:
             return self._build_indices(in_memory)
         cost = self._cost
@@ -307,9 +311,9 @@ class GPTDataset(MegatronDataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_entry", "_indices", "_instant", "_positions", "_gatherer", "causal_mask"):
+        for name in ("_indices", "_instant", "_positions", "_gatherer", "causal_mask"):
             state.pop(name, None)
-        if self.config.order != "instant" and self._entry is not None:
+        if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
         return state
 
@@ -417,7 +421,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def _open_deferred(self) -> None:
         """See that the indices are there."""
         if self.shuffle_index is None:
-            entry = self._entry
+            entry = self._entry()
             self._keep(
                 self._indices.build(in_memory)
                 if entry is None

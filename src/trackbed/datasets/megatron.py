@@ -65,8 +65,15 @@ class MegatronDataset(ABC, _Dataset):
         self.config = config
 
         self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name)
-        self._options = alike(lambda: _Options(self._key_config_attributes(), config), type(self), config)
-        self._pad_token_id = self._options.padding
+        names = self._key_config_attributes()
+        values = [getattr(config, name) for name in names]
+        self._options = alike("options", lambda: _Options(names, values), *names, *values)
+        self._pad_token_id = alike(
+            "padding",
+            lambda: padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)),
+            config.tokenizer,
+            config.allow_ambiguous_pad_tokens,
+        )
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
@@ -95,7 +102,7 @@ class MegatronDataset(ABC, _Dataset):
     @cached_property
     def unique_description(self) -> str:
         """What it is, as it was when it was made, in Megatron Core's words; no start that recalls its cache asks."""
-        if not self._options.are_more:
+        if not self._options.are_distinct:
             return describe(self._identifiers().items())
         return f"{{\n{fields_of(zip(_OWN, self._identity, strict=True))},\n{self._options.fields}\n}}"
 
@@ -127,14 +134,13 @@ class _Options:
 
     Args:
         names: of what belongs to its identity.
-        config: what decides the samples.
+        values: one for each.
     """
 
-    def __init__(self, names: Sequence[str], config: BlendedMegatronDatasetConfig) -> None:
-        self.named = [(name, getattr(config, name)) for name in names]
-        self.are_more = len(names) > 0 and len({*_OWN, *names}) == len(_OWN) + len(names)
-        """Whether each is another than those before; a subclass may name one twice."""
-        self.padding = padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens))
+    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        self.named = list(zip(names, values, strict=True))
+        self.are_distinct = len(names) > 0 and len({*_OWN, *names}) == len(_OWN) + len(names)
+        """Whether there are some, each with a name of its own; a subclass may name one twice."""
 
     @cached_property
     def fields(self) -> str:
@@ -168,7 +174,7 @@ def padding_id(tokenizer: Any, *, allow_ambiguous: bool) -> int:
     warnings.warn(
         f"the padding id {pad} must not be another special token's, found it to be one; {consequence}: "
         "give the tokenizer a padding token of its own",
-        stacklevel=7,
+        stacklevel=6,
     )
     return int(pad) if allow_ambiguous else _NO_PADDING_ID
 

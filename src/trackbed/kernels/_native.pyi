@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 _Poll = Callable[[int], object] | None
 INDEX_ENDS_BYTES: int
+INDEX_ENDS_WORDS: int
 PERMUTATION_VERSION: int
 
 _Ids = npt.NDArray[np.integer[Any]]

@@ -16,7 +16,6 @@ from trackbed.kernels.small_files import joined_names
 
 __all__ = ["RawIndexEnds", "read_index_ends"]
 
-_WORDS: Final = 9
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 
 
@@ -52,7 +51,7 @@ def read_index_ends(paths: Sequence[str], *, num_threads: int = 1, poll: Poll = 
     for path in paths:
         sys.audit("open", path, None, _FLAGS)
     content = np.empty((len(paths), _native.INDEX_ENDS_BYTES), dtype=np.uint8)
-    words = np.empty((len(paths), _WORDS), dtype=np.int64)
+    words = np.empty((len(paths), _native.INDEX_ENDS_WORDS), dtype=np.int64)
     _native.read_index_ends(joined, content.reshape(-1), words.reshape(-1), max(num_threads, 1), current_poll(poll))
     found: list[RawIndexEnds | OSError] = []
     for path, raw, (error, inode, size, modified, head, tail, *numbers) in zip(

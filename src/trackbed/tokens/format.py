@@ -202,7 +202,9 @@ def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
         FormatError: the header is not one, or the file's size is not what its counts say.
         OSError: the file cannot be read.
     """
-    (raw,) = read_index_ends([os.fspath(path)])
+    (raw,) = read_index_ends([os.fsdecode(path)])
+    while isinstance(raw, InterruptedError):  # by a signal that Python has seen to meanwhile
+        (raw,) = read_index_ends([os.fsdecode(path)])
     if isinstance(raw, OSError):
         raise raw
     return SequenceIndex(path, _ends_of(raw, path, multimodal=multimodal), multimodal=multimodal)
