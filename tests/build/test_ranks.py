@@ -122,6 +122,14 @@ def test_one_rank_alone_builds(tmp_path):
     assert list((tmp_path / "cache").glob("*.npy"))
 
 
+def test_one_rank_alone_is_asked_what_it_wants_and_raises_its_own_errors(tmp_path):
+    prefixes = write_pairs(tmp_path)
+    assert run_ranks(tmp_path / "cache", prefixes, size=1, absent=[0]) == [[None] * 3]
+    (found,) = run_ranks(tmp_path / "cache", [*prefixes[:2], f"{tmp_path}/absent"], size=1)
+    assert found.startswith(f"ArgumentError: {tmp_path}/absent: a .bin and an .idx file must exist")
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("absent", [(), (0,), (1, 2)])
 def test_where_each_host_has_a_cache_of_its_own_its_ranks_build_all_of_it(tmp_path, absent):
     prefixes = write_pairs(tmp_path)
