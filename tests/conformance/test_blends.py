@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core.datasets import helpers
 
 import tiers
 from trackbed.index import exhaustive_blend, greedy_blend
 from trackbed.kernels import reference
-
-helpers = pytest.importorskip("megatron.core.datasets.helpers")
 
 KINDS = {
     "uniform": lambda rng, k: rng.random(k),
