@@ -51,9 +51,9 @@ def problems(folder):
 
 
 def files_in(folder):
-    """Every file below a folder but the notes of uses and starts, by its path in it."""
+    """Every file below a folder but notes, uses and what starts remember, by its path in it."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.parent.name not in ("uses", "starts")
+        if path.is_file() and path.parent.name not in ("notes", "uses", "starts")
     }

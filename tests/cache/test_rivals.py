@@ -19,6 +19,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from small_entries import open_, seeds_in
+from trackbed.cache import await_flush
 
 folder, stop, steps, inside = Path(sys.argv[1]), int(sys.argv[2]), 0, False
 
@@ -39,6 +40,7 @@ def look(event, arguments):
 sys.addaudithook(look)
 found = open_(folder, seed=int(sys.argv[3]))
 assert seeds_in(found) == {{int(sys.argv[3])}}, seeds_in(found)
+await_flush()
 inside = True
 print(steps)
 """
@@ -147,6 +149,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from small_entries import open_, seeds_in
+from trackbed.cache import await_flush
 
 base, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for turn in range(rounds):

@@ -219,7 +219,7 @@ def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
     undisturbed(folder, [1] * 3)
     STATES[state](folder)
     together, alone = collect(folder, [1] * 3), collect(folder, [1] * 3)
-    needs_closer_look = [one is None for one in look_together([one.entry for one in together])]
+    needs_closer_look = [one is None for one in look_together([one.entry for one in together], [False] * len(together))]
     assert any(needs_closer_look) == (state not in ("whole", "absent"))
     found = find_together(together)
     assert found == [one.find() for one in alone] == [one.is_open for one in together]

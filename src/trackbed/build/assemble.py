@@ -14,7 +14,7 @@ from trackbed.build.plan import Plan, Task, plan_tasks
 from trackbed.build.ranks import Builders, tasks_of
 from trackbed.build.sizes import blend_of, check_sizes, plan_shares
 from trackbed.build.starts import Start
-from trackbed.cache import Access, access, collecting
+from trackbed.cache import Access, access, collecting, flush_built
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
@@ -150,6 +150,7 @@ class BlendedMegatronDatasetBuilder:
                 forget_shared_runs()
                 for dataset in built:
                     _check_length(dataset)
+        flush_built(pending)
         if builders.is_first:
             start.remember(pending, pairs)
         return built

@@ -22,8 +22,11 @@ from trackbed.cache import (
     Memo,
     Pending,
     Recall,
+    entry_digest,
     find_together,
+    flushed_note,
     read_memo,
+    read_notes,
     recalling,
     record_of,
     touch_use,
@@ -34,6 +37,7 @@ from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import CacheError, TrackbedError
+from trackbed.files import boot_id
 from trackbed.tokens import get_bin_path, get_idx_path
 from trackbed.tokens.opening import Opening, openings
 
@@ -66,7 +70,15 @@ class Start:
     def memo(self) -> Memo | None:
         """What the last such start remembered; None where it did not, or its note of what it used is gone."""
         memo = None if self.key is None else read_memo(self._path, self._folder)
-        return memo if memo is not None and touch_use(self._own, memo.content["use"]) else None
+        if memo is None or not self._is_on_disk(memo.content):
+            return None
+        return memo if touch_use(self._own, memo.content["use"]) else None
+
+    def _is_on_disk(self, content: Mapping[str, Any]) -> bool:
+        """True if no loss of power can have damaged the entries since, or notes say that it has damaged none."""
+        if content["boot"] and content["boot"] == boot_id():
+            return True
+        return {flushed_note(digest) for digest in content["digests"]} <= read_notes(self._own)
 
     def recalled(self, build: Callable[[], list[Any]]) -> list[Any]:
         """What `build` makes from what is remembered. The caller vouches that no file has changed.
@@ -113,6 +125,8 @@ class Start:
         )
         content = {
             "use": use_name([one.entry for one in pending]),
+            "boot": boot_id(),
+            "digests": [entry_digest(one.stamps) for one in seen],
             "pairs": {prefix: opening.to_json() for prefix, opening in pairs.items()},
             "entries": [record_of(sighting, self._folder) for sighting in seen],
         }

@@ -1,13 +1,14 @@
 """Index files on disk, under Megatron Core's names and with its bytes (docs/formats/cache.md)."""
 
-from trackbed.cache.entry import ArraySpec, Entry
+from trackbed.cache.entry import ArraySpec, DataPart, Entry
 from trackbed.cache.fingerprint import Decisions, fingerprint
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile, take_inventory
 from trackbed.cache.memo import Memo, read_memo, write_memo
+from trackbed.cache.notes import await_flush, entry_digest, flushed_note, read_notes
 from trackbed.cache.npy import map_npy, read_npy_spec
-from trackbed.cache.once import Access, Pending, access, collecting, open_entry, open_or_build
-from trackbed.cache.opened import Arrays, shape_of
+from trackbed.cache.once import Access, Pending, access, collecting, flush_built, open_entry, open_or_build
+from trackbed.cache.opened import Arrays, data_crc32_of, shape_of
 from trackbed.cache.recall import Recall, recalled, recalling, record_of
 from trackbed.cache.together import bundles_of, find_together, make_together
 from trackbed.cache.uses import DAY_SECONDS, touch_use, use_name
@@ -23,6 +24,7 @@ __all__ = [
     "Arrays",
     "Build",
     "Condition",
+    "DataPart",
     "Decisions",
     "Entry",
     "Inventory",
@@ -35,13 +37,18 @@ __all__ = [
     "StoredFile",
     "access",
     "await_entry",
+    "await_flush",
     "bundles_of",
     "bytes_to_read",
     "collecting",
+    "data_crc32_of",
     "entries_in_use",
+    "entry_digest",
     "find_problems",
     "find_together",
     "fingerprint",
+    "flush_built",
+    "flushed_note",
     "in_memory",
     "make_together",
     "map_npy",
@@ -49,6 +56,7 @@ __all__ = [
     "open_or_build",
     "plan_removal",
     "read_memo",
+    "read_notes",
     "read_npy_spec",
     "recalled",
     "recalling",

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.errors import CacheError, FormatError
-from trackbed.files import claim, publish, remove_unless_changed, stamp_of
+from trackbed.files import Stamp, claim, publish, remove_unless_changed, stamp_of
 from trackbed.kernels import file_stamps
 
 __all__ = ["Appeared", "Prepared", "let_appear"]
@@ -35,6 +38,10 @@ class Prepared:
     """Path of the manifest's partial file."""
     files: Mapping[str, tuple[str, int]]
     """Path of each partial file and its size in bytes, by what it holds."""
+    data_crc32: str | None = None
+    """CRC-32 of the data that it was built from; None where the decisions hold all of it."""
+    damaged: npt.NDArray[np.int64] | None = None
+    """`[F, 3]` stamps of the damaged files that it replaces, the description's first and the manifest's last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,10 @@ def let_appear(prepared: Prepared, place: Place) -> Appeared:
         CacheError: manifests come and go so fast that none can be claimed.
     """
     entry = prepared.entry
+    if prepared.damaged is not None:
+        _remove_damaged(place, prepared.damaged)
     has_claimed = place == entry.shared and _claim(prepared, place)
-    if place == entry.shared and not has_claimed and not _is_ours(entry, place):
+    if place == entry.shared and not has_claimed and not _is_ours(prepared, place):
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
         place = entry.aside
     if place == entry.aside:
@@ -70,6 +79,16 @@ def let_appear(prepared: Prepared, place: Place) -> Appeared:
     for name in sorted(finals, key=lambda name: not fits[name]):
         publish(prepared.files[name][0], finals[name])
     return Appeared(place, () if has_claimed else (prepared.manifest,))
+
+
+def _remove_damaged(place: Place, stamps: npt.NDArray[np.int64]) -> None:
+    """Remove description and manifest of a damaged entry, unless another builder has replaced them.
+
+    Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
+    """
+    description = place.files(())["description"]
+    for path, stamp in ((description, stamps[0]), (place.manifest, stamps[-1])):
+        remove_unless_changed(path, Stamp(*stamp.tolist()))
 
 
 def _claim(prepared: Prepared, place: Place) -> bool:
@@ -90,9 +109,12 @@ def _claim(prepared: Prepared, place: Place) -> bool:
     raise CacheError(msg)
 
 
-def _is_ours(entry: Entry, place: Place) -> bool:
+def _is_ours(prepared: Prepared, place: Place) -> bool:
+    """True if the entry that has the name was built of the same decisions and data."""
     try:
         found: Manifest | None = read_manifest(place.manifest)
     except FormatError:
         return False
-    return found is not None and found.fingerprint == entry.fingerprint
+    if found is None or found.fingerprint != prepared.entry.fingerprint:
+        return False
+    return (None if found.data is None else found.data.crc32) == prepared.data_crc32

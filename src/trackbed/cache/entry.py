@@ -1,6 +1,6 @@
 """An entry of the cache: the arrays of one index, their names and what they must look like."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 
 from trackbed.cache.fingerprint import Decisions, fingerprint
 
-__all__ = ["ArraySpec", "Entry"]
+__all__ = ["ArraySpec", "DataPart", "Entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,16 @@ class ArraySpec:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DataPart:
+    """The part of the data that an index is computed from: its files may be replaced under the same identity."""
+
+    stamps: str
+    """Inode, size and time of the files when they were opened, as text."""
+    checksum: Callable[[], str]
+    """CRC-32 of that part in eight hexadecimal digits. May read all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,8 @@ class Entry:
     """Whether Megatron Core can read it. If not, it lies under its fingerprint."""
     known_fingerprint: str | None = None
     """That of the decisions, where the caller has it."""
+    data: DataPart | None = None
+    """The part of the data that the arrays are computed from; None where the decisions hold all of it."""
 
     @cached_property
     def fingerprint(self) -> str:

@@ -9,7 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from trackbed.cache.manifest import Manifest, read_manifest
+from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
 from trackbed.cache.npy import read_npy_spec
 from trackbed.cache.uses import Use, find_uses, last_uses
 from trackbed.errors import FormatError
@@ -84,6 +87,16 @@ class StoredEntry:
         return manifest + sum(file.size_bytes for file in self.files)
 
     @property
+    def digest(self) -> str:
+        """Name of the entry in notes; empty where its manifest does not tell."""
+        if self.record is None or self.manifest is None:
+            return ""
+        stamps = {file.path: file.stamp for file in self.files}
+        paths = [f"{self.path}-description.txt", *(f"{self.path}-{name}.npy" for name in self.record.arrays)]
+        found = [stamps.get(path, (-1, -1, -1)) for path in paths]
+        return entry_digest(np.array([*found, self.manifest.stamp], dtype=np.int64))
+
+    @property
     def path(self) -> str:
         """The path that its files begin with."""
         return f"{self.directory}/{self.stem}"
@@ -100,6 +113,7 @@ class Inventory:
     uses: tuple[Use, ...] = field(repr=False)
     memos: tuple[StoredFile, ...] = field(repr=False)
     """What starts remember."""
+    notes: tuple[NoteFile, ...] = field(repr=False)
 
     @property
     def size_bytes(self) -> int:
@@ -133,6 +147,7 @@ def take_inventory(folder: str) -> Inventory:
         tuple(partials),
         uses,
         tuple(memo for memo in memos if memo is not None),
+        tuple(find_note_files(own)),
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
-from trackbed.cache.survey import Expected, Finding, Sighting, State, survey, survey_together
+from trackbed.cache.survey import Expected, Finding, Sighting, Stamps, State, survey, survey_together
 
 __all__ = ["Look", "find", "look", "look_together"]
 
@@ -28,29 +28,37 @@ class Look(NamedTuple):
     """What was seen, where the entry is there."""
     is_absent: bool = False
     """Whether no file of it was there, at the place shared with Megatron Core's."""
+    damaged: Stamps | None = None
+    """Stamps of the files of a damaged entry at `place`, which are to be replaced."""
 
 
-def look(entry: Entry, expected: Expected) -> Look:
-    """Look at the shared place, and aside where that is somebody else's. Nothing is changed."""
+def look(entry: Entry, expected: Expected, *, is_vouched: bool = False) -> Look:
+    """Look at the shared place, and aside where that is somebody else's. No entry is changed.
+
+    Args:
+        entry: what is wanted.
+        expected: what its arrays must look like.
+        is_vouched: whether a rank of this start has built the entry, or found it right.
+    """
     place, other = (entry.shared if entry.megatron else entry.aside), ""
-    found = survey(entry, place, expected)
+    found = survey(entry, place, expected, is_vouched=is_vouched)
     if found.state is State.foreign and entry.megatron:
         place, other = entry.aside, found.why
-        found = survey(entry, place, expected)
+        found = survey(entry, place, expected, is_vouched=is_vouched)
     return _look_of(entry, place, found, other=other)
 
 
 def _look_of(entry: Entry, place: Place, found: Finding, *, other: str = "") -> Look:
-    if found.stamps is None:
+    if found.stamps is None or found.state is not State.whole:
         is_absent = found.state is State.absent and not found.why and entry.megatron and not other
-        return Look(None, place, found.why, other, is_absent=is_absent)
-    sighting = Sighting(place, entry.arrays, found.specs, found.stamps)
-    return Look(OpenedArrays(place, found.specs), place, other=other, sighting=sighting)
+        return Look(None, place, found.why, other, is_absent=is_absent, damaged=found.stamps)
+    sighting = Sighting(place, entry.arrays, found.specs, found.stamps, found.data_crc32)
+    return Look(OpenedArrays(place, found.specs, data_crc32=found.data_crc32), place, other=other, sighting=sighting)
 
 
-def find(entry: Entry, expected: Expected) -> Look:
+def find(entry: Entry, expected: Expected, *, is_vouched: bool = False) -> Look:
     """`look`, with a warning where another index has the name."""
-    found = look(entry, expected)
+    found = look(entry, expected, is_vouched=is_vouched)
     if found.other:
         logger.warning(
             "%s: another index has this name (%s); this one lies in %s",
@@ -61,12 +69,12 @@ def find(entry: Entry, expected: Expected) -> Look:
     return found
 
 
-def look_together(entries: Sequence[Entry]) -> list[Look | None]:
+def look_together(entries: Sequence[Entry], vouched: Sequence[bool]) -> list[Look | None]:
     """`look` at many entries in a few calls; None of one that takes a closer look, such as one that is damaged."""
     if not any(os.path.isdir(folder) for folder in {entry.directory for entry in entries}):  # noqa: PTH112  it raises nothing
         found: list[Finding | None] = [Finding(State.absent)] * len(entries)
     else:
-        found = survey_together(entries)
+        found = survey_together(entries, vouched)
     return [
         None if one is None or not entry.megatron else _look_of(entry, entry.shared, one)
         for entry, one in zip(entries, found, strict=True)

@@ -8,16 +8,26 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from trackbed.cache.entry import ArraySpec
+from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions
 from trackbed.errors import FormatError
-from trackbed.files import FileSum
+from trackbed.files import FileSum, boot_id
 
-__all__ = ["Manifest", "encode_manifest", "parse_manifest", "read_manifest"]
+__all__ = ["DataSum", "Manifest", "encode_manifest", "manifest_of", "parse_manifest", "read_manifest"]
 
 _FORMAT: Final = "trackbed-cache"
 _VERSION: Final = 1
 _DTYPES: Final = {name: np.dtype(name) for name in ("<i2", "<u2", "<i4", "<u4", "<i8")}
+
+
+@dataclass(frozen=True, slots=True)
+class DataSum:
+    """The part of the data that an index was computed from, as it was then."""
+
+    crc32: str
+    """Eight hexadecimal digits."""
+    stamps: str
+    """Inode, size and time of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,16 @@ class Manifest:
     """By file name."""
     arrays: Mapping[str, ArraySpec]
     """By array name; none in a manifest of an older Trackbed."""
+    boot: str = ""
+    """Name of the boot in which the files were written; empty in a manifest of an older Trackbed."""
+    data: DataSum | None = None
+    """None in a manifest of an older Trackbed, and where the decisions hold all of the data."""
+
+
+def manifest_of(entry: Entry, files: Mapping[str, FileSum], arrays: Mapping[str, ArraySpec]) -> Manifest:
+    """The manifest of an entry that this process has built now."""
+    data = None if entry.data is None else DataSum(entry.data.checksum(), entry.data.stamps)
+    return Manifest(entry.fingerprint, entry.decisions, files, arrays, boot_id(), data)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -39,6 +59,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "format": _FORMAT,
         "version": _VERSION,
         "fingerprint": manifest.fingerprint,
+        "boot": manifest.boot,
+        "data": manifest.data,
         "files": dict(manifest.files),
         "arrays": {name: {"dtype": spec.dtype.str, "shape": spec.shape} for name, spec in manifest.arrays.items()},
         "decisions": manifest.decisions,
@@ -81,7 +103,8 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
             return Manifest("", {"manifest": list(found)}, {}, {})
         files = {name: FileSum.from_json(record) for name, record in fields["files"].items()}
         arrays = {name: _array_spec(**record) for name, record in fields.get("arrays", {}).items()}
-        return Manifest(fields["fingerprint"], fields["decisions"], files, arrays)
+        boot, data = f"{fields.get('boot', '')}", _data_sum(fields.get("data"))
+        return Manifest(fields["fingerprint"], fields["decisions"], files, arrays, boot, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {error}"
         raise FormatError(msg) from error
@@ -92,3 +115,7 @@ def _array_spec(dtype: str, shape: list[int]) -> ArraySpec:
         msg = f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {shape!r}"
         raise ValueError(msg)
     return ArraySpec(_DTYPES[dtype], tuple(shape))
+
+
+def _data_sum(record: Mapping[str, Any] | None) -> DataSum | None:
+    return None if record is None else DataSum(f"{record['crc32']}", f"{record['stamps']}")

@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
 from typing import Any
@@ -12,14 +13,15 @@ import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.look import Look, find
-from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
-from trackbed.cache.survey import Expected, Sighting
+from trackbed.cache.notes import flush_later
+from trackbed.cache.opened import Arrays, OpenedArrays, data_crc32_of, specs_of
+from trackbed.cache.survey import Expected, Sighting, Stamps
 from trackbed.cache.uses import note_use, noting
 from trackbed.cache.visibility import await_entry
 from trackbed.cache.write import Build, Recipe, write_entry
 from trackbed.errors import CacheError, TrackbedError
 
-__all__ = ["Access", "Pending", "access", "collecting", "open_entry", "open_or_build"]
+__all__ = ["Access", "Pending", "access", "collecting", "flush_built", "open_entry", "open_or_build"]
 
 
 class Access(Enum):
@@ -82,11 +84,23 @@ class Pending(Arrays):
         self._advice: str | None = None
         self._place: Place | None = None
         self._was_absent = False
+        self._damaged: Stamps | None = None
         self._sighting: Sighting | None = None
+        self._is_built = False
 
     def expect_others(self, advice: str | None) -> None:
         """From now on, an entry that is missing is an error that ends with `advice`; or is built, with None."""
         self._advice = advice
+
+    @property
+    def is_vouched(self) -> bool:
+        """True if another rank of this start has found the entry right, or built it."""
+        return self._advice is not None
+
+    @property
+    def data_crc32(self) -> str:
+        """CRC-32 of the data that it was computed from; empty where no manifest tells."""
+        return data_crc32_of(self.make())
 
     @property
     def is_open(self) -> bool:
@@ -96,7 +110,7 @@ class Pending(Arrays):
     def find(self) -> bool:
         """Open the entry if it is there. Returns whether it is."""
         if self._arrays is None:
-            self.note(find(self.entry, self._expected))
+            self.note(find(self.entry, self._expected, is_vouched=self.is_vouched))
         return self._arrays is not None
 
     @property
@@ -107,7 +121,7 @@ class Pending(Arrays):
     def note(self, found: Look) -> None:
         """Take note of what was found a moment ago, and open what is there."""
         self._arrays, self._place, self._sighting = found.arrays, found.place, found.sighting
-        self._was_absent = found.is_absent
+        self._was_absent, self._damaged = found.is_absent, found.damaged
 
     def note_written(self, specs: Mapping[str, ArraySpec], stamps: npt.NDArray[np.int64]) -> None:
         """Open it, as it was just written to the place where nothing of it was.
@@ -117,13 +131,15 @@ class Pending(Arrays):
             stamps: of its files, as in a `Sighting`.
         """
         place = self._place or self.entry.shared
-        self._arrays = OpenedArrays(place, specs)
-        self._sighting = Sighting(place, self.entry.arrays, specs, stamps)
+        data_crc32 = "" if self.entry.data is None else self.entry.data.checksum()
+        self._arrays = OpenedArrays(place, specs, data_crc32=data_crc32)
+        self._sighting = Sighting(place, self.entry.arrays, specs, stamps, data_crc32)
+        self._is_built = True
 
     def see(self) -> Sighting | None:
         """What this process saw when it found or built it; of what others built, what it sees now, if anything."""
         if self._sighting is None:
-            self._sighting = find(self.entry, self._expected).sighting
+            self._sighting = find(self.entry, self._expected, is_vouched=self.is_vouched).sighting
         return self._sighting
 
     def read_ahead(self) -> None:
@@ -145,7 +161,7 @@ class Pending(Arrays):
         return self._arrays
 
     def _find_or_build(self) -> Arrays:
-        place = self._place
+        place, damaged = self._place, self._damaged
         if place is None or os.path.exists(place.manifest):  # noqa: PTH110  else nobody has built it since the last look
             found = find(self.entry, self._expected)
             self.note(found)
@@ -153,10 +169,16 @@ class Pending(Arrays):
                 note_use(self.entry)
                 return found.arrays
             _check_access(self.entry, found)
-            place = found.place
-        written = write_entry(self.entry, place, self._build)
+            place, damaged = found.place, found.damaged
+        written = write_entry(self.entry, place, self._build, damaged=damaged)
         self._sighting = written.sighting
-        return OpenedArrays(written.place, written.specs)
+        self._is_built = written.sighting is not None
+        return written.open()
+
+    @property
+    def built(self) -> Sighting | None:
+        """What this process has written; None where it has written nothing."""
+        return self._sighting if self._is_built else None
 
     @property
     def specs(self) -> Mapping[str, ArraySpec]:
@@ -192,6 +214,15 @@ def collecting() -> Iterator[list[Pending]]:
             noted += [pending.entry for pending in collected]
     finally:
         _COLLECTED.reset(token)
+
+
+def flush_built(pending: Iterable[Pending]) -> None:
+    """Flush in the background what this process has built of these entries, and then note that it is on the disk."""
+    stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
+    for one in pending:
+        if one.built is not None:
+            stamps[one.entry.own].append(one.built.stamps)
+    flush_later(stamps)
 
 
 def open_or_build(
@@ -234,8 +265,10 @@ def _open_or_build(entry: Entry, expected: Expected, build: Build) -> Arrays:
         note_use(entry)
         return found.arrays
     _check_access(entry, found)
-    written = write_entry(entry, found.place, build)
-    return OpenedArrays(written.place, written.specs)
+    written = write_entry(entry, found.place, build, damaged=found.damaged)
+    if written.sighting is not None:
+        flush_later({entry.own: [written.sighting.stamps]})
+    return written.open()
 
 
 def _check_access(entry: Entry, found: Look) -> None:

@@ -14,7 +14,7 @@ from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.npy import map_npy
 from trackbed.errors import CacheError, FormatError
 
-__all__ = ["Arrays", "OpenedArrays", "shape_of", "specs_of"]
+__all__ = ["Arrays", "OpenedArrays", "data_crc32_of", "shape_of", "specs_of"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -25,10 +25,12 @@ class OpenedArrays(Arrays):
     Args:
         place: where their files are.
         specs: what they were found to hold.
+        data_crc32: CRC-32 of the data that they were computed from; empty where no manifest tells.
     """
 
-    def __init__(self, place: Place, specs: Mapping[str, ArraySpec]) -> None:
+    def __init__(self, place: Place, specs: Mapping[str, ArraySpec], *, data_crc32: str = "") -> None:
         self.specs = specs
+        self.data_crc32 = data_crc32
         self._place = place
         self._mapped: dict[str, npt.NDArray[Any]] = {}
 
@@ -79,3 +81,9 @@ def specs_of(arrays: Arrays) -> Mapping[str, ArraySpec]:
 def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
     """The shape of one of the arrays, without mapping it."""
     return specs_of(arrays)[name].shape
+
+
+def data_crc32_of(arrays: Arrays) -> str:
+    """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
+    found: str = getattr(arrays, "data_crc32", "")
+    return found

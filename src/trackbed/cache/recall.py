@@ -22,7 +22,7 @@ __all__ = ["Recall", "recalled", "recalling", "record_of"]
 def record_of(sighting: Sighting, folder: str) -> list[Any]:
     """What was seen of an entry of the cache in `folder`, as JSON values."""
     specs = [_record(name, spec.dtype, spec.shape) for name, spec in sighting.specs.items()]
-    return [sighting.place.directory.removeprefix(folder), sighting.place.stem, specs]
+    return [sighting.place.directory.removeprefix(folder), sighting.place.stem, specs, sighting.data_crc32]
 
 
 class Recall:
@@ -48,9 +48,9 @@ class Recall:
         self._taken += 1
         if self._taken > len(self._records):
             return None
-        directory, stem, arrays = self._records[self._taken - 1]
+        directory, stem, arrays, data_crc32 = self._records[self._taken - 1]
         specs = {name: ArraySpec(_dtype(dtype), tuple(shape)) for name, dtype, shape in arrays}
-        return OpenedArrays(Place(f"{self._folder}{directory}", stem, ""), specs)
+        return OpenedArrays(Place(f"{self._folder}{directory}", stem, ""), specs, data_crc32=data_crc32)
 
 
 @lru_cache(maxsize=1 << 10)

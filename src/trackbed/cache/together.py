@@ -13,7 +13,7 @@ import numpy as np
 
 from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.look import look_together
-from trackbed.cache.manifest import Manifest, encode_manifest
+from trackbed.cache.manifest import encode_manifest, manifest_of
 from trackbed.cache.npy import encode_npy_header
 from trackbed.cache.once import Pending
 from trackbed.cache.opened import Arrays
@@ -96,7 +96,8 @@ def _note_together(pending: Sequence[Pending]) -> Iterator[Pending]:
     for first in range(0, len(pending), _MOST_LOOKED_FOR):
         look_in(first)
         some = [one for one in pending[first : first + _MOST_LOOKED_FOR] if not one.is_open]
-        for one, found in zip(some, look_together([one.entry for one in some]), strict=True):
+        looks = look_together([one.entry for one in some], [one.is_vouched for one in some])
+        for one, found in zip(some, looks, strict=True):
             if found is None:
                 yield one
             else:
@@ -147,7 +148,7 @@ def _add_parts(entry: Entry, endings: Sequence[str], arrays: Arrays, parts: list
         parts += header, array
         files[f"{entry.stem}{ending}"] = _sum_of(array, size_bytes=len(header), crc32_before=before)
         specs[name] = _spec(array.dtype, array.shape)
-    parts.append(encode_manifest(Manifest(entry.fingerprint, entry.decisions, files, specs)))
+    parts.append(encode_manifest(manifest_of(entry, files, specs)))
     return specs
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.cache.entry import Entry
+from trackbed.cache.notes import write_data_notes
 from trackbed.files import partial_name, publish, write_new
 
 __all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use", "noting", "touch_use", "use_name"]
@@ -55,6 +56,7 @@ def noting() -> Iterator[list[Entry]]:
     finally:
         _NOTED.reset(token)
     _note_all(noted)
+    write_data_notes()
 
 
 def note_use(entry: Entry) -> None:
@@ -62,6 +64,7 @@ def note_use(entry: Entry) -> None:
     noted = _NOTED.get()
     if noted is None:
         _note_all([entry])
+        write_data_notes()
     else:
         noted.append(entry)
 

@@ -45,7 +45,7 @@ def await_entry(
     """
     started = time.monotonic()
     look_in = current_poll(None if poll is None else lambda _done: poll())
-    found, gap = find(entry, expected), _FIRST_GAP_SECONDS
+    found, gap = find(entry, expected, is_vouched=True), _FIRST_GAP_SECONDS
     while found.arrays is None:
         waited = time.monotonic() - started
         if waited >= timeout_seconds:
@@ -55,7 +55,7 @@ def await_entry(
         time.sleep(min(gap, timeout_seconds - waited))
         gap = min(gap * 1.5, _LONGEST_GAP_SECONDS)
         _open_anew(f"{entry.directory}", entry.own, entry.aside.directory)
-        found = look(entry, expected)
+        found = look(entry, expected, is_vouched=True)
     return found.arrays
 
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from trackbed.cache.advice import advice_on
 from trackbed.cache.appear import Prepared, let_appear
 from trackbed.cache.entry import ArraySpec, Entry, Place
-from trackbed.cache.manifest import Manifest, encode_manifest
+from trackbed.cache.manifest import encode_manifest, manifest_of
 from trackbed.cache.npy import create_npy, npy_parts
-from trackbed.cache.opened import Arrays, specs_of
-from trackbed.cache.survey import Sighting
+from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
+from trackbed.cache.survey import Sighting, Stamps
 from trackbed.errors import CacheError
 from trackbed.files import (
     Checksum,
@@ -77,9 +77,15 @@ class Written:
     """What its arrays hold."""
     sighting: Sighting | None
     """What was written, unless another builder of the same entry was faster."""
+    data_crc32: str
+    """CRC-32 of the data that it was built from; empty where the decisions hold all of it."""
+
+    def open(self) -> OpenedArrays:
+        """Its arrays, each of which is mapped when it is first read."""
+        return OpenedArrays(self.place, self.specs, data_crc32=self.data_crc32)
 
 
-def write_entry(entry: Entry, place: Place, build: Build) -> Written:
+def write_entry(entry: Entry, place: Place, build: Build, *, damaged: Stamps | None = None) -> Written:
     """Build the arrays of an entry and write description, arrays and manifest to `place`.
 
     Large arrays are filled in their files, so that they are in memory once. Those of 256 MiB and more are written out
@@ -98,7 +104,7 @@ def write_entry(entry: Entry, place: Place, build: Build) -> Written:
             make_folders(entry, place)
         arrays = build(writing)
         with writing.explained():
-            return writing.publish(arrays)
+            return writing.publish(arrays, damaged)
     finally:
         writing.clear()
 
@@ -201,23 +207,26 @@ class _Writing:
                 header_bytes = len(mapped) - array.nbytes
                 self._behind[name].filled(header_bytes + count * array.strides[0])
 
-    def publish(self, arrays: Arrays) -> Written:
+    def publish(self, arrays: Arrays, damaged: Stamps | None) -> Written:
         """Write what is not in its file yet, and let all files appear."""
         names = ("description", *self._entry.arrays)
         left = {name: parts for name in names if (parts := self._left_of(name, arrays))}
         sums = {name: FileSum.of(self._sum_of(name, left)) for name in names}
         records = {self._final_name(name): record for name, record in sums.items()}
-        manifest = Manifest(self._entry.fingerprint, self._entry.decisions, records, specs_of(arrays))
+        manifest = manifest_of(self._entry, records, specs_of(arrays))
+        data_crc32 = None if manifest.data is None else manifest.data.crc32
         left["manifest"] = [encode_manifest(manifest)]
         write_files({self._begin(name): parts for name, parts in left.items()})
         files = {name: (self._partials[name], sums[name].size_bytes) for name in names}
         stamps = file_stamps(".", [self._partials[name] for name in (*names, "manifest")])  # renaming keeps them
-        appeared = let_appear(Prepared(self._entry, self._partials["manifest"], files), self._place)
+        prepared = Prepared(self._entry, self._partials["manifest"], files, data_crc32, damaged)
+        appeared = let_appear(prepared, self._place)
         self._partials = {name: path for name, path in self._partials.items() if path in appeared.unused}
-        place = appeared.place
+        place, crc32 = appeared.place, data_crc32 or ""
         if appeared.unused:
-            return Written(place, manifest.arrays, None)
-        return Written(place, manifest.arrays, Sighting(place, self._entry.arrays, manifest.arrays, stamps))
+            return Written(place, manifest.arrays, None, crc32)
+        sighting = Sighting(place, self._entry.arrays, manifest.arrays, stamps, crc32)
+        return Written(place, manifest.arrays, sighting, crc32)
 
     def _left_of(self, name: str, arrays: Arrays) -> list[bytes | memoryview]:
         """The bytes of a file that is not there yet; nothing of one that was filled in place."""

@@ -144,11 +144,13 @@ def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
 
 def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -> None:
     """Build, and show on the first process how far it is."""
+    from trackbed.cache import await_flush
     from trackbed.cli.build_progress import show_building
 
     started = monotonic()
     with show_building(group) as progress:
         built = make(group=group, progress=progress).build()
+    await_flush()  # else a loss of power would have the next job check what was built
     if group.rank > 0:
         return
     names = ("train", "valid", "test")

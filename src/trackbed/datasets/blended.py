@@ -28,6 +28,7 @@ from trackbed.cache import (
 )
 from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt import GPTDataset
@@ -157,9 +158,19 @@ class BlendedDataset(_Dataset, Gathering):
         return self.__getattribute__(name)  # of a property that failed this raises its own words once more
 
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> DatasetFingerprint:
         """SHA-256 of everything that decides the samples, the identity of all files included."""
-        return fingerprint({**self._decisions, "description": self.unique_description})
+        text = fingerprint({**self._decisions, "description": self.unique_description})
+        return DatasetFingerprint.of(text, self.data_checksum)
+
+    @cached_property
+    def data_checksum(self) -> DataChecksum:
+        """Digest of the checksums of all datasets' data; those of other people's classes have none."""
+        return DataChecksum(self._checksum_data)
+
+    def _checksum_data(self) -> str:
+        parts = [getattr(dataset, "data_checksum", None) for dataset in self.datasets]
+        return fingerprint({"all": ["" if part is None else part.result() for part in parts]})[:32]
 
     @cached_property
     def _decisions(self) -> dict[str, Any]:
@@ -261,7 +272,8 @@ class BlendedDataset(_Dataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        state.pop("_gatherer", None)
+        for name in ("_gatherer", "data_checksum", "fingerprint"):
+            state.pop(name, None)
         if self.config.order != "instant" and self.config.path_to_cache is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
         return state

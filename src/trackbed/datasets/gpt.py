@@ -20,6 +20,7 @@ from trackbed.cache import (
     Entry,
     Pending,
     Recipe,
+    data_crc32_of,
     fingerprint,
     in_memory,
     open_entry,
@@ -28,6 +29,7 @@ from trackbed.cache import (
     shape_of,
 )
 from trackbed.datasets import sample
+from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
@@ -231,10 +233,22 @@ class GPTDataset(MegatronDataset, Gathering):
         return fingerprint(self._decisions)
 
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> DatasetFingerprint:
         """SHA-256 of what decides the samples: files by their identity, configuration and order."""
         shaping = [getattr(self.config, name) for name in _SHAPING]
-        return fingerprint({"all": [self._decided, md5_of(self.unique_description), self._pad_token_id, *shaping]})
+        text = fingerprint({"all": [self._decided, md5_of(self.unique_description), self._pad_token_id, *shaping]})
+        return DatasetFingerprint.of(text, self.data_checksum)
+
+    @cached_property
+    def data_checksum(self) -> DataChecksum:
+        """CRC-32 of the tokens in each document of the split: files of the same identity may have others."""
+        return DataChecksum(self._checksum_data)
+
+    def _checksum_data(self) -> str:
+        if self.config.order == "instant":
+            return self._instant.checksum()
+        found = "" if self._arrays is None else data_crc32_of(self._arrays)
+        return found or self._indices.checksum
 
     def _entry(self) -> Entry | None:
         """Where the indices are kept; None where they are not."""
@@ -250,6 +264,7 @@ class GPTDataset(MegatronDataset, Gathering):
             arrays=ARRAYS,
             decisions=self._decisions,
             known_fingerprint=self._decided,
+            data=self._indices.data_part,
         )
 
     def _open_indices(self) -> Arrays:
@@ -311,7 +326,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_positions", "_gatherer", "causal_mask"):
+        for name in ("_indices", "_instant", "_positions", "_gatherer", "causal_mask", "data_checksum", "fingerprint"):
             state.pop(name, None)
         if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))

@@ -12,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache import Allocate, Arrays, ArraySpec
-from trackbed.datasets.low_level import most_tokens
+from trackbed.cache import Allocate, Arrays, ArraySpec, DataPart
+from trackbed.datasets.data_checksum import checksum_lengths
+from trackbed.datasets.low_level import data_stamps, most_tokens
 from trackbed.errors import FormatError
 from trackbed.index import runs
 from trackbed.index.documents import document_index, document_index_dtype
@@ -67,7 +68,27 @@ class GPTIndices:
             PlanError: samples are asked for, and there are no tokens.
             FormatError: a length is negative, or there are more tokens than the file has room for.
         """
-        return self.plan_over(self.lengths[self.run[0] : self.run[1]] if self.run else self.lengths[self._numbers])
+        return self.plan_over(self._own_lengths)
+
+    @property
+    def _own_lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens in each of the split's documents."""
+        return self.lengths[self.run[0] : self.run[1]] if self.run else self.lengths[self._numbers]
+
+    @cached_property
+    def checksum(self) -> str:
+        """CRC-32 of the tokens in each of the split's documents. Reads them."""
+        return checksum_lengths(self._own_lengths)
+
+    def note_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
+        """Take the checksum from the split's lengths, which were read for something else."""
+        vars(self)["checksum"] = checksum_lengths(lengths)
+
+    @property
+    def data_part(self) -> DataPart | None:
+        """The lengths that decide the arrays; None where `decisions` holds them, as the dataset has no files."""
+        stamps = data_stamps(self.dataset)
+        return None if stamps is None else DataPart(stamps, lambda: self.checksum)
 
     def plan_over(self, lengths: npt.NDArray[np.int32]) -> EpochPlan:
         """The plan, given the tokens in each of the split's documents. Raises what `plan` does."""
@@ -108,6 +129,7 @@ class GPTIndices:
         shuffle = LegacyShuffle(self.seed)
         in_place = {name: partial(allocate, name) for name in ARRAYS}
         first = self.run[0] if self.run else None
+        _ = self.checksum  # while the lengths are in memory
         visits = document_index(self._numbers, self.plan, shuffle, first=first, allocate=in_place["document_index"])
         allocate.filled(len(visits), "document_index")
         return {

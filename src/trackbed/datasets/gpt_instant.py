@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.ahead import OrderAhead
@@ -113,6 +114,11 @@ class InstantSamples:
             "locality": [int(self.block), int(self.window)],
             "add_extra_token_to_sequence": bool(self.extra_token),
         }
+
+    def checksum(self) -> str:
+        """CRC-32 of the tokens in each of the split's documents. Reads them."""
+        start, stop = self.run
+        return checksum_lengths(self.dataset.sequence_lengths[start:stop])
 
     def __len__(self) -> int:
         """Samples in the order."""

@@ -39,6 +39,7 @@ def _describe(indices: GPTIndices, run: tuple[int, int], lengths: npt.NDArray[np
     """What the kernel needs to know of a dataset, or None."""
     if indices.run != run or lengths is None or max(run[1], indices.sequence_length) > _HIGHEST:
         return None
+    indices.note_lengths(lengths)
     try:
         plan = indices.plan_over(lengths)
     except (PlanError, FormatError):

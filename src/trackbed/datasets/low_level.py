@@ -7,7 +7,7 @@ import numpy as np
 
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["identify", "let_go", "most_tokens", "num_sequences"]
+__all__ = ["data_stamps", "identify", "let_go", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -16,6 +16,16 @@ def identify(dataset: Any) -> dict[str, Any]:
         return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
     return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}
+
+
+def data_stamps(dataset: Any) -> str | None:
+    """Inode, size and time of its index files when they were opened, as text; None where it has none."""
+    if isinstance(dataset, IndexedDataset):
+        return " ".join(map(str, dataset.index.ends.stamp))
+    if isinstance(dataset, IndexedGroup):
+        stamps = ";".join(" ".join(map(str, member.index.ends.stamp)) for member in dataset.members)
+        return hashlib.sha256(stamps.encode()).hexdigest()
+    return None
 
 
 def most_tokens(dataset: Any) -> int | None:

@@ -1,7 +1,9 @@
 """Files that appear whole under their final name or not at all, and checksums of them."""
 
 from trackbed.files.behind import WrittenBehind
+from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
+from trackbed.files.flush import flush_file_system
 from trackbed.files.local import is_local, whereabouts
 from trackbed.files.mapped import mapped_files
 from trackbed.files.mapping import let_go, map_readonly, read_ahead
@@ -29,6 +31,7 @@ __all__ = [
     "Writeback",
     "Writer",
     "WrittenBehind",
+    "boot_id",
     "check_stamp",
     "checksum_bytes",
     "checksum_file",
@@ -36,6 +39,7 @@ __all__ = [
     "clear_dead_partials",
     "crc32",
     "find_partials",
+    "flush_file_system",
     "flush_to_disk",
     "is_local",
     "let_go",

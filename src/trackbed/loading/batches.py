@@ -11,13 +11,16 @@ import numpy as np
 import torch
 
 from trackbed.datasets import Batch, BlendedDataset
+from trackbed.datasets.data_checksum import DataChecksum
 from trackbed.datasets.gathering import Gathering
 from trackbed.errors import ArgumentError
 from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies
+from trackbed.loading.position import check_data_checksum, check_mapping
 from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
+from trackbed.loading.samplers import Positioned
 
 __all__ = ["BatchLoader"]
 
@@ -78,6 +81,10 @@ class BatchLoader:
         self._ring = Ring(ahead + 2)
         self._state: dict[str, Any] | None = None
         self._run: ReadAhead[_Made] | None = None
+        data = getattr(dataset, "data_checksum", None)
+        self._data = data if isinstance(data, DataChecksum) else None
+        if self._data is not None:
+            self._data.start()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches from the position on.
@@ -86,7 +93,7 @@ class BatchLoader:
             Exception: what the sampler or `gather` raised, where the batch would have been handed out.
         """
         self.close()
-        self._state = self.sampler.state_dict()
+        self._state = self._position()
         run = self._run = ReadAhead(self._make, self._ahead)
         try:
             while (batch := self._next(run)) is not None:
@@ -118,7 +125,7 @@ class BatchLoader:
         if self._run is run:
             self._run = None
             if self._state is not None:
-                self.sampler.load_state_dict(self._state)
+                self._restore(self._state)
 
     def close(self) -> None:
         """End the iteration that is under way, if any, and its thread."""
@@ -126,26 +133,42 @@ class BatchLoader:
             self._leave(self._run)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out: the sampler's state, which it takes too.
+        """The position after the last batch that was handed out: the sampler's state, and the checksum of the data.
 
-        Plain values, so that `torch.distributed.checkpoint` and torch's stateful loaders keep it.
+        Plain values, so that `torch.distributed.checkpoint` and torch's stateful loaders keep it. In the order
+        "instant" the first call may wait until the lengths of all documents were read.
         """
-        return self.sampler.state_dict() if self._run is None else dict(self._state or {})
+        state = self._position() if self._run is None else dict(self._state or {})
+        return state if self._data is None else {**state, "data_checksum": self._data.result()}
+
+    def _position(self) -> dict[str, Any]:
+        """The sampler's position, without the checksum of the data where the sampler leaves it out."""
+        return self.sampler.position_state() if isinstance(self.sampler, Positioned) else self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, by a loader or by a sampler, on any number of ranks.
 
         Raises:
-            ArgumentError: the sampler refuses it.
+            ArgumentError: it is no state, its data had other contents, or the sampler refuses it.
         """
+        check_mapping(state)
+        if self._data is not None:
+            check_data_checksum(state, self._data.result())
         self.close()
-        self.sampler.load_state_dict(state)
+        self._restore({name: value for name, value in state.items() if name != "data_checksum"})
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Put the sampler to a position whose data were looked at."""
+        if isinstance(self.sampler, Positioned):
+            self.sampler.load_position(state)
+        else:
+            self.sampler.load_state_dict(state)
 
     def _make(self) -> Iterator[_Made]:
         """The batches, on the thread that reads ahead."""
         copies = None if self._device is None else DeviceCopies(self._device)
         for indices in self.sampler:
-            state = self.sampler.state_dict()
+            state = self._position()
             batch = self.dataset.gather(indices, self._memory(len(indices)), num_threads=self._num_threads)
             tokens = self._tokens(batch)
             lent = self._ring.lend(batch)

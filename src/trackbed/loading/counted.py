@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any, Final, Protocol, runtime_checkable
 
 from trackbed.errors import ArgumentError
+from trackbed.loading.position import check_mapping
 
 __all__ = ["BatchSampler", "CountedBatches"]
 
@@ -62,6 +63,7 @@ class CountedBatches:
         Raises:
             ArgumentError: `state` is of another version, or counts no batches.
         """
+        check_mapping(state)
         if state.get("version") != VERSION or not isinstance(state.get("batches"), int) or state["batches"] < 0:
             msg = f"the state of batches must have version {VERSION} and a number of batches, found {dict(state)}"
             raise ArgumentError(msg)

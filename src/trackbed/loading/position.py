@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Position"]
+__all__ = ["Position", "check_data_checksum", "check_mapping"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,9 @@ class Position:
         """This position, moved to where `state` was taken.
 
         Raises:
-            ArgumentError: `state` is of another version, of other data, or of another order.
+            ArgumentError: `state` is no position, of another version, of other data, or of another order.
         """
+        check_mapping(state)
         if state.get("version") != VERSION:
             msg = f"the state of a sampler must have version {VERSION}, found {state.get('version')}"
             raise ArgumentError(msg)
@@ -67,6 +68,41 @@ class Position:
             )
             raise ArgumentError(msg)
         return replace(self, consumed_samples=consumed)
+
+
+def check_mapping(state: object) -> None:
+    """Refuse a state that is no mapping.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if not isinstance(state, Mapping):
+        msg = f"a state must be a mapping, as state_dict returns it, found a {type(state).__name__}"
+        raise ArgumentError(msg)
+
+
+def check_data_checksum(state: Mapping[str, Any], found: str) -> None:
+    """Refuse a position whose data had other contents than those of today; warn where it does not say.
+
+    Args:
+        state: the position, with `data_checksum`, which positions of older versions lack.
+        found: the checksum of the data as they are.
+
+    Raises:
+        ArgumentError: the checksums differ; the message has both.
+    """
+    saved = state.get("data_checksum")
+    if saved is None:
+        logger.warning(
+            "a run goes on from a position without data_checksum, as older versions of Trackbed save it: "
+            "whether its data were made again since cannot be checked"
+        )
+    elif saved != found:
+        msg = (
+            f"a run can go on only with the data it had: data_checksum was {saved!r}, found {found!r}; "
+            "its files were made again, with other documents or in another order"
+        )
+        raise ArgumentError(msg)
 
 
 @cache

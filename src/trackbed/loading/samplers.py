@@ -4,18 +4,69 @@ m is the number of samples in one micro batch of all ranks: `micro_batch_size * 
 batch is any number of those, so its size may change from one step to the next.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.errors import ArgumentError
-from trackbed.loading.position import Position
+from trackbed.loading.position import Position, check_data_checksum, check_mapping
 
-__all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler"]
+__all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Positioned"]
 
 
-class MegatronPretrainingSampler:
+class Positioned(ABC):
+    """A sampler whose position is kept with the checksum of its data.
+
+    A loader keeps a position for each batch, and adds the checksum where one is saved: it may have to be waited for.
+    """
+
+    _data: DataChecksum | None = None
+
+    def _keep_data(self, data: DataChecksum | None) -> None:
+        """Take the checksum of the data, and have it computed in the background."""
+        self._data = data
+        if data is not None:
+            data.start()
+
+    @abstractmethod
+    def _position_now(self, consumed_samples: int | None) -> Position:
+        """The position after so many samples, or after those that were handed out."""
+
+    @abstractmethod
+    def load_position(self, state: Mapping[str, Any]) -> None:
+        """`load_state_dict`, without a look at the checksum of the data."""
+
+    def position_state(self) -> dict[str, Any]:
+        """The position after what was handed out, without the checksum of the data."""
+        return self._position_now(None).state_dict()
+
+    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
+        """The position, to be kept in a checkpoint, with the checksum of the data, which may be waited for.
+
+        Args:
+            consumed_samples: what all ranks together have trained on; by default what this sampler has handed
+                out, which is more where a loader reads ahead.
+        """
+        state = self._position_now(consumed_samples).state_dict()
+        return state if self._data is None else {**state, "data_checksum": self._data.result()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on any number of ranks unless the order depends on it.
+
+        Raises:
+            ArgumentError: `state` is of another version, of other data or of another order; the message has both
+                values.
+        """
+        check_mapping(state)
+        if self._data is not None:
+            check_data_checksum(state, self._data.result())
+        self.load_position(state)
+
+
+class MegatronPretrainingSampler(Positioned):
     """Samples in the order of the dataset; each rank takes its contiguous part of every m.
 
     A batch sampler for torch's DataLoader. Iterating begins at `consumed_samples` each time.
@@ -28,7 +79,8 @@ class MegatronPretrainingSampler:
         data_parallel_size: number of ranks, at least 1.
         drop_last: whether samples that do not fill up m at the end are left out; if not, ranks get what there
             is for them, which may be nothing.
-        fingerprint: that of the dataset, to recognise it when resuming.
+        fingerprint: that of the dataset, to recognise it when resuming. With the `fingerprint` of one of our datasets,
+            the position also holds the checksum of its data.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -58,8 +110,9 @@ class MegatronPretrainingSampler:
         self.data_parallel_rank = data_parallel_rank
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.drop_last = drop_last
-        self._fingerprint = fingerprint
+        self._fingerprint = None if fingerprint is None else str(fingerprint)
         self._handed_out = consumed_samples
+        self._keep_data(fingerprint.data if isinstance(fingerprint, DatasetFingerprint) else None)
 
     def __len__(self) -> int:
         """Samples of the dataset, as Megatron counts."""
@@ -76,21 +129,11 @@ class MegatronPretrainingSampler:
             self._handed_out = last
             yield list(range(min(first + start, last), min(first + start + self.micro_batch_size, last)))
 
-    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
-        """The position, to be kept in a checkpoint.
+    def _position_now(self, consumed_samples: int | None) -> Position:
+        return self._position(self._handed_out if consumed_samples is None else consumed_samples)
 
-        Args:
-            consumed_samples: what all ranks together have trained on; by default what this sampler has handed
-                out, which is more where a loader reads ahead.
-        """
-        return self._position(self._handed_out if consumed_samples is None else consumed_samples).state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on any number of ranks.
-
-        Raises:
-            ArgumentError: `state` is of another version, or of other data; the message has both values.
-        """
+    def load_position(self, state: Mapping[str, Any]) -> None:
+        """`load_state_dict`, without a look at the checksum of the data."""
         consumed = self._position(0).resumed(state).consumed_samples
         if consumed > self.total_samples:
             msg = f"consumed_samples must be in [0, {self.total_samples}], found {consumed}"
@@ -107,7 +150,7 @@ class MegatronPretrainingSampler:
         )
 
 
-class MegatronPretrainingRandomSampler:
+class MegatronPretrainingRandomSampler(Positioned):
     """Samples in an order that is drawn anew each epoch.
 
     A batch sampler for torch's DataLoader. Iterating goes to the end of the current epoch, and moves
@@ -148,6 +191,8 @@ class MegatronPretrainingRandomSampler:
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.last_batch_size = total_samples % self.micro_batch_times_data_parallel_size
         self.consumed_samples = self._checked(consumed_samples)
+        data = getattr(dataset, "data_checksum", None)
+        self._keep_data(data if isinstance(data, DataChecksum) else None)
 
     @property
     def _samples_per_epoch(self) -> int:
@@ -195,30 +240,20 @@ class MegatronPretrainingRandomSampler:
         step = self.micro_batch_times_data_parallel_size if self.data_sharding else self.micro_batch_size
         return self.total_samples // step * self.micro_batch_size
 
-    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
-        """The position, to be kept in a checkpoint.
+    def _position_now(self, consumed_samples: int | None) -> Position:
+        return self._position(self.consumed_samples if consumed_samples is None else consumed_samples)
 
-        Args:
-            consumed_samples: what all ranks together have trained on; by default what this sampler has handed
-                out, which is more where a loader reads ahead.
-        """
-        return self._position(self.consumed_samples if consumed_samples is None else consumed_samples).state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
-
-        Raises:
-            ArgumentError: `state` is of another version, of other data or of another order, or of another
-                number of ranks where the order depends on it; the message has both values.
-        """
+    def load_position(self, state: Mapping[str, Any]) -> None:
+        """`load_state_dict`, without a look at the checksum of the data."""
         self.consumed_samples = self._checked(self._position(0).resumed(state).consumed_samples)
 
     def _position(self, consumed_samples: int) -> Position:
+        fingerprint = getattr(self.dataset, "fingerprint", None)
         return Position(
             consumed_samples=consumed_samples,
             total_samples=self.total_samples,
             order="random, sharded" if self.data_sharding else "random",
-            fingerprint=getattr(self.dataset, "fingerprint", None),
+            fingerprint=None if fingerprint is None else str(fingerprint),
             samples_per_epoch=self._samples_per_epoch,
             permuted=self._permuted,
             data_parallel_size=self.data_parallel_size if self.data_sharding else None,

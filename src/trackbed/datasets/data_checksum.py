@@ -1,0 +1,99 @@
+"""Checksums of the data that samples are computed from: files may be replaced under the same identity.
+
+Shapes: N sequences.
+"""
+
+import os
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.files import crc32
+from trackbed.kernels import look_in
+
+__all__ = ["DataChecksum", "DatasetFingerprint", "checksum_lengths"]
+
+_STRIDE: Final = 1 << 20
+"""Lengths that are summed up between two looks at the watch."""
+
+
+def checksum_lengths(lengths: npt.NDArray[Any]) -> str:
+    """CRC-32 of `[N]` lengths as int32, little endian: eight hexadecimal digits.
+
+    >>> checksum_lengths(np.array([3, 1, 2])), checksum_lengths(np.array([3, 2, 1]))
+    ('6ae8dc8a', 'f6d27487')
+    """
+    value = 0
+    for start in range(0, len(lengths), _STRIDE):
+        look_in(start)
+        value = crc32(np.ascontiguousarray(lengths[start : start + _STRIDE], dtype="<i4").data, value)
+    return f"{value:08x}"
+
+
+class DataChecksum:
+    """The checksum of the data behind a dataset, computed once: in the background, or when it is asked for.
+
+    Args:
+        compute: gives the checksum; may read all lengths.
+    """
+
+    def __init__(self, compute: Callable[[], str]) -> None:
+        self._compute = compute
+        self._found: str | None = None
+        self._error: Exception | None = None
+        self._done = Event()
+        self._worker = 0
+        """Number of the process that computes it in the background; 0 before."""
+        self._lock = Lock()
+
+    def start(self) -> None:
+        """Begin to compute it in the background."""
+        with self._lock:
+            if self._found is not None or self._worker == os.getpid():
+                return
+            self._worker = os.getpid()
+            self._done.clear()
+        Thread(target=self._work, name="trackbed-checksum", daemon=True).start()
+
+    def result(self) -> str:
+        """The checksum; waits for it.
+
+        Raises:
+            Exception: the data cannot be read.
+        """
+        if self._found is None and self._worker == os.getpid():
+            self._done.wait()
+        if self._error is not None:
+            raise self._error
+        if self._found is None:
+            self._found = self._compute()
+        return self._found
+
+    def _work(self) -> None:
+        try:
+            self._found = self._compute()
+        except Exception as error:  # noqa: BLE001  it is raised where the checksum is asked for
+            self._error = error
+        self._done.set()
+
+
+class DatasetFingerprint(str):
+    """The fingerprint of a dataset, with the checksum of its data: a sampler that is given it keeps both."""
+
+    __slots__ = ("data",)
+
+    data: DataChecksum
+
+    @classmethod
+    def of(cls, text: str, data: DataChecksum) -> "DatasetFingerprint":
+        """The fingerprint `text` of a dataset whose data have this checksum."""
+        made = cls(text)
+        made.data = data
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A copy is plain text."""
+        return str, (str(self),)
