@@ -104,7 +104,8 @@ class Planner {
         return false;
       }
     }
-    return true;
+    const bool may_be_short = source_.may_be_short != 0 && row == source_.num_samples - 1;
+    return done == length_ || may_be_short || !plan_.absent.empty();
   }
 
   // Tokens of a document from `begin` on, to its end or, if it is the last one, to `end` and the extra token.
@@ -118,8 +119,9 @@ class Planner {
       plan_.absent.push_back(&file - files_.data() + source_.first_file);
       return true;
     }
-    const std::int64_t stop = is_last ? end + extra_ : load<std::int32_t>(file.lengths, sequence);
-    if (stop < begin || stop - begin > length_ - done) {
+    const std::int64_t size = load<std::int32_t>(file.lengths, sequence);
+    const std::int64_t stop = is_last ? end + extra_ : size;
+    if (stop < begin || stop > size || stop - begin > length_ - done) {
       return false;
     }
     std::int64_t byte = 0;

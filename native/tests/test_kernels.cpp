@@ -1435,7 +1435,8 @@ MadeFiles make_files(Random& random, const trackbed::SampleShape& shape) {
                  .rows = nullptr,
                  .row_bytes = 8,
                  .shuffle = nullptr,
-                 .shuffle_bytes = 4};
+                 .shuffle_bytes = 4,
+                 .may_be_short = 0};
   if (random.below(2) == 0 && num_samples > 0) {
     std::vector<std::int32_t> lengths;
     for (std::size_t number = 0; number < made.sequences.size(); ++number) {

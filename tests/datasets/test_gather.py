@@ -351,10 +351,10 @@ def test_torchs_loader_asks_for_whole_batches(tmp_path, workers, monkeypatch):
     dataset = build(gpt_config(None, blend=(write_pairs(tmp_path), [3, 2, 1]), split="1"), (50, None, None))[0]
     wanted = [stacked(dataset, range(len(dataset))[first : first + 5]) for first in range(0, len(dataset), 5)]
 
-    def refuse(self, idx):
+    def refuse(self):
         raise AssertionError
 
-    monkeypatch.setattr(GPTDataset, "_locate", refuse)
+    monkeypatch.setattr(GPTDataset, "_visited", property(refuse))
     for source in (dataset, Subset(dataset, range(len(dataset)))):
         loader = DataLoader(source, batch_size=5, num_workers=workers)
         for batch, want in zip(loader, wanted, strict=True):

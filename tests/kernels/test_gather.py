@@ -80,7 +80,9 @@ def datasets(draw):
             rows = reference.sample_index(lengths, visits, count, sequence_length=length, extra_token=extra)
             shuffle = rng.permutation(count).astype(draw(st.sampled_from([np.uint32, np.int64])))
             row_type = np.int64 if visits.dtype == np.int64 else draw(st.sampled_from([np.int32, np.int64]))
-            sources.place_visits(number, visits=Visits(visits, rows.astype(row_type), shuffle), **files)
+            sources.place_visits(
+                number, visits=Visits(visits, rows.astype(row_type), shuffle, may_be_short=True), **files
+            )
         counts.append(count)
     shape = SampleShape(
         length=length,
@@ -178,6 +180,10 @@ def test_the_honest_sample_is_gathered():
         {"rows": ((0, 0), (0, -FAR))},
         {"rows": ((0, 0), (0, 5))},
         {"rows": ((0, 4), (0, 8))},
+        {"rows": ((0, 0), (0, 3))},
+        {"rows": ((0, 1), (0, 4))},
+        {"lengths": (4,)},
+        {"visits": (0, 0), "rows": ((0, 1), (1, 0)), "lengths": (3,)},
         {"visits": (1,)},
         {"visits": (-1,)},
         {"visits": (FAR,)},
@@ -196,6 +202,18 @@ def test_the_honest_sample_is_gathered():
 )
 def test_a_hostile_span_is_refused_and_the_first_such_sample_named(lie):
     assert outcome(small(**lie), 0).refused == 0
+
+
+def test_only_the_last_row_may_be_short():
+    def outcomes(*, may_be_short):
+        sources = small()
+        rows, shuffle = np.array([(0, 0), (0, 2), (0, 3)]), np.array([0, 1])
+        told = Visits(np.array([0]), rows, shuffle, may_be_short=may_be_short)
+        sources.place_visits(0, first_file=0, num_files=1, dtype=8, visits=told)
+        return [outcome(sources, position).refused for position in (0, 1)]
+
+    assert outcomes(may_be_short=True) == [0, None]
+    assert outcomes(may_be_short=False) == [0, 0]
 
 
 @pytest.mark.parametrize("position", [1, -2, FAR, -FAR, 2**63 - 1, -(2**63)])

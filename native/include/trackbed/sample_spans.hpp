@@ -34,6 +34,7 @@ struct SampleSource {
   std::int64_t row_bytes;
   const std::byte* shuffle;  // num_samples rows: unsigned where they are narrow
   std::int64_t shuffle_bytes;
+  std::int64_t may_be_short;  // 1 if the last row's sample may end with the visits before it is full, else 0
 };
 
 // Tokens next to each other in memory.
@@ -45,7 +46,7 @@ struct Span {
 enum class Planned {
   whole,    // all spans lie inside the mapped files
   absent,   // a file that the sample needs is not mapped yet
-  refused,  // the sample is not there, or not inside the files, or longer than it may be
+  refused,  // the sample is not there, not inside the files, or its documents do not make it up
 };
 
 // What one sample is cut from.
@@ -60,8 +61,8 @@ std::int64_t token_bytes_of(std::int64_t dtype);
 
 // Where the sample at a position of the shuffled order lies, counted from the end if it is below 0, or, without visits,
 // the one of that number in the files.
-// It has at most `length` tokens, of which the last `extra` (0 or 1) belong to the next sample, too; fewer only where
-// the visits end. Every span is checked against the bytes that are mapped: whatever the files and arrays say, none
+// It has `length` tokens, of which the last `extra` (0 or 1) belong to the next sample, too; fewer only in the last row,
+// where that may be short. Arrays that contradict each other, so that the documents do not make up the sample, refuse it. Every span is checked against the bytes that are mapped: whatever the files and arrays say, none
 // leads outside. Nothing is read of the tokens.
 // Requires: arrays as long as `source` and `files` say. O(visits of the sample + log(sequences)).
 Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,

@@ -8,7 +8,7 @@ from trackbed.cache.memo import Memo, read_memo, write_memo
 from trackbed.cache.notes import await_flush, entry_digest, flushed_note, read_notes
 from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, Pending, access, collecting, flush_built, open_entry, open_or_build
-from trackbed.cache.opened import Arrays, data_crc32_of, shape_of
+from trackbed.cache.opened import Arrays, damage, data_crc32_of, shape_of
 from trackbed.cache.recall import Recall, recalled, recalling, record_of
 from trackbed.cache.together import bundles_of, find_together, make_together
 from trackbed.cache.uses import DAY_SECONDS, touch_use, use_name
@@ -41,6 +41,7 @@ __all__ = [
     "bundles_of",
     "bytes_to_read",
     "collecting",
+    "damage",
     "data_crc32_of",
     "entries_in_use",
     "entry_digest",

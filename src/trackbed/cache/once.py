@@ -102,6 +102,10 @@ class Pending(Arrays):
         """CRC-32 of the data that it was computed from; empty where no manifest tells."""
         return data_crc32_of(self.make())
 
+    def path_of(self, name: str) -> str:
+        """Path of the file of one of the arrays; the bare name where they lie in memory."""
+        return str(getattr(self.make(), "path_of", str)(name))
+
     @property
     def is_open(self) -> bool:
         """Whether it was opened or built."""

@@ -4,7 +4,7 @@ Thousands of entries are opened at a start, and most of their arrays are not rea
 time, and more maps than the system gives a process.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.npy import map_npy
 from trackbed.errors import CacheError, FormatError
 
-__all__ = ["Arrays", "OpenedArrays", "data_crc32_of", "shape_of", "specs_of"]
+__all__ = ["Arrays", "OpenedArrays", "damage", "data_crc32_of", "shape_of", "specs_of"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -33,6 +33,10 @@ class OpenedArrays(Arrays):
         self.data_crc32 = data_crc32
         self._place = place
         self._mapped: dict[str, npt.NDArray[Any]] = {}
+
+    def path_of(self, name: str) -> str:
+        """Path of the file of one of the arrays."""
+        return self._place.array(name)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """One of the arrays.
@@ -87,3 +91,14 @@ def data_crc32_of(arrays: Arrays) -> str:
     """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
     found: str = getattr(arrays, "data_crc32", "")
     return found
+
+
+def damage(arrays: Arrays, names: Sequence[str], wanted: str, found: str) -> CacheError:
+    """The error to raise where numbers of these arrays are not what they must be, or contradict each other.
+
+    >>> damage({}, ["shuffle_index"], "rows in [0, 5)", "9 at position 2")
+    CacheError('shuffle_index: must hold rows in [0, 5), found 9 at position 2; `trackbed cache verify` says ...
+    """
+    path_of = getattr(arrays, "path_of", str)
+    advice = "`trackbed cache verify` says which files are damaged; without them the index is built anew"
+    return CacheError(f"{', '.join(map(path_of, names))}: must hold {wanted}, found {found}; {advice}")

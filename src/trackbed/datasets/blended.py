@@ -7,8 +7,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import index as as_index
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from trackbed.cache import (
     Arrays,
     ArraySpec,
     Entry,
+    damage,
     fingerprint,
     in_memory,
     open_entry,
@@ -295,23 +297,43 @@ class BlendedDataset(_Dataset, Gathering):
         Raises:
             IndexError: there is no such sample.
         """
-        datasets, samples = self._draw(np.array([idx], dtype=np.int64))
-        sample = StoredSample(samples[0]) if self.config.order == "instant" else int(samples[0])
-        return int(datasets[0]), sample
+        if self.config.order == "instant":
+            position = self._checked(idx)
+            datasets, samples = self.order.locate([position])  # type: ignore[union-attr]  # there is such a sample
+            return int(datasets[0]), StoredSample(samples[0])
+        self._open_deferred()
+        position = self._checked(idx)
+        dataset_id, sample = int(self.dataset_index[position]), int(self.dataset_sample_index[position])
+        if not 0 <= dataset_id < len(self.datasets):
+            self._refuse(ARRAYS[:1], f"datasets in [0, {len(self.datasets)})", f"{dataset_id} at {position}")
+        if not 0 <= sample < len(self.datasets[dataset_id]):
+            wanted = f"samples in [0, {len(self.datasets[dataset_id])}) of dataset {dataset_id}"
+            self._refuse(ARRAYS, wanted, f"{sample} at {position}")
+        return dataset_id, sample
+
+    def _checked(self, idx: int) -> int:
+        """The position `idx`, counted from the end where it is below 0."""
+        number = as_index(idx)
+        position = number + len(self) if number < 0 else number
+        if not 0 <= position < len(self):
+            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {number}"
+            raise IndexError(msg)
+        return position
+
+    def _refuse(self, names: Sequence[str], wanted: str, found: str) -> NoReturn:
+        raise damage(self._arrays or {}, names, wanted, found)
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """One sample: `dataset_id`, then what the dataset's sample holds.
 
         Raises:
             IndexError: there is no such sample.
+            CacheError: an index is damaged.
         """
-        if self.config.order == "instant":
-            return self._located(idx)
-        self._open_deferred()
-        dataset_id = self.dataset_index[idx]
-        if self.config.order == "balanced":
-            dataset_id = int(dataset_id)  # torch can do little with uint16
-        return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
+        dataset_id, sample = self.locate(idx)
+        # torch can do little with the uint16 of the order "balanced".
+        told = self.dataset_index.dtype.type(dataset_id) if self.config.order == "megatron" else dataset_id
+        return {"dataset_id": told, **self.datasets[dataset_id][sample]}
 
     def _open_deferred(self) -> None:
         """See that the indices are there."""
@@ -343,29 +365,17 @@ class BlendedDataset(_Dataset, Gathering):
         return self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        if self.config.order == "instant" and self._ahead is not None:
-            return self._ahead.locate(positions)
+        outside = np.flatnonzero((positions < -len(self)) | (positions >= len(self)))
+        if len(outside):
+            self._checked(int(positions[outside[0]]))
         if self.config.order == "instant":
-            return _no_draws(positions)
+            return (np.zeros(0, dtype=np.int32), positions) if self._ahead is None else self._ahead.locate(positions)
         self._open_deferred()
-        return self.dataset_index[positions].astype(np.int32), self.dataset_sample_index[positions].astype(np.int64)
-
-    def _located(self, idx: int) -> dict[str, Any]:
-        position = idx + len(self) if idx < 0 else idx
-        if self.order is None or not 0 <= position < len(self):
-            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {idx}"
-            raise IndexError(msg)
-        datasets, samples = self.order.locate([position])
-        dataset_id = int(datasets[0])
-        return {"dataset_id": dataset_id, **self.datasets[dataset_id][StoredSample(samples[0])]}
-
-
-def _no_draws(positions: npt.NDArray[np.int64]) -> Draws:
-    """What an order without samples gives at no positions."""
-    if len(positions):
-        msg = f"a sample must be in [0, 0), found {positions[0]}"
-        raise IndexError(msg)
-    return np.zeros(0, dtype=np.int32), positions
+        datasets, samples = self.dataset_index[positions], self.dataset_sample_index[positions]
+        if len(positions) and not (datasets.min() >= 0 and datasets.max() < len(self.datasets) and samples.min() >= 0):
+            for position in positions.tolist():
+                self.locate(position)
+        return datasets.astype(np.int32), samples.astype(np.int64)
 
 
 def blend(

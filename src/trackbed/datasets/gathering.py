@@ -4,9 +4,9 @@ Shapes: B samples of a batch, K datasets of a blend, S tokens of a sample.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ __all__ = ["Draws", "Gathering", "Indices"]
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 Draws = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """`[B]` dataset of each sample, and `[B]` its position there."""
+_HIGHEST: Final = int(np.iinfo(np.int64).max)
 
 
 class Gathering(ABC):
@@ -34,6 +35,15 @@ class Gathering(ABC):
     @abstractmethod
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """One sample."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All samples, in their order. What a sample raises goes up, an IndexError included."""
+        for position in range(len(self)):
+            yield self[position]
 
     @abstractmethod
     def _gathered(self) -> "Gatherer | None":
@@ -65,9 +75,13 @@ class Gathering(ABC):
         Raises:
             IndexError: there is no such position.
             ArgumentError: an argument is out of range, or `out` does not fit.
+            CacheError: an index is damaged.
             FormatError: the files are shorter than their index says, or were cut short after they were mapped; that is
                 looked for every 50 ms.
         """
+        if out is not None and not isinstance(out, Batch):
+            msg = f"out must be a Batch, as gather and empty_batch return it, found a {type(out).__name__}"
+            raise ArgumentError(msg)
         positions = _positions(indices)
         gatherer = self._gathered()
         found = None if gatherer is None else gatherer.gather(self._draw(positions), out, num_threads=num_threads)
@@ -174,6 +188,9 @@ def _positions(indices: Indices) -> npt.NDArray[np.int64]:
     if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
         msg = f"indices must be a vector of integers, found {found.dtype} of shape {list(found.shape)}"
         raise ArgumentError(msg)
+    if found.dtype == np.uint64 and len(found) and int(found.max()) > _HIGHEST:
+        msg = f"a sample must be below 2**63, found {int(found.max())}"
+        raise IndexError(msg)
     return np.ascontiguousarray(found, dtype=np.int64)
 
 

@@ -36,6 +36,7 @@ from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.gpt_together import MOST_VISITS, build_together
+from trackbed.datasets.gpt_visits import VisitedSamples
 from trackbed.datasets.low_level import identify, let_go, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
@@ -68,15 +69,6 @@ _SHAPING = (
 def _as_path(directory: str) -> Path:
     """One path for thousands of entries."""
     return Path(directory)
-
-
-class _Span(NamedTuple):
-    """The visits that a sample is cut from, and where in the first and the last of them it begins and ends."""
-
-    first: int
-    first_offset: int
-    last: int
-    last_offset: int
 
 
 class Piece(NamedTuple):
@@ -359,6 +351,7 @@ class GPTDataset(MegatronDataset, Gathering):
 
         Raises:
             IndexError: there is no such sample.
+            CacheError: an index is damaged.
             FormatError: the files are shorter than their index says.
         """
         position = 0 if idx is None else idx
@@ -419,7 +412,7 @@ class GPTDataset(MegatronDataset, Gathering):
         if self.config.order == "instant":
             return Stretches(self._instant.samples_per_epoch, self._instant.origin_byte)
         self._open_deferred()
-        return Visits(self.document_index, self.sample_index, self.shuffle_index)
+        return Visits(self.document_index, self.sample_index, self.shuffle_index, self._indices.keep_partial)
 
     @cached_property
     def _gatherer(self) -> Gatherer:
@@ -443,11 +436,17 @@ class GPTDataset(MegatronDataset, Gathering):
                 else open_entry(entry, expected=self._expect_indices, advice=_DEFERRED)
             )
 
-    def _locate(self, idx: int) -> _Span:
+    @property
+    def _visited(self) -> VisitedSamples:
+        """Samples as the indices say, which are opened first where that was put off."""
         self._open_deferred()
-        row = int(self.shuffle_index[idx])
-        rows = self.sample_index[row : row + 2].tolist()
-        return _Span(*rows[0], *rows[1])
+        return VisitedSamples(
+            self.dataset,
+            Visits(self.document_index, self.sample_index, self.shuffle_index, self._indices.keep_partial),
+            length=self.config.sequence_length + self.config.add_extra_token_to_sequence,
+            extra_token=int(self.config.add_extra_token_to_sequence),
+            arrays=self._arrays or {},
+        )
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`[S + X]` token ids of a sample, filled up with padding, and the documents that they come from.
@@ -456,21 +455,7 @@ class GPTDataset(MegatronDataset, Gathering):
         """
         if self.config.order == "instant":
             return self._instant.read(idx)
-        span = self._locate(idx)
-        length = self.config.sequence_length + self.config.add_extra_token_to_sequence
-        documents = self.document_index[span.first : span.last + 1].tolist()
-        get = self.dataset.get
-        stop = span.last_offset + self.config.add_extra_token_to_sequence
-        if len(documents) == 1:
-            pieces = [get(documents[0], offset=span.first_offset, length=stop - span.first_offset)]
-        else:
-            pieces = [get(documents[0], offset=span.first_offset)]
-            pieces += [get(document) for document in documents[1:-1]]
-            pieces.append(get(documents[-1], offset=0, length=stop))
-        missing = length - sum(map(len, pieces))
-        if missing > 0:
-            pieces.append(np.full(missing, self._pad_token_id, dtype=np.int64))
-        return np.concatenate(pieces, dtype=np.int64), np.array(documents, dtype=np.int64)
+        return self._visited.read(idx, padding=self._pad_token_id)
 
     def pieces(self, idx: int) -> list[Piece]:
         """Where the text of a sample comes from, in its order, the extra token included and padding not.
@@ -483,24 +468,16 @@ class GPTDataset(MegatronDataset, Gathering):
         Raises:
             IndexError: there is no such sample.
         """
-        if self.config.order == "instant":
-            found = self._instant.pieces(idx)
-        else:
-            span = self._locate(idx)
-            documents = self.document_index[span.first : span.last + 1].tolist()
-            stops = [*self.dataset.sequence_lengths[documents[:-1]].tolist(), span.last_offset]
-            stops[-1] += self.config.add_extra_token_to_sequence
-            starts = [span.first_offset, *[0] * (len(documents) - 1)]
-            found = list(zip(documents, starts, stops, strict=True))
+        found = (
+            self._instant.pieces(idx)
+            if self.config.order == "instant"
+            else zip(*self._visited.pieces(idx), strict=True)
+        )
         return [Piece(*one) for one in found if one[1] < one[2]]
 
     def _piece_lengths(self, idx: int) -> list[int]:
         """Tokens that a sample takes from each of the visits it spans, the extra one included."""
         if self.config.order == "instant":
             return self._instant.piece_lengths(idx)
-        span = self._locate(idx)
-        documents = self.document_index[span.first : span.last + 1]
-        pieces: list[int] = self.dataset.sequence_lengths[documents].tolist()
-        pieces[-1] = span.last_offset + self.config.add_extra_token_to_sequence
-        pieces[0] -= span.first_offset
-        return pieces
+        _, starts, stops = self._visited.pieces(idx)
+        return [stop - start for start, stop in zip(starts, stops, strict=True)]

@@ -29,6 +29,7 @@ _SOURCE: Final = np.dtype(
         *[("first_file", "<i8"), ("num_files", "<i8"), ("dtype", "<i8"), ("num_samples", "<i8")],
         *[("origin_byte", "<i8"), ("visits", "<i8"), ("num_visits", "<i8"), ("visit_bytes", "<i8")],
         *[("rows", "<i8"), ("row_bytes", "<i8"), ("shuffle", "<i8"), ("shuffle_bytes", "<i8")],
+        ("may_be_short", "<i8"),
     ]
 )
 """As `native/include/trackbed/sample_spans.hpp` says; an array is named by its address."""
@@ -59,6 +60,8 @@ class Visits(NamedTuple):
     """`[R + 1, 2]` visit and token offset inside it at which each sample begins, int32 or int64."""
     shuffle: npt.NDArray[np.integer[Any]]
     """`[R]` row at each position, uint32 or int64."""
+    may_be_short: bool = False
+    """Whether the sample of the last row may end with the visits before it is full."""
 
 
 class SampleSources:
@@ -132,9 +135,10 @@ class SampleSources:
             ArgumentError: an argument is not what it must be.
         """
         types = {"documents": (np.int32, np.int64), "rows": (np.int32, np.int64), "shuffle": (np.uint32, np.int64)}
-        for name, array in zip(visits._fields, visits, strict=True):
-            if array.dtype not in types[name] or not array.flags.c_contiguous or not array.flags.aligned:
-                msg = f"{name} must be contiguous {' or '.join(t.__name__ for t in types[name])}, found {array.dtype}"
+        for name, allowed in types.items():
+            array = getattr(visits, name)
+            if array.dtype not in allowed or not array.flags.c_contiguous or not array.flags.aligned:
+                msg = f"{name} must be contiguous {' or '.join(t.__name__ for t in allowed)}, found {array.dtype}"
                 raise ArgumentError(msg)
         if visits.rows.shape != (len(visits.shuffle) + 1, 2):
             msg = f"rows must have the shape [{len(visits.shuffle) + 1}, 2], found {list(visits.rows.shape)}"
@@ -153,6 +157,7 @@ class SampleSources:
             row_bytes=visits.rows.itemsize,
             shuffle=_address(visits.shuffle),
             shuffle_bytes=visits.shuffle.itemsize,
+            may_be_short=int(visits.may_be_short),
         )
 
     def place_stretches(
@@ -266,7 +271,7 @@ class Gathered(NamedTuple):
     """How far a batch came: it is whole if no sample was refused and no file absent."""
 
     refused: int | None
-    """The first sample that is not there, not inside the mapped files, or too long."""
+    """The first sample that is not there, not inside the mapped files, or not made up by its documents."""
     absent: list[int]
     """Files that must be mapped first."""
 
