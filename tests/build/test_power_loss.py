@@ -176,7 +176,7 @@ def loop_device(folder):
     image, mounted = folder / "disk.img", folder / "disk"
     mounted.mkdir()
     with image.open("wb") as file:
-        file.truncate(256 << 20)
+        file.truncate(2 << 30)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     if not mount(image, mounted):
         pytest.skip("a loop device cannot be mounted here")

@@ -5,6 +5,10 @@ import pytest
 
 from blends import build, gpt_config, write_pairs
 from trackbed.datasets import BlendedMegatronDatasetConfig, GPTDataset, GPTDatasetConfig, NullTokenizer
+from trackbed.errors import ArgumentError
+from trackbed.index import InstantOrder, Permutation
+from trackbed.index.balanced import balanced_blend
+from trackbed.index.legacy_random import LegacyShuffle
 
 BLEND = (["a", "b"], [1.0, 2.0])
 
@@ -12,8 +16,8 @@ BLEND = (["a", "b"], [1.0, 2.0])
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"random_seed": -1}, "random_seed must be in"),
-        ({"sequence_length": 0}, "sequence_length must be at least 1, found 0"),
+        ({"random_seed": -1}, "random_seed must be a whole number in"),
+        ({"sequence_length": 0}, "sequence_length must be a whole number at least 1, found 0"),
         ({"blend": BLEND}, "split must be given with blend"),
         ({"blend": ([], None), "split": "1"}, "blend must name at least one prefix"),
         ({"blend": (["a"], [1.0, 2.0]), "split": "1"}, "as many weights as prefixes, found 2 and 1"),
@@ -108,3 +112,22 @@ def test_a_third_party_can_extend_configuration_and_dataset(tmp_path):
         found.append(build(config, (None, None, None), cls=Flavoured)[0])
     assert [dataset.datasets[0].unique_identifiers["flavour"] for dataset in found] == ["vanilla", "lemon"]
     assert found[0].unique_description_hash != found[1].unique_description_hash
+
+
+@pytest.mark.parametrize("value", [1.5, 1.0, "1", None, True, float("nan")])
+@pytest.mark.parametrize("name", ["random_seed", "sequence_length"])
+def test_a_seed_and_a_length_are_whole_numbers(name, value):
+    with pytest.raises(ArgumentError, match=rf"{name} must be a whole number .*, found "):
+        gpt_config(None, **{name: value})
+
+
+@pytest.mark.parametrize("value", [1.5, "1", None])
+def test_every_order_refuses_a_seed_that_is_no_whole_number(value):
+    for make in (
+        lambda: LegacyShuffle(value),
+        lambda: balanced_blend([3, 2], seed=value),
+        lambda: Permutation(10, seed=value),
+        lambda: InstantOrder(sizes=[5], weights=[1], seed=value),
+    ):
+        with pytest.raises(ArgumentError, match="whole number"):
+            make()

@@ -53,7 +53,7 @@ def test_a_shuffle_goes_on_where_the_one_before_stopped():
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_that_numpy_cannot_take_is_refused(seed):
-    with pytest.raises(ArgumentError, match=r"random_seed must be in \[0, 2\*\*32\)"):
+    with pytest.raises(ArgumentError, match=r"random_seed must be a whole number in \[0, 2\*\*32\)"):
         LegacyShuffle(seed)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, is_whole
 from trackbed.index.splits import (
     Bounds,
     Split,
@@ -141,15 +141,17 @@ class BlendedMegatronDatasetConfig:
         self.split_matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(self.split or ""))
 
     def _check_ranges(self) -> None:
-        if not 0 <= self.random_seed < 2**32:
-            msg = f"random_seed must be in [0, 2**32), found {self.random_seed}"
-            raise ArgumentError(msg)
-        if self.sequence_length is not None and self.sequence_length < 1:
-            msg = f"sequence_length must be at least 1, found {self.sequence_length}"
-            raise ArgumentError(msg)
-        if self.num_dataset_builder_threads < 1:
-            msg = f"num_dataset_builder_threads must be at least 1, found {self.num_dataset_builder_threads}"
-            raise ArgumentError(msg)
+        for name, start, stop, words in (
+            ("random_seed", 0, 2**32, "in [0, 2**32)"),
+            ("sequence_length", 1, 2**63, "at least 1"),
+            ("num_dataset_builder_threads", 1, 2**31, "at least 1"),
+            ("shuffle_block", 1, 2**63, "at least 1"),
+            ("shuffle_window", 1, 2**63, "at least 1"),
+        ):
+            value = getattr(self, name)
+            if not (is_whole(value) and start <= value < stop):
+                msg = f"{name} must be a whole number {words}, found {value!r}"
+                raise ArgumentError(msg)
         if not self.mid_level_dataset_surplus >= 0:
             msg = f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}"
             raise ArgumentError(msg)
@@ -158,10 +160,6 @@ class BlendedMegatronDatasetConfig:
             raise ArgumentError(msg)
         if self.order != "megatron" and self.renormalize_blend_weights is not None:
             msg = f"renormalize_blend_weights is a rule of order='megatron', found order={self.order!r}"
-            raise ArgumentError(msg)
-        if self.shuffle_block < 1 or self.shuffle_window < 1:
-            found = f"{self.shuffle_block} and {self.shuffle_window}"
-            msg = f"shuffle_block and shuffle_window must be at least 1, found {found}"
             raise ArgumentError(msg)
         for name, default in _INSTANT_ONLY.items():
             if self.order != "instant" and getattr(self, name) != default:

@@ -409,6 +409,8 @@ class GPTDataset(MegatronDataset, Gathering):
         """How its samples lie in its files; None where a subclass makes them."""
         if self.makes_its_samples():
             return None
+        if self.config.order == "instant" and self._instant.repeats:
+            return self._instant.repeated
         if self.config.order == "instant":
             return Stretches(self._instant.samples_per_epoch, self._instant.origin_byte)
         self._open_deferred()

@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.data_checksum import checksum_lengths
+from trackbed.datasets.gpt_visits import VisitedSamples
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.ahead import OrderAhead
+from trackbed.index.epochs import stretches_per_epoch
+from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["InstantSamples", "StoredSample"]
@@ -31,6 +34,9 @@ class StoredSample(int):
 @dataclass(frozen=True)
 class InstantSamples:
     """Sample m of a split is tokens `[m * S, m * S + S + X)` of its documents as they stand in the file.
+
+    A split with fewer than S + X tokens has one sample, which repeats them until it is full. Each repeat is made of
+    documents of its own, as where an epoch begins anew.
 
     Args:
         dataset: the file.
@@ -85,7 +91,39 @@ class InstantSamples:
     @property
     def samples_per_epoch(self) -> int:
         """R, samples that the split's tokens give once."""
-        return max(self.num_tokens - self.extra_token, 0) // self.sequence_length
+        return stretches_per_epoch(self.num_tokens, sequence_length=self.sequence_length, extra_token=self.extra_token)
+
+    @property
+    def repeats(self) -> bool:
+        """True if the split has tokens, but too few for one sample: then its only sample repeats them."""
+        return 0 < self.num_tokens < self._length
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a sample, the extra one included."""
+        return self.sequence_length + self.extra_token
+
+    @cached_property
+    def repeated(self) -> Visits:
+        """The only sample of a split that repeats its tokens, as visits to its documents, again and again."""
+        start, stop = self.run
+        once = np.asarray(self.dataset.index.sequence_lengths[start:stop], dtype=np.int64)
+        documents = np.flatnonzero(once)  # empty ones, of which there may be millions, add nothing
+        rounds = -(-self._length // self.num_tokens)
+        lengths = np.tile(once[documents], rounds)
+        ends = np.cumsum(lengths)
+        last = int(np.searchsorted(ends, self._length))  # the visit in which the sample ends
+        offset = self._length - int(ends[last] - lengths[last]) - self.extra_token
+        return Visits(
+            np.tile(start + documents, rounds)[: last + 1],
+            np.array([[0, 0], [last, offset]], dtype=np.int64),
+            np.zeros(1, dtype=np.int64),
+        )
+
+    @property
+    def _only(self) -> VisitedSamples:
+        """The only sample of a split that repeats its tokens."""
+        return VisitedSamples(self.dataset, self.repeated, length=self._length, extra_token=self.extra_token, arrays={})
 
     @cached_property
     def order(self) -> InstantOrder:
@@ -159,6 +197,8 @@ class InstantSamples:
     def read(self, position: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`[S + X]` tokens of the sample at a position, and the documents that they come from."""
         start = self.stored(position) * self.sequence_length
+        if self.repeats:
+            return self._only.read(0, padding=0)
         length = self.sequence_length + self.extra_token
         tokens = self.dataset.get(self.run[0], offset=start, length=length)  # as far as the split reaches
         first, last = self._documents(start, length)
@@ -167,6 +207,8 @@ class InstantSamples:
     def pieces(self, position: int) -> list[tuple[int, int, int]]:
         """The documents that the sample at a position comes from, and which of their tokens, half-open."""
         start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
+        if self.repeats:
+            return list(zip(*self._only.pieces(0), strict=True))
         first, last = self._documents(start, length)
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
         begins = [int(pointer) // size for pointer in pointers[first:last]]
@@ -180,6 +222,8 @@ class InstantSamples:
     def piece_lengths(self, position: int) -> list[int]:
         """Tokens that the sample at a position takes from each of its documents, the extra one included."""
         start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
+        if self.repeats:
+            return [stop - begin for _, begin, stop in self.pieces(position)]
         first, last = self._documents(start, length)
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
         borders = [int(pointer) // size for pointer in pointers[first + 1 : last]]

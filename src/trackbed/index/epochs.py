@@ -9,7 +9,7 @@ import numpy as np
 
 from trackbed.errors import ArgumentError, PlanError
 
-__all__ = ["EpochPlan", "plan_epochs", "samples_in"]
+__all__ = ["EpochPlan", "plan_epochs", "samples_in", "stretches_per_epoch"]
 
 _SEPARATE_BELOW = 0.80  # of an epoch's samples wanted from the last one
 
@@ -90,3 +90,19 @@ def samples_in(tokens: int, sequence_length: int, *, keep_partial: bool) -> int:
     if keep_partial:
         return int(np.ceil(np.float32(tokens) / np.float32(sequence_length)))
     return tokens // sequence_length
+
+
+def stretches_per_epoch(num_tokens: int, *, sequence_length: int, extra_token: int) -> int:
+    """Samples that one epoch of a split gives in the order "instant", where samples are stretches of its tokens.
+
+    A split with fewer tokens than one sample gives one, which repeats them. Without tokens there is none.
+
+    Args:
+        num_tokens: tokens of the split, at least 0.
+        sequence_length: tokens from one sample's start to the next.
+        extra_token: 1 if a sample also holds the first token of the next one, else 0.
+
+    >>> [stretches_per_epoch(tokens, sequence_length=4, extra_token=1) for tokens in (0, 1, 4, 5, 8, 9)]
+    [0, 1, 1, 1, 1, 2]
+    """
+    return max((num_tokens - extra_token) // sequence_length, int(num_tokens > 0))

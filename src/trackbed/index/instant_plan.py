@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, is_whole
 from trackbed.index.interleaving import Weight
 from trackbed.index.split_mix import split_mix, split_mix_words
 from trackbed.index.stages import BlendStage, StagePlan, WhenExhausted, plan_stages
@@ -53,10 +53,10 @@ def plan_instant(
         ArgumentError: an argument is out of range.
         PlanError: a dataset runs out where that is an error, or all of them do.
     """
-    seed = index(seed)
-    if not 0 <= seed < 2**64:
-        msg = f"seed must be in [0, 2**64), found {seed}"
+    if not (is_whole(seed) and 0 <= seed < 2**64):
+        msg = f"seed must be a whole number in [0, 2**64), found {seed!r}"
         raise ArgumentError(msg)
+    seed = index(seed)
     length = LAST_POSITION if num_samples is None else index(num_samples)
     if not 0 <= length <= LAST_POSITION:
         msg = f"num_samples must be in [0, 2**63), found {num_samples}"

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, is_whole
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
@@ -88,8 +88,8 @@ def check_size_and_key(size: int, key: int) -> None:
     if not 1 <= size < 2**63:
         msg = f"a permutation's size must be in [1, 2**63), found {size}"
         raise ArgumentError(msg)
-    if not 0 <= key < 2**64:
-        msg = f"a permutation's seed must be in [0, 2**64), found {key}"
+    if not (is_whole(key) and 0 <= key < 2**64):
+        msg = f"a permutation's seed must be a whole number in [0, 2**64), found {key!r}"
         raise ArgumentError(msg)
 
 

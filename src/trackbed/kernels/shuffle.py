@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, is_whole
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
@@ -31,8 +31,8 @@ def new_twister(seed: int) -> Twister:
     Raises:
         ArgumentError: the seed is outside that range.
     """
-    if not 0 <= seed < 2**32:
-        msg = f"random_seed must be in [0, 2**32), found {seed}"
+    if not (is_whole(seed) and 0 <= seed < 2**32):
+        msg = f"random_seed must be a whole number in [0, 2**32), found {seed!r}"
         raise ArgumentError(msg)
     twister = np.empty(_WORDS + 1, dtype=np.uint32)
     _native.seed_twister(twister, seed)

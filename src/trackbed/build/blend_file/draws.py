@@ -12,7 +12,7 @@ from trackbed.build.sizes import Shares, plan_shares
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
-from trackbed.index.epochs import EpochPlan
+from trackbed.index.epochs import EpochPlan, stretches_per_epoch
 
 __all__ = ["DrawCounter", "Draws", "Shortfall", "StagePlan"]
 
@@ -153,7 +153,8 @@ class DrawCounter:
     def _per_epoch(self, number: int) -> int:
         """Samples that one epoch gives, in the order "instant"."""
         config = self._config
-        return max(self.tokens[number] - config.add_extra_token_to_sequence, 0) // config.sequence_length
+        extra_token = int(config.add_extra_token_to_sequence)
+        return stretches_per_epoch(self.tokens[number], sequence_length=config.sequence_length, extra_token=extra_token)
 
     def _epochs(self, number: int, num_samples: int | None) -> EpochPlan:
         config = self._config
