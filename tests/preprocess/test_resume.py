@@ -269,7 +269,7 @@ def test_of_two_runs_at_once_one_keeps_its_work_and_both_end_well(corpus, caplog
     assert made(corpus) == wanted
 
 
-@pytest.mark.parametrize("step", range(1, 9))
+@pytest.mark.parametrize("step", range(1, 15))
 def test_a_run_killed_while_its_pairs_appear_tokenises_nothing_again(corpus, step):
     wanted, _ = whole(corpus, keys="text,title")
     dies = PROGRAM.replace(
@@ -290,9 +290,9 @@ def test_a_run_killed_while_its_pairs_appear_tokenises_nothing_again(corpus, ste
     (corpus / "program.py").write_text(dies)
     process = start(corpus, keys="text,title")
     process.communicate()
-    assert process.returncode == (-signal.SIGKILL if step <= 6 else 0)
+    assert process.returncode == (-signal.SIGKILL if step <= 12 else 0)
     had(corpus)
     (corpus / "program.py").write_text(PROGRAM)
     finish(start(corpus, keys="text,title"))
-    assert bool(had(corpus)) is (step > 6)
+    assert bool(had(corpus)) is (step > 12)
     assert made(corpus) == wanted

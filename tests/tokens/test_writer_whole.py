@@ -1,17 +1,19 @@
 """A pair appears whole, or not at all, whatever happens to its writer."""
 
+import fcntl
 import gc
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from built_pair import build, names_in
 from forked import run_in_fork
-from trackbed.errors import ArgumentError
-from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_content
+from trackbed.errors import ArgumentError, TrackbedError
+from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, commit, finish_pair, verify_content
 
 
 def test_nothing_stands_under_the_final_name_before_the_end(prefix):
@@ -65,18 +67,17 @@ def test_two_builders_of_one_name_do_not_mix(prefix):
     verify_content(str(prefix))
 
 
-# Dies at the n-th file that it opens, renames or removes while it replaces a pair.
+# Dies at the n-th file that it opens, renames, links or removes while it replaces a pair.
 DIE = """
-import gc
 import os, signal, sys
 from trackbed.tokens import IndexedDatasetBuilder
-prefix, last = sys.argv[1], int(sys.argv[2])
+prefix, last, token = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 builder = IndexedDatasetBuilder(prefix + ".bin")
-builder.add_document([4, 5, 6, 7], [4])
+builder.add_document([token] * 4, [4])
 steps = 0
 def step(event, arguments):
     global steps
-    if event in ("open", "os.rename", "os.remove") and prefix in str(arguments[0]):
+    if event in ("open", "os.rename", "os.link", "os.remove") and prefix in str(arguments[0]):
         steps += 1
         if steps == last:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -85,30 +86,126 @@ builder.finalize(prefix + ".idx")
 """
 
 
-def test_a_writer_killed_at_any_step_leaves_a_whole_pair_or_none(prefix):
+def die_at(step, prefix, *, token=4):
+    """Replaces a pair by four such tokens and dies at a step. Returns True if there were that many."""
+    command = [sys.executable, "-c", DIE, str(prefix), str(step), str(token)]
+    died = subprocess.run(command, check=False).returncode
+    assert died in (0, -signal.SIGKILL)
+    return died != 0
+
+
+def what_is_there(prefix):
+    """The first sequence of a whole pair, or the error that a reader gets."""
+    if IndexedDataset.exists(str(prefix)):
+        verify_content(str(prefix))
+    try:
+        return IndexedDataset(str(prefix))[0].tolist()
+    except ArgumentError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_a_writer_killed_at_any_step_leaves_the_old_pair_the_new_one_or_what_finishes_it(prefix, has_old):
     outcomes = []
-    for step in range(1, 40):
-        build(prefix, [[1, 2, 3]])
-        died = subprocess.run([sys.executable, "-c", DIE, str(prefix), str(step)], check=False).returncode
-        if IndexedDataset.exists(str(prefix)):
-            verify_content(str(prefix))
-            outcomes.append(IndexedDataset(str(prefix))[0].tolist())
-        else:
-            outcomes.append(None)
-        if died == 0:
+    for step in range(1, 60):
+        for name in names_in(prefix.parent):
+            (prefix.parent / name).unlink()
+        if has_old:
+            build(prefix, [[1, 2, 3]])
+        died = die_at(step, prefix)
+        found = what_is_there(prefix)
+        outcomes.append(found)
+        if f"trackbed finish {prefix}" in str(found):
+            assert finish_pair(str(prefix))
+            assert not finish_pair(str(prefix))
+            assert what_is_there(prefix) == [4] * 4
+            assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
+        # The next writer clears up after one that was killed, whether or not its pair was finished.
+        build(prefix, [[8]])
+        assert what_is_there(prefix) == [8]
+        assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
+        if not died:
             break
-        assert died == -signal.SIGKILL
-    assert outcomes[0] == [1, 2, 3]
-    assert outcomes[-1] == [4, 5, 6, 7]
-    assert None in outcomes
-    # The old pair, then none, then the new one; and the next writer has cleaned up after every killed one.
-    assert [outcome for at, outcome in enumerate(outcomes) if outcomes[at - 1 : at] != [outcome]] == [
-        [1, 2, 3],
-        None,
-        [4, 5, 6, 7],
-    ]
+    kinds = ["how" if "trackbed finish" in str(one) else "none" if isinstance(one, str) else one for one in outcomes]
+    changes = [one for at, one in enumerate(kinds) if kinds[at - 1 : at] != [one]]
+    assert changes == [[1, 2, 3] if has_old else "none", "how", [4] * 4]
+    assert len(kinds) > 10
+
+
+def test_the_next_writer_finishes_nothing_of_a_killed_one_by_halves(prefix):
+    """Two writers killed one after the other: never the `.bin` of one under the `.idx` of another."""
+    for first in range(8, 17, 2):
+        for second in range(5, 22, 3):
+            build(prefix, [[1, 2, 3]])
+            die_at(first, prefix)
+            die_at(second, prefix, token=5)
+            finish_pair(str(prefix))
+            assert what_is_there(prefix) in ([1, 2, 3], [4] * 4, [5] * 4)
+
+
+# Replaces a pair again and again; the tokens of each pair are all the same, and say who wrote it.
+AGAIN = """
+import sys
+import numpy as np
+from trackbed.tokens import IndexedDatasetBuilder
+prefix, name, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for turn in range(times):
+    builder = IndexedDatasetBuilder(prefix + ".bin", np.uint8)
+    builder.add_document([name] * (name * 1000 + turn), [name * 1000 + turn])
+    builder.finalize(prefix + ".idx")
+"""
+
+
+def test_writers_of_one_name_in_several_processes_never_mix_their_pairs(prefix):
     build(prefix, [[1]])
+    writers = [subprocess.Popen([sys.executable, "-c", AGAIN, str(prefix), str(name), "60"]) for name in (1, 2, 3)]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
+    assert verify_content(str(prefix)).tokens % 1000 == 59
+    (tokens,) = IndexedDataset(str(prefix))[:]
+    assert set(tokens.tolist()) == {len(tokens) // 1000}
     assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
+
+
+def test_a_lock_that_a_dead_process_left_does_not_block(prefix):
+    (prefix.parent / "out.idx.lock").touch()
+    build(prefix, [[1, 2, 3]])
+    assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
+
+
+def test_a_writer_that_finds_the_name_locked_gives_up_after_a_while_and_leaves_the_pair(prefix, monkeypatch):
+    build(prefix, [[1, 2, 3]])
+    builder = IndexedDatasetBuilder(f"{prefix}.bin")
+    builder.add_document([4], [1])
+    monkeypatch.setattr(commit, "_WAIT_SECONDS", 0.1)
+    with (prefix.parent / "out.idx.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(TrackbedError, match=r"no other process may be replacing the pair, found one for 0 s"):
+            builder.finalize(f"{prefix}.idx")
+    assert what_is_there(prefix) == [1, 2, 3]
+
+
+def test_two_pairs_of_one_name_whose_writers_take_turns_at_the_renames_do_not_mix(prefix, monkeypatch):
+    """A second writer comes while the first one is between two renames: it waits."""
+    build(prefix, [[1, 2, 3]])
+    first, second = (IndexedDatasetBuilder(f"{prefix}.bin", np.uint8) for _ in range(2))
+    first.add_document([4] * 4, [4])
+    second.add_document([5] * 5, [5])
+    other = threading.Thread(target=lambda: second.finalize(f"{prefix}.idx"))
+    publish = commit.publish
+    waited = []
+
+    def publish_slowly(partial, final):
+        publish(partial, final)
+        if not waited:
+            waited.append(other.start())
+            other.join(timeout=0.3)
+            waited.append(other.is_alive())
+
+    monkeypatch.setattr(commit, "publish", publish_slowly)
+    first.finalize(f"{prefix}.idx")
+    other.join(timeout=30)
+    assert waited[1] is True
+    assert what_is_there(prefix) == [5] * 5
 
 
 # Writes two pairs where files may have at most 300 KiB, and says what came of it.

@@ -16,6 +16,7 @@ from trackbed import __version__
 from trackbed.cli.blend import blend
 from trackbed.cli.build import build
 from trackbed.cli.cache import cache
+from trackbed.cli.finish import finish
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
 from trackbed.cli.messages import EXPECTED, describe_all
@@ -53,7 +54,7 @@ def trackbed() -> None:
     """Token files for LLM pre-training, in Megatron's format."""
 
 
-for command in (blend, build, cache, preprocess, train_tokenizer, merge, inspect, show, verify, seal):
+for command in (blend, build, cache, preprocess, train_tokenizer, merge, inspect, show, verify, seal, finish):
     trackbed.add_command(command)
 
 

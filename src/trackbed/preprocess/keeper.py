@@ -30,6 +30,7 @@ from trackbed.preprocess.plan import Chunk
 from trackbed.preprocess.report import Tally
 from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.tokens import IndexedDatasetBuilder
+from trackbed.tokens.commit import PairFiles
 
 __all__ = ["Begun", "Keeper", "decisions"]
 
@@ -208,7 +209,9 @@ class Keeper:
     ) -> IndexedDatasetBuilder:
         partial, wanted = self._tokens_path(number), begun.lengths[number]
         if begun.ended and not partial.exists():
-            os.link(bin_path, partial)  # killed after this one had got its final name, and before all had
+            # Killed after this one had left the folder, on its way to its final name, and before all were there.
+            pending = PairFiles.of(bin_path.removesuffix(".bin")).pending.bin
+            os.link(pending if pending.exists() else bin_path, partial)
         raw = memoryview(self._lengths_path(number).read_bytes())[: wanted.size_bytes]
         self._sums[number] = checksum_bytes(raw)
         if FileSum.of(self._sums[number]) != wanted:

@@ -1,5 +1,6 @@
 """Indexed token files: `.bin` with the tokens, `.idx` with where sequences and documents begin."""
 
+from trackbed.tokens.commit import finish_pair
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.group import IndexedGroup
@@ -20,6 +21,7 @@ __all__ = [
     "MappedSource",
     "SequenceIndex",
     "Verified",
+    "finish_pair",
     "get_bin_path",
     "get_idx_path",
     "get_seal_path",

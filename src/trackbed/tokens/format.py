@@ -18,6 +18,7 @@ import numpy.typing as npt
 from trackbed.errors import FormatError
 from trackbed.files import Stamp, check_stamp, let_go, map_readonly, read_ahead
 from trackbed.kernels import RawIndexEnds, read_index_ends
+from trackbed.tokens.commit import interruption
 from trackbed.tokens.dtype import DType
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "IndexEnds",
     "SequenceIndex",
     "encode_header",
+    "is_indexed",
     "map_file",
     "open_index",
     "read_ends",
@@ -95,6 +97,17 @@ def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
         msg = f"{path}: document_count must be at least 1, found {borders}"
         raise FormatError(msg)
     return Header(dtype, sequences, borders)
+
+
+def is_indexed(path_prefix: str) -> bool:
+    """True if there is an `.idx` of this prefix that begins as one of this format does."""
+    try:
+        if not Path(f"{path_prefix}.idx").is_file():
+            return False
+        with Path(f"{path_prefix}.idx").open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return False
 
 
 class SequenceIndex:
@@ -205,6 +218,9 @@ def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
     (raw,) = read_index_ends([os.fsdecode(path)])
     while isinstance(raw, InterruptedError):  # by a signal that Python has seen to meanwhile
         (raw,) = read_index_ends([os.fsdecode(path)])
+    if isinstance(raw, FileNotFoundError):
+        hint = interruption(os.fsdecode(path).removesuffix(".idx"))
+        raise FileNotFoundError(raw.errno, f"{raw.strerror}{hint}", raw.filename)
     if isinstance(raw, OSError):
         raise raw
     return SequenceIndex(path, _ends_of(raw, path, multimodal=multimodal), multimodal=multimodal)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Stamp, check_stamp, stamp_of
+from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import IndexEnds, SequenceIndex, open_index
 from trackbed.tokens.identity import identity_of
 from trackbed.tokens.opening import Opening, known_opening, note_opening, seen_ahead
@@ -94,6 +95,7 @@ class IndexedDataset:
         if index_stamp is None or bin_stamp is None:
             missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
             msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
+            msg += interruption(self.path_prefix)
             raise ArgumentError(msg)
         return Opening(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from trackbed.errors import FormatError
 from trackbed.files import FileSum, checksum_file, let_go
+from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import read_seal
@@ -37,6 +38,8 @@ def verify(path_prefix: str) -> Verified:
         FileNotFoundError: one of the files is missing.
     """
     idx_path, bin_path = Path(get_idx_path(path_prefix)), Path(get_bin_path(path_prefix))
+    if interruption(path_prefix):
+        open_index(idx_path)  # there is none: the error says how to finish
     bin_bytes = bin_path.stat().st_size
     index = open_index(idx_path)
     tokens = _check_sequences(index, idx_path)

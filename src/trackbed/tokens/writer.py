@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
-from trackbed.files import FileSum, clear_dead_partials, flush_to_disk, let_go, new_partial, publish
+from trackbed.files import FileSum, clear_dead_partials, flush_to_disk, let_go, new_partial
+from trackbed.tokens.commit import PairFiles, commit_pair
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import Header, SequenceIndex, open_index
@@ -35,7 +36,9 @@ class IndexedDatasetBuilder:
     """Writes a `.bin`/`.idx` pair, which appears under its final names when `finalize` returns.
 
     Until then the tokens go to a partial file beside the `.bin`. A pair that is there already stays until
-    `finalize` replaces it by renaming, the `.idx` last; who has it open goes on reading the old one.
+    `finalize` replaces it by renaming, the `.idx` last; who has it open goes on reading the old one. If the process is
+    killed meanwhile, the old pair or the new one is there, or `finish_pair` completes the new one. Several builders of
+    one name do not mix: the pair of the one that is finalized last stays.
 
     Args:
         bin_path: path of the data file, ending in `.bin`.
@@ -210,12 +213,8 @@ class IndexedDatasetBuilder:
             write_seal(seal, partial_seal)
             for path in (self._data.partial, partial_idx, partial_seal):
                 flush_to_disk(path)
-            _publish_pair(
-                {
-                    self._data.partial: self._bin_path,
-                    partial_seal: final_seal,
-                    partial_idx: final,
-                }
+            commit_pair(
+                PairFiles(self._data.partial, partial_seal, partial_idx), PairFiles(self._bin_path, final_seal, final)
             )
         finally:
             for path in (partial_idx, partial_seal, *(() if self._data.is_kept else (self._data.partial,))):
@@ -334,14 +333,3 @@ def _as_count_array(lengths: Any, num_tokens: int, *, where: str) -> npt.NDArray
         msg = f"{where}: lengths must add up to the {num_tokens} tokens, found {total}"
         raise ArgumentError(msg)
     return given.astype(np.int32)
-
-
-def _publish_pair(finals: dict[Path, Path]) -> None:
-    """Rename in the order given, the `.idx` last: a pair is there when its `.idx` is."""
-    *first, (partial_idx, idx) = finals.items()
-    idx.unlink(missing_ok=True)
-    for partial, final in first:
-        publish(partial, final)
-    publish(partial_idx, idx)
-    for directory in {final.parent for final in finals.values()}:
-        flush_to_disk(directory)

@@ -1,0 +1,192 @@
+"""Letting a pair replace another as one, although two files cannot be renamed at once.
+
+The new files first get names that end in `.pending`, the index last. Removing the old `.idx` commits the new pair: from
+then on `finish_pair` completes it, whoever calls it. So whatever is interrupted leaves the old pair, the new one, or no
+`.idx` and an error that says how to finish; never the `.bin` of one under the `.idx` of the other.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trackbed.errors import TrackbedError
+from trackbed.files import flush_to_disk, publish
+from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+
+__all__ = ["PairFiles", "commit_pair", "finish_pair", "interruption", "is_pending_name"]
+
+_PENDING: Final = ".pending"
+_LOCK: Final = ".lock"
+_NAMES: Final = tuple(f"{path('')}{_PENDING}" for path in (get_bin_path, get_seal_path, get_idx_path))
+_LOCK_NAME: Final = f"{get_idx_path('')}{_LOCK}"
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_WAIT_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PairFiles:
+    """Paths of the three files of a pair, final or not."""
+
+    bin: Path
+    seal: Path
+    idx: Path
+
+    @classmethod
+    def of(cls, path_prefix: str) -> "PairFiles":
+        """The final paths of a pair."""
+        return cls(Path(get_bin_path(path_prefix)), Path(get_seal_path(path_prefix)), Path(get_idx_path(path_prefix)))
+
+    @property
+    def pending(self) -> "PairFiles":
+        """Where the files are when they are complete, until they get these names."""
+        return PairFiles(*(Path(f"{path}{_PENDING}") for path in (self.bin, self.seal, self.idx)))
+
+
+def is_pending_name(name: str) -> bool:
+    """True for the names that files of a pair have while it is being replaced.
+
+    >>> is_pending_name("corpus.idx.pending"), is_pending_name("corpus.idx.lock"), is_pending_name("corpus.idx")
+    (True, True, False)
+    """
+    return name.endswith((*_NAMES, _LOCK_NAME))
+
+
+def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
+    """Lets complete files appear under their final names, in place of an older pair.
+
+    Of several processes that commit to one name, each waits for the one before it. If this fails before the old
+    `.idx` is removed, the old pair stays and the `.bin` goes back to its partial name.
+
+    Args:
+        partials: complete and flushed to the disk, on the file system of the final names.
+        finals: the names to give them.
+
+    Raises:
+        TrackbedError: another process has been committing to this name for a minute.
+        OSError: a file cannot be renamed.
+    """
+    pending = finals.pending
+    with _locked(finals.idx):
+        _finish(finals)
+        pending.idx.unlink(missing_ok=True)  # of a writer that ended before it committed
+        try:
+            for partial, path in (
+                (partials.bin, pending.bin),
+                (partials.seal, pending.seal),
+                (partials.idx, pending.idx),
+            ):
+                publish(partial, path)
+            _flush_folders(finals)
+            finals.idx.unlink(missing_ok=True)
+            _finish(finals)
+        except BaseException:
+            if not _finish(finals):
+                _undo(partials, finals)
+            raise
+
+
+def finish_pair(path_prefix: str) -> bool:
+    """Completes a pair whose writer ended after it had committed the new files.
+
+    Args:
+        path_prefix: path of the pair without `.bin` and `.idx`.
+
+    Returns:
+        True if there was something to complete.
+
+    Raises:
+        TrackbedError: another process has been committing to this name for a minute, or the `.bin` is elsewhere.
+        OSError: a file cannot be renamed.
+    """
+    finals = PairFiles.of(path_prefix)
+    if finals.idx.exists() or not finals.pending.idx.exists():
+        return False
+    if not finals.pending.bin.exists() and not finals.bin.exists():
+        msg = f"{finals.pending.idx}: its .bin must be beside it, found none: write the pair again"
+        raise TrackbedError(msg)
+    with _locked(finals.idx):
+        return _finish(finals)
+
+
+def interruption(path_prefix: str) -> str:
+    """Says how to finish a pair that has no `.idx`, to be appended to an error; empty if no writer was interrupted."""
+    finals = PairFiles.of(path_prefix)
+    if finals.idx.exists() or not finals.pending.idx.exists():
+        return ""
+    return f"; a writer ended while it replaced the pair: finish by trackbed finish {path_prefix}"
+
+
+def _finish(finals: PairFiles) -> bool:
+    """Gives pending files their final names, if there is no old `.idx` any more. True if there were such files."""
+    pending = finals.pending
+    if finals.idx.exists() or not pending.idx.exists():
+        return False
+    for path, final in ((pending.bin, finals.bin), (pending.seal, finals.seal), (pending.idx, finals.idx)):
+        if path.exists():  # else it has its final name already
+            publish(path, final)
+            path.unlink(missing_ok=True)  # renaming one of two links to the same file does nothing
+    _flush_folders(finals)
+    return True
+
+
+def _undo(partials: PairFiles, finals: PairFiles) -> None:
+    """Takes back what has become pending. Nothing was committed, or all of it has its final name."""
+    pending = finals.pending
+    pending.idx.unlink(missing_ok=True)
+    pending.seal.unlink(missing_ok=True)
+    if pending.bin.exists() and not partials.bin.exists():
+        publish(pending.bin, partials.bin)
+
+
+def _flush_folders(finals: PairFiles) -> None:
+    for folder in {finals.bin.parent, finals.idx.parent}:
+        flush_to_disk(folder)
+
+
+@contextlib.contextmanager
+def _locked(idx: Path) -> Iterator[None]:
+    """Holds the lock of a pair's name. The system frees it when a process ends, however it does.
+
+    On a file system without locks there is none.
+    """
+    path = Path(f"{idx}{_LOCK}")
+    descriptor = _acquire(path)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _acquire(path: Path) -> int | None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass  # its last owner has just removed it
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                os.close(descriptor)
+                path.unlink(missing_ok=True)
+                return None
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                os.close(descriptor)
+                raise
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                msg = f"{path}: no other process may be replacing the pair, found one for {_WAIT_SECONDS:.0f} s"
+                raise TrackbedError(msg) from None
+            time.sleep(_POLL_SECONDS)
+        os.close(descriptor)
