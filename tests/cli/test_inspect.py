@@ -50,7 +50,7 @@ def test_the_tokenizer_of_another_pair_is_found_out(run, corpus):
 
 def test_an_empty_pair_has_no_histogram(run, corpus):
     corpus.write_text("")
-    run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
+    run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, "--allow-empty")
     found = run("inspect", "made_text_document")
     assert (found.exit_code, len(found.stdout.splitlines())) == (0, 3)
 

@@ -76,7 +76,7 @@ def test_bad_records_stop_the_run_or_are_listed(run, corpus):
 
 
 def test_many_bad_records_are_listed_in_part(run, corpus):
-    corpus.write_text("bad\n" * 2025)
+    corpus.write_text('{"text": "x"}\n' + "bad\n" * 2025)
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
     assert len(found.stderr.splitlines()) == 21
     assert found.stderr.splitlines()[-1] == "trackbed: and 2,005 more"
@@ -88,3 +88,36 @@ def test_a_folder_of_texts_is_read_in_order(run, tmp_path):
         (tmp_path / name).write_text(name)
     run("preprocess", "texts", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
     assert texts_in("made_text_document") == ["texts/a.md", "texts/b.txt", "texts/deep/c.txt"]
+
+
+def test_files_of_unknown_suffix_are_refused_by_name_and_counted_in_a_folder(run, corpus, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "part-0").write_bytes(corpus.read_bytes())
+    (tmp_path / "in" / "a.txt").write_text("one")
+    named = run("preprocess", "in/part-0", "--tokenizer", "bytes", "-o", "made")
+    assert (named.exit_code, named.stdout) == (1, "")
+    assert "in/part-0: a file must end in .jsonl," in named.stderr
+    assert "--format jsonl|txt|parquet says what it is" in named.stderr
+    folder = run("preprocess", "in", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert "files 1, files of unknown suffix left out 1\n" in folder.stdout
+    (tmp_path / "in" / "a.txt").unlink()
+    told = run("preprocess", "in", "--format", "jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert "records 3, bad 0, blank lines 0, files 1\n" in told.stdout
+
+
+def test_nothing_is_written_of_no_document_unless_that_is_allowed(run, tmp_path, pair):
+    before = (tmp_path / f"{pair}.bin").read_bytes()
+    (tmp_path / "empty.jsonl").write_text("")
+    refused = run("preprocess", "empty.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(f"trackbed: {pair}: a pair must have at least one document, found none")
+    assert (tmp_path / f"{pair}.bin").read_bytes() == before
+    allowed = run("preprocess", "empty.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--allow-empty")
+    assert allowed.exit_code == 0
+    assert (tmp_path / f"{pair}.bin").read_bytes() == b""
+
+
+def test_a_line_above_the_limit_is_named(run, corpus):
+    found = run("preprocess", corpus, "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--max-record-bytes", "20B")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr == f"trackbed: {corpus}:1: a line must have at most 20 bytes, found more\n"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trackbed.datasets.adapters import ByteTokenizer
-from trackbed.errors import ArgumentError, FormatError, TrackbedError
+from trackbed.errors import ArgumentError, FormatError, PlanError, TrackbedError
 from trackbed.files import new_partial
 from trackbed.preprocess import PreprocessConfig, open_tokenizer, preprocess
 from trackbed.tokens import IndexedDataset, verify_content
@@ -111,7 +111,7 @@ def test_the_number_of_workers_and_the_size_of_chunks_change_no_byte(corpus, tmp
 )
 def test_bad_records_are_reported_with_their_lines_however_the_file_is_cut(tmp_path, lines, chunk_bytes):
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    report = run(tmp_path, "a.jsonl", skip_bad=True, chunk_bytes=chunk_bytes)
+    report = run(tmp_path, "a.jsonl", skip_bad=True, allow_empty=True, chunk_bytes=chunk_bytes)
     bad = [number for number, line in enumerate(lines, start=1) if line in ("bad", '{"text": 1}')]
     assert [int(message.partition("a.jsonl:")[2].split(":")[0]) for message in report.first_bad] == bad
     assert report.bad == len(bad)
@@ -151,15 +151,29 @@ def test_what_a_killed_run_left_is_removed_and_what_runs_is_not(corpus, tmp_path
 
 def test_of_many_bad_records_twenty_are_listed_and_all_counted(tmp_path):
     (tmp_path / "a.jsonl").write_text("bad\n" * 50)
-    report = run(tmp_path, "a.jsonl", skip_bad=True)
+    report = run(tmp_path, "a.jsonl", skip_bad=True, allow_empty=True)
     assert (report.bad, len(report.first_bad)) == (50, 20)
 
 
-def test_no_text_at_all_makes_an_empty_pair(tmp_path):
-    (tmp_path / "a.jsonl").write_text("")
-    report = run(tmp_path, "a.jsonl", workers=2)
+@pytest.mark.parametrize("text", ["", "bad\n", '{"text": ""}\n'])
+def test_a_pair_without_a_document_is_written_only_where_that_is_allowed(tmp_path, text):
+    write_lines(tmp_path / "b.jsonl", [{"text": "old"}])
+    run(tmp_path, "b.jsonl")
+    before = files_in(tmp_path)
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(PlanError, match=r"out_text_document: a pair must have at least one document, found none in"):
+        run(tmp_path, "a.jsonl", skip_bad=True)
+    assert files_in(tmp_path) == {**before, "a.jsonl": text.encode()}
+    report = run(tmp_path, "a.jsonl", workers=2, skip_bad=True, allow_empty=True)
     assert report.outputs[0].documents == 0
     assert verify_content(str(tmp_path / "out_text_document")).documents == 0
+
+
+def test_a_key_without_a_document_is_named(tmp_path):
+    write_lines(tmp_path / "a.jsonl", [{"text": "one", "title": ""}])
+    with pytest.raises(PlanError, match=r"out_title_document: a pair must have at least one document"):
+        run(tmp_path, "a.jsonl", json_keys=("text", "title"))
+    assert list(files_in(tmp_path)) == ["a.jsonl"]
 
 
 def test_progress_begins_at_nothing_and_ends_at_everything(corpus, tmp_path):

@@ -2,12 +2,14 @@ import os
 
 import pytest
 
+from built_pair import build
 from trackbed.errors import ArgumentError
+from trackbed.files import partial_name
 from trackbed.preprocess.inputs import Layout, find_inputs
 
 
-def names(files):
-    return [(file.path.name, file.layout.value, file.size_bytes) for file in files]
+def names(found):
+    return [(file.path.name, file.layout.value, file.size_bytes) for file in found.files]
 
 
 def test_a_folder_stands_for_its_texts_sorted_by_path(tmp_path):
@@ -15,6 +17,7 @@ def test_a_folder_stands_for_its_texts_sorted_by_path(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     found = find_inputs([tmp_path])
+    assert found.left_out == 3
     assert names(found) == [("a.jsonl", "jsonl", 1), ("b.txt", "text", 1), ("d.md", "text", 1), ("e.JSON", "jsonl", 1)]
 
 
@@ -24,18 +27,64 @@ def test_a_seal_in_a_folder_is_no_text(tmp_path):
     assert names(find_inputs([tmp_path])) == [("a.json", "jsonl", 2)]
 
 
-def test_a_file_that_is_named_is_plain_text_unless_its_name_says_otherwise(tmp_path):
-    (tmp_path / "readme").write_text("x")
-    (tmp_path / "code.py").write_text("xy")
-    found = find_inputs([tmp_path / "readme", tmp_path / "code.py"])
-    assert [file.layout for file in found] == [Layout.PLAIN_TEXT, Layout.PLAIN_TEXT]
+@pytest.mark.parametrize("name", ["part-00000", "a.jsonl.bak", "a.csv", "a.gz", ".txt", "a.parquet.1"])
+def test_a_named_file_of_unknown_suffix_is_refused_with_the_way_on(tmp_path, name):
+    (tmp_path / name).write_text("x")
+    with pytest.raises(ArgumentError, match=r"a file must end in \.jsonl, .*; --format jsonl\|txt\|parquet says what"):
+        find_inputs([tmp_path / name])
+    (file,) = find_inputs([tmp_path / name], layout=Layout.JSON_LINES).files
+    assert file.layout is Layout.JSON_LINES
+
+
+def test_with_a_layout_a_folder_means_every_file_but_those_of_trackbed(tmp_path):
+    for name in ("part-0", "part-1.gz", "b.txt", "x.unfinished/own.txt", "c.bin", "d.idx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    for name in ("record.json", "lock", "0.bin", "0.lengths"):
+        (tmp_path / "x.unfinished" / name).write_text("{}")
+    for name in ("out.trackbed.json", "out.bin.pending", "out.idx.lock", partial_name("out.bin")):
+        (tmp_path / name).write_text("{}")
+    build(tmp_path / "out", [[1, 2]])
+    found = find_inputs([tmp_path], layout=Layout.JSON_LINES)
+    assert [(file.path.name, file.layout.value, file.packing.value) for file in found.files] == [
+        ("b.txt", "jsonl", ""),
+        ("c.bin", "jsonl", ""),
+        ("d.idx", "jsonl", ""),
+        ("part-0", "jsonl", ""),
+        ("part-1.gz", "jsonl", ".gz"),
+        ("own.txt", "jsonl", ""),
+    ]
+    assert found.left_out == 0
+
+
+def test_a_packed_parquet_file_is_refused(tmp_path):
+    (tmp_path / "a.parquet.gz").write_text("x")
+    with pytest.raises(ArgumentError, match=r"a\.parquet\.gz: a Parquet file must not be packed once more, found \.gz"):
+        find_inputs([tmp_path / "a.parquet.gz"])
+
+
+def test_the_work_of_a_run_is_no_input_even_where_it_is_named(tmp_path, caplog):
+    (tmp_path / "out.unfinished").mkdir()
+    (tmp_path / "out.unfinished" / "record.json").write_text("{}")
+    (tmp_path / "a.txt").write_text("x")
+    assert names(find_inputs([tmp_path / "a.txt", tmp_path / "out.unfinished"])) == [("a.txt", "text", 1)]
+    assert "out.unfinished: left out, as it holds the work of a run that has not ended" in caplog.text
+    with pytest.raises(ArgumentError, match="found none but the work of runs"):
+        find_inputs([tmp_path / "out.unfinished"])
+
+
+def test_a_pair_that_is_named_is_no_input(tmp_path):
+    build(tmp_path / "out", [[1, 2]])
+    for name in ("out.bin", "out.idx", "out.trackbed.json"):
+        with pytest.raises(ArgumentError, match="an input must hold texts, found a file of a tokenised pair"):
+            find_inputs([tmp_path / name], layout=Layout.PLAIN_TEXT)
 
 
 def test_inputs_keep_the_order_in_which_they_are_named(tmp_path):
     for name in ("b.txt", "a.txt"):
         (tmp_path / name).write_text("x")
     found = find_inputs([tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "b.txt"])
-    assert [file.path.name for file in found] == ["b.txt", "a.txt", "b.txt"]
+    assert [file.path.name for file in found.files] == ["b.txt", "a.txt", "b.txt"]
 
 
 def test_a_path_without_a_file_is_an_error_that_names_it(tmp_path):
@@ -45,7 +94,7 @@ def test_a_path_without_a_file_is_an_error_that_names_it(tmp_path):
 
 def test_a_folder_without_texts_is_an_error(tmp_path):
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(ArgumentError, match=r"a folder must have files that end in \.jsonl, .*, found none"):
+    with pytest.raises(ArgumentError, match=r"that end in \.jsonl, .*, found 1 others; --format reads files of other"):
         find_inputs([tmp_path])
 
 

@@ -68,8 +68,8 @@ def test_however_a_packed_file_is_cut_its_lines_are_those_between_line_feeds(tmp
     path = tmp_path / f"a.jsonl{end}"
     cuts = [len(raw) * number // members for number in range(members + 1)]
     path.write_bytes(b"".join(PACK[end](raw[a:b]) for a, b in pairwise(cuts)))
-    chunks = list(plan_chunks(find_inputs([path]), chunk_bytes=chunk_bytes))
-    found = [line for chunk in chunks for piece in chunk.pieces for line in read_lines(piece)]
+    chunks = list(plan_chunks(find_inputs([path]).files, chunk_bytes=chunk_bytes, max_record_bytes=1 << 20))
+    found = [line for chunk in chunks for piece in chunk.pieces for line in read_lines(piece, max_bytes=1 << 20)]
     *whole, rest = raw.split(b"\n")
     assert found == [line + b"\n" for line in whole] + ([rest] if rest else [])
     assert sum(chunk.size_bytes for chunk in chunks) == path.stat().st_size
@@ -166,7 +166,7 @@ def test_a_folder_stands_for_its_packed_files_too(tmp_path):
     (tmp_path / "in").mkdir()
     for name in ("b.jsonl.gz", "c.txt.zst", "a.parquet", "d.gz", "e.parquet.gz", "f.tar.zst"):
         (tmp_path / "in" / name).write_bytes(b"x")
-    found = [(file.path.name, file.layout.value, file.packing.value) for file in find_inputs([tmp_path / "in"])]
+    found = [(file.path.name, file.layout.value, file.packing.value) for file in find_inputs([tmp_path / "in"]).files]
     assert found == [("a.parquet", "parquet", ""), ("b.jsonl.gz", "jsonl", ".gz"), ("c.txt.zst", "text", ".zst")]
 
 

@@ -3,12 +3,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trackbed.preprocess import plan
 from trackbed.preprocess.inputs import InputFile, Layout
-from trackbed.preprocess.plan import plan_chunks
 
 
 def file(name, size_bytes, layout=Layout.JSON_LINES):
     return InputFile(Path(name), layout, size_bytes)
+
+
+def plan_chunks(files, *, chunk_bytes):
+    return plan.plan_chunks(files, chunk_bytes=chunk_bytes, max_record_bytes=1 << 30)
 
 
 def spans(chunks):

@@ -10,14 +10,17 @@ from trackbed.preprocess.pieces import Piece
 from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord, Record, RecordError, parse_record, read_lines, read_piece
 
+LIMIT = 1 << 20
+
 
 def pieces_of(path, chunk_bytes=1 << 20):
-    return [piece for chunk in plan_chunks(find_inputs([path]), chunk_bytes=chunk_bytes) for piece in chunk.pieces]
+    chunks = plan_chunks(find_inputs([path]).files, chunk_bytes=chunk_bytes, max_record_bytes=LIMIT)
+    return [piece for chunk in chunks for piece in chunk.pieces]
 
 
 def records_of(path, keys=("text",)):
     (piece,) = pieces_of(path)
-    return list(read_piece(piece, keys=keys))
+    return list(read_piece(piece, keys=keys, max_record_bytes=LIMIT))
 
 
 @given(
@@ -27,7 +30,7 @@ def records_of(path, keys=("text",)):
 def test_however_a_file_is_cut_its_lines_are_those_between_line_feeds(tmp_path, raw, chunk_bytes):
     path = tmp_path / "a.jsonl"
     path.write_bytes(raw)
-    found = [line for piece in pieces_of(path, chunk_bytes) for line in read_lines(piece)]
+    found = [line for piece in pieces_of(path, chunk_bytes) for line in read_lines(piece, max_bytes=LIMIT)]
     *whole, rest = raw.split(b"\n")
     assert found == [line + b"\n" for line in whole] + ([rest] if rest else [])
 
@@ -35,7 +38,7 @@ def test_however_a_file_is_cut_its_lines_are_those_between_line_feeds(tmp_path, 
 def test_a_piece_inside_a_long_line_has_no_lines_and_reads_no_further(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 100 + b"\nlast\n")
-    found = [list(read_lines(piece)) for piece in pieces_of(path, 20)]
+    found = [list(read_lines(piece, max_bytes=LIMIT)) for piece in pieces_of(path, 20)]
     assert found == [[b"x" * 100 + b"\n"], [], [], [], [], [b"last\n"]]
 
 
@@ -119,10 +122,10 @@ def test_a_file_that_changes_between_the_plan_and_the_reading_is_an_error(tmp_pa
     (piece,) = pieces_of(path)
     path.write_bytes(b"{}\n{}\n")
     with pytest.raises(FormatError, match=r"a\.jsonl: a file must keep its 3 bytes while it is read, found 6"):
-        list(read_lines(piece))
+        list(read_lines(piece, max_bytes=LIMIT))
     text = tmp_path / "a.txt"
     text.write_bytes(b"abc")
-    (file,) = find_inputs([text])
+    (file,) = find_inputs([text]).files
     text.write_bytes(b"ab")
     with pytest.raises(FormatError, match="3 bytes while it is read, found 2"):
-        list(read_piece(Piece(file, 0, 3), keys=["text"]))
+        list(read_piece(Piece(file, 0, 3), keys=["text"], max_record_bytes=LIMIT))

@@ -151,9 +151,8 @@ def test_a_run_of_less_than_a_shard_keeps_nothing(tmp_path):
 
 def run_in_process(folder, *, progress=None, tokenizer=None, **options):
     config = PreprocessConfig(
-        inputs=(folder / "a.jsonl",),
         output=str(folder / "out" / "made"),
-        **{"workers": 1, "chunk_bytes": 1000, "shard_bytes": 2000, **options},
+        **{"inputs": (folder / "a.jsonl",), "workers": 1, "chunk_bytes": 1000, "shard_bytes": 2000, **options},
     )
     return preprocess(config, tokenizer or ByteTokenizer(), progress=progress)
 
@@ -296,3 +295,23 @@ def test_a_run_killed_while_its_pairs_appear_tokenises_nothing_again(corpus, ste
     finish(start(corpus, keys="text,title"))
     assert bool(had(corpus)) is (step > 12)
     assert made(corpus) == wanted
+
+
+def test_a_run_goes_on_where_its_output_lies_inside_its_input(corpus):
+    folder = corpus / "out"
+    (corpus / "a.jsonl").rename(folder / "a.jsonl")
+    options = {"inputs": (folder,)}
+
+    def interrupt(done, total):
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(corpus, progress=interrupt, **options)
+    assert (folder / FOLDER / "record.json").exists()
+    seen, report = progress_of(corpus, **options)
+    assert seen[0] > 0
+    assert (report.files, report.records, report.bad) == (1, 150, 0)
+    assert FOLDER not in made_names(corpus)
+    again = run_in_process(corpus, input_format="jsonl", **options)
+    assert (again.files, again.records) == (1, 150)

@@ -13,13 +13,14 @@ from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedPiece
 
 
 def tokenise(path, tokenizer, *, keys=("text",), append_eod=False, skip_bad=False, dtype=np.uint16, **options):
-    (chunk,) = plan_chunks(find_inputs([path]), chunk_bytes=1 << 20)
+    (chunk,) = plan_chunks(find_inputs([path]).files, chunk_bytes=1 << 20, max_record_bytes=1 << 20)
     work = ChunkTokenizer(
         tokenizer=tokenizer,
         keys=keys,
         dtype=np.dtype(dtype),
         eod=tokenizer.eod if append_eod else None,
         skip_bad=skip_bad,
+        max_record_bytes=1 << 20,
         **options,
     )
     return work(chunk)

@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-__all__ = ["Duration", "Size", "split_keys"]
+__all__ = ["Duration", "Size", "format_option", "record_limit_option", "split_keys"]
 
 _AMOUNT: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _BYTES: Final = {
@@ -48,3 +48,22 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def split_keys(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001  click calls it so
     """The keys in lists like `text,title`."""
     return tuple(key for keys in given for key in keys.split(","))
+
+
+format_option = click.option(
+    "--format",
+    "input_format",
+    type=click.Choice(["jsonl", "txt", "parquet"]),
+    help="What every input is, whatever its name; a folder then means every file in it.",
+)
+"""The layout of the inputs, where their names do not say it."""
+
+record_limit_option = click.option(
+    "--max-record-bytes",
+    type=Size(),
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Size that one line, plain text or cell may have; a larger one is a bad record.",
+)
+"""The limit that keeps one record from taking all memory."""

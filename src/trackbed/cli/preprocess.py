@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.parse import split_keys
+from trackbed.cli.parse import format_option, record_limit_option, split_keys
 
 if TYPE_CHECKING:
     from trackbed.preprocess import Report
+    from trackbed.preprocess.config import Format
 
 __all__ = ["preprocess"]
 
@@ -36,6 +37,9 @@ __all__ = ["preprocess"]
 @click.option("--eod-token", metavar="TOKEN", help="That token, where it has no usual name.")
 @click.option("--special-tokens", is_flag=True, help="Take special tokens written out in a text for tokens.")
 @click.option("--skip-bad", is_flag=True, help="Count and leave out records that cannot be used.")
+@record_limit_option
+@format_option
+@click.option("--allow-empty", is_flag=True, help="Write a pair even if it has no document.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes; by default one a core.")
 def preprocess(
     inputs: tuple[Path, ...],
@@ -47,13 +51,16 @@ def preprocess(
     eod_token: str | None,
     special_tokens: bool,
     skip_bad: bool,
+    max_record_bytes: int,
+    input_format: "Format | None",
+    allow_empty: bool,
     workers: int | None,
 ) -> None:
     """Turn texts into indexed token files.
 
-    INPUT is a file or a folder. In a folder, .jsonl and .json files hold one JSON record a line, each .txt or
-    .md file is one document, each row of a .parquet file is one; .gz and .zst files are unpacked. Nothing is
-    stripped or normalised.
+    INPUT is a file or a folder. A .jsonl or .json file holds one JSON record a line, a .txt or .md file is one
+    document, each row of a .parquet file is one; .gz and .zst files are unpacked. Files of other names need
+    --format; without it those in a folder are left out and counted. Nothing is stripped or normalised.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import PreprocessConfig, available_cores, open_fastest_tokenizer
@@ -65,6 +72,9 @@ def preprocess(
         json_keys=json_keys,
         append_eod=append_eod,
         skip_bad=skip_bad,
+        input_format=input_format,
+        allow_empty=allow_empty,
+        max_record_bytes=max_record_bytes,
         workers=workers or available_cores(),
     )
     opened = open_fastest_tokenizer(tokenizer, eod_token=eod_token, special_tokens=special_tokens)
@@ -91,8 +101,15 @@ def _print(report: "Report", seconds: float) -> None:
         table.add_row(one.key, f"{one.documents:,}", f"{one.tokens:,}", f"{one.dropped:,}")
     Console(markup=False, highlight=False).print(table)
     click.echo(
-        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}\n"
+        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"
+        f"{_left_out(report)}\n"
         f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
     )
     for one in report.outputs:
         click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
+
+
+def _left_out(report: "Report") -> str:
+    if not report.left_out_files:
+        return ""
+    return f", files of unknown suffix left out {report.left_out_files:,}"

@@ -1,11 +1,15 @@
 """`trackbed train-tokenizer`: a byte-level BPE of a corpus."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.parse import split_keys
+from trackbed.cli.parse import format_option, record_limit_option, split_keys
 from trackbed.cli.unheeding import run_in_thread
+
+if TYPE_CHECKING:
+    from trackbed.preprocess.config import Format
 
 __all__ = ["train_tokenizer"]
 
@@ -40,6 +44,8 @@ __all__ = ["train_tokenizer"]
     help="Keys of the texts in a JSON record.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out records that cannot be used.")
+@record_limit_option
+@format_option
 def train_tokenizer(
     inputs: tuple[Path, ...],
     *,
@@ -48,6 +54,8 @@ def train_tokenizer(
     special_tokens: tuple[str, ...],
     json_keys: tuple[str, ...],
     skip_bad: bool,
+    max_record_bytes: int,
+    input_format: "Format | None",
 ) -> None:
     """Train a byte-level BPE on texts.
 
@@ -64,6 +72,8 @@ def train_tokenizer(
         special_tokens=special_tokens,
         json_keys=json_keys,
         skip_bad=skip_bad,
+        input_format=input_format,
+        max_record_bytes=max_record_bytes,
     )
     with show_progress("reading") as progress:
         trained = run_in_thread(lambda: run(config, output, progress=progress))

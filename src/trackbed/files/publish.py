@@ -25,6 +25,7 @@ __all__ = [
     "clear_dead_partials",
     "find_partials",
     "flush_to_disk",
+    "is_partial_name",
     "new_partial",
     "partial_name",
     "publish",
@@ -62,6 +63,15 @@ def new_partial(final: Path, *, directory: Path | None = None) -> Path:
 def partial_name(final_name: str) -> str:
     """A fresh name for the file that is to become `final_name`."""
     return f"{final_name}.{_writer(os.getpid())}.{next(_SERIAL)}.partial"
+
+
+def is_partial_name(name: str) -> bool:
+    """True for the name of a file that is being written, or was when its writer ended.
+
+    >>> is_partial_name("corpus.bin.host-4026531836.12.3456.0.partial"), is_partial_name("notes.partial")
+    (True, False)
+    """
+    return _WRITER.search(name) is not None
 
 
 def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:

@@ -4,11 +4,23 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
+from trackbed.preprocess.inputs import FORMATS, Layout
 
-__all__ = ["CHUNK_BYTES", "SHARD_BYTES", "PreprocessConfig", "Progress", "available_cores", "output_prefix"]
+__all__ = [
+    "CHUNK_BYTES",
+    "MAX_RECORD_BYTES",
+    "SHARD_BYTES",
+    "Format",
+    "PreprocessConfig",
+    "Progress",
+    "available_cores",
+    "check_reading",
+    "layout_of",
+    "output_prefix",
+]
 
 CHUNK_BYTES: Final = 2 << 20
 """Text that one worker takes at a time: some milliseconds to half a second of work, and a MiB on its way back."""
@@ -16,6 +28,10 @@ CHUNK_BYTES: Final = 2 << 20
 SHARD_BYTES: Final = 64 << 20
 """Input that is not tokenised again once it has been: seconds of work."""
 
+MAX_RECORD_BYTES: Final = 1 << 30
+"""Size that one line, one plain text or one cell may have unless the caller says otherwise."""
+
+Format = Literal["jsonl", "txt", "parquet"]
 Progress = Callable[[int, int], None]
 """Called with the bytes of input done so far, and the bytes of all input."""
 
@@ -32,6 +48,25 @@ def output_prefix(output: str, key: str) -> str:
     'corpus_text_document'
     """
     return f"{output}_{key}_document"
+
+
+def layout_of(name: Format | None) -> Layout | None:
+    """The layout of that name; None for None."""
+    return None if name is None else FORMATS[name]
+
+
+def check_reading(*, input_format: str | None, max_record_bytes: int) -> None:
+    """Checks the options that say how inputs are read.
+
+    Raises:
+        ArgumentError: one of them is out of its range.
+    """
+    if input_format is not None and input_format not in FORMATS:
+        msg = f"input_format must be one of {', '.join(FORMATS)}, or None, found {input_format!r}"
+        raise ArgumentError(msg)
+    if max_record_bytes < 1:
+        msg = f"max_record_bytes must be at least 1, found {max_record_bytes}"
+        raise ArgumentError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +87,12 @@ class PreprocessConfig:
     """Whether the end-of-document token follows each document."""
     skip_bad: bool = False
     """Whether records that cannot be used are counted and left out; otherwise the first one is an error."""
+    input_format: Format | None = None
+    """Layout of every input; None to take it from each suffix. With a layout, a folder means every file in it."""
+    allow_empty: bool = False
+    """Whether a pair without a document may be written."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """Size of one line, one plain text or one cell, at least 1; a larger one is a bad record."""
     workers: int = field(default_factory=available_cores)
     """Processes that tokenise, at least 1, which is this one. Has no influence on what is written."""
     chunk_bytes: int = CHUNK_BYTES
@@ -70,6 +111,7 @@ class PreprocessConfig:
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
             msg = f"json_keys must be different names that fit into a file name, found {list(self.json_keys)}"
             raise ArgumentError(msg)
+        check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
         for name in ("workers", "chunk_bytes", "shard_bytes"):
             if getattr(self, name) < 1:
                 msg = f"{name} must be at least 1, found {getattr(self, name)}"

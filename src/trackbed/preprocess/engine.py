@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trackbed.errors import ArgumentError
-from trackbed.preprocess.config import PreprocessConfig, Progress, output_prefix
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.preprocess.config import PreprocessConfig, Progress, layout_of, output_prefix
 from trackbed.preprocess.inputs import InputFile, Layout, find_inputs
 from trackbed.preprocess.keeper import Keeper, decisions
 from trackbed.preprocess.plan import plan_chunks
@@ -38,12 +38,14 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
 
     Raises:
         FormatError: a record is bad, and those are not skipped; or a file changes meanwhile, or is damaged.
+        PlanError: a pair would have no document, and `config.allow_empty` is false.
         ArgumentError: an input or the output's folder is missing, plain texts are to fill several keys, or a library
             that reads an input is not installed.
         TrackbedError: a worker died.
         OSError: a file cannot be read or written.
     """
-    files = find_inputs(config.inputs)
+    inputs = find_inputs(config.inputs, layout=layout_of(config.input_format))
+    files = inputs.files
     _check(config, files)
     dtype = np.dtype(DType.optimal_dtype(tokenizer.vocab_size))
     work = ChunkTokenizer(
@@ -52,8 +54,9 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
         dtype=dtype,
         eod=tokenizer.eod if config.append_eod else None,
         skip_bad=config.skip_bad,
+        max_record_bytes=config.max_record_bytes,
     )
-    tally = Tally(config, files)
+    tally = Tally(config, inputs)
     tell = progress or _tell_nobody
     with contextlib.closing(Keeper(config, decisions(config, files, work))) as keeper:
         with _builders(config, dtype, keeper) as builders:
@@ -61,7 +64,7 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
             if begun is not None:
                 tally.go_on(begun.counts)
             tell(tally.done_bytes, tally.input_bytes)
-            plan = plan_chunks(files, chunk_bytes=config.chunk_bytes)
+            plan = plan_chunks(files, chunk_bytes=config.chunk_bytes, max_record_bytes=config.max_record_bytes)
             jobs, chunks = tee(islice(plan, 0 if begun is None else begun.chunks, None))
             with contextlib.closing(map_in_order(work, jobs, workers=config.workers)) as results:
                 for result, chunk in zip(results, chunks, strict=True):
@@ -71,6 +74,7 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
                     keeper.passed(chunk, builders, tally)
                     tell(tally.done_bytes, tally.input_bytes)
             keeper.ended(builders, tally)
+            _check_outputs(config, tally)
             for builder, output in zip(builders, tally.outputs, strict=True):
                 builder.finalize(get_idx_path(output.prefix))
         keeper.clear()
@@ -91,6 +95,19 @@ def _check(config: PreprocessConfig, files: Sequence[InputFile]) -> None:
             if file.layout is Layout.PLAIN_TEXT:
                 msg = f"{file.path}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
                 raise ArgumentError(msg)
+
+
+def _check_outputs(config: PreprocessConfig, tally: Tally) -> None:
+    """Refuses pairs without a document: they would replace what is there by nothing."""
+    for output in tally.outputs:
+        if not output.documents and not config.allow_empty:
+            report = tally.report()
+            bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
+            msg = (
+                f"{output.prefix}: a pair must have at least one document, found none in {report.records:,} records of "
+                f"{report.files:,} files{bad}; --allow-empty writes it all the same"
+            )
+            raise PlanError(msg)
 
 
 @contextlib.contextmanager

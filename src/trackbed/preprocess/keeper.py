@@ -12,7 +12,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.plan import Chunk
 from trackbed.preprocess.report import Tally
 from trackbed.preprocess.tokenise import ChunkTokenizer
+from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_kept_name
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 
@@ -37,7 +37,6 @@ __all__ = ["Begun", "Keeper", "decisions"]
 FORMAT: Final = "trackbed-unfinished"
 VERSION: Final = 1
 _LENGTH: Final = np.dtype("<i4")
-_KEPT: Final = re.compile(r"\d+\.(bin|lengths)")
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +58,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
         "dtype": work.dtype.name,
         "eod": work.eod,
         "chunk_bytes": config.chunk_bytes,
+        "max_record_bytes": config.max_record_bytes,
     }
 
 
@@ -100,8 +100,8 @@ class Keeper:
         self.has_kept = False
         """Whether there is something to go on from."""
         self._config = config
-        self._folder = Path(f"{config.output}.unfinished")
-        self._record = self._folder / "record.json"
+        self._folder = Path(f"{config.output}{UNFINISHED_SUFFIX}")
+        self._record = self._folder / RECORD_NAME
         self._decided = None if decided is None else fingerprint(decided)
         self._sums = [Checksum() for _ in config.json_keys]  # of the files of lengths
         self._chunks = 0
@@ -149,7 +149,7 @@ class Keeper:
         if self._lock is None:
             return
         if not self.has_kept:
-            (self._folder / "lock").unlink(missing_ok=True)
+            (self._folder / LOCK_NAME).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody's own files are in it
                 self._folder.rmdir()
         os.close(self._lock)
@@ -193,7 +193,7 @@ class Keeper:
             record = json.loads(self._record.read_bytes())
             found = (record["format"], record["version"], record["fingerprint"])
             begun = Begun.from_json(record)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             msg = f"{self._record}: must be the record of a run: {error!r}"
             raise FormatError(msg) from error
         if found != (FORMAT, VERSION, self._decided):
@@ -232,7 +232,7 @@ class Keeper:
         # The record first: without it, the rest means nothing.
         self._record.unlink(missing_ok=True)
         clear_dead_partials(self._folder, final_name=self._record.name)
-        for path in [path for path in self._folder.iterdir() if _KEPT.fullmatch(path.name)]:
+        for path in [path for path in self._folder.iterdir() if is_kept_name(path.name)]:
             path.unlink()
         self._sums = [Checksum() for _ in self._sums]
 
@@ -242,7 +242,7 @@ class Keeper:
             return True
         existed = self._folder.is_dir()
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / "lock"
+        path = self._folder / LOCK_NAME
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

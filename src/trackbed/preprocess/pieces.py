@@ -7,7 +7,7 @@ from typing import BinaryIO
 from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import InputFile
 
-__all__ = ["Block", "Piece", "RowGroup", "check_size"]
+__all__ = ["Block", "LongRecord", "Piece", "RowGroup", "check_size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,16 @@ class Block(Piece):
     def text_bytes(self) -> int:
         """Bytes of the text."""
         return len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class LongRecord(Piece):
+    """A line or plain text of a packed file that has more bytes than a record may have. Its text was passed over."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Nothing is left to do."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

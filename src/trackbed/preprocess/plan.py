@@ -33,13 +33,15 @@ class Chunk:
         return f"{first.file.path} to {last.file.path} ({len(self.pieces)} pieces)"
 
 
-def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int) -> Iterator[Chunk]:
+def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_bytes: int) -> Iterator[Chunk]:
     """Chunks that cover the files in order: parts of large files, and small files together.
 
     Args:
         files: what is to be read.
         chunk_bytes: size that the texts of a chunk exceed only where a single plain text, line or row group does, at
             least 1.
+        max_record_bytes: size that a line or plain text may have, at least 1; larger ones of packed files are passed
+            over.
 
     Raises:
         FormatError: a packed file is damaged, or is not as large any more as it was.
@@ -47,7 +49,7 @@ def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int) -> Iterator[Chu
     pieces: list[Piece] = []
     filled = 0
     for file in files:
-        for piece in _cut(file, chunk_bytes):
+        for piece in _cut(file, chunk_bytes, max_record_bytes):
             if pieces and filled + piece.text_bytes > chunk_bytes:
                 yield Chunk(tuple(pieces))
                 pieces, filled = [], 0
@@ -57,11 +59,14 @@ def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int) -> Iterator[Chu
         yield Chunk(tuple(pieces))
 
 
-def _cut(file: InputFile, chunk_bytes: int) -> Iterator[Piece]:
+def _cut(file: InputFile, chunk_bytes: int, max_record_bytes: int) -> Iterator[Piece]:
     if file.layout is Layout.PARQUET:
         yield from read_row_groups(file)
     elif file.packing is not Packing.NONE:
-        yield from [read_whole(file)] if file.layout is Layout.PLAIN_TEXT else read_blocks(file, chunk_bytes)
+        if file.layout is Layout.PLAIN_TEXT:
+            yield read_whole(file, max_bytes=max_record_bytes)
+        else:
+            yield from read_blocks(file, chunk_bytes, max_line_bytes=max_record_bytes)
     elif file.layout is Layout.PLAIN_TEXT:
         yield Piece(file, 0, file.size_bytes)
     else:

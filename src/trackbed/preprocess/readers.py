@@ -11,8 +11,8 @@ import orjson
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import Layout
-from trackbed.preprocess.pieces import Block, Piece, RowGroup, check_size
-from trackbed.preprocess.row_groups import read_columns
+from trackbed.preprocess.pieces import Block, LongRecord, Piece, RowGroup, check_size
+from trackbed.preprocess.row_groups import LongCell, read_columns
 
 __all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_piece"]
 
@@ -44,24 +44,29 @@ class BadRecord:
     reason: str
 
 
-def read_piece(piece: Piece, *, keys: Sequence[str]) -> Iterator[Record | BadRecord | None]:
-    """What each line of a piece holds, None for a blank one; a plain text is one record, as is a row.
+def read_piece(piece: Piece, *, keys: Sequence[str], max_record_bytes: int) -> Iterator[Record | BadRecord | None]:
+    """Yields what each line of a piece holds, None for a blank one; a plain text is one record, as is a row.
 
     Args:
         piece: what to read.
         keys: keys of the texts in a JSON record, or columns, at least one; a plain text is the text of the only key.
+        max_record_bytes: size that one line, one plain text or one cell may have, at least 1; a larger line or plain
+            text is not held in memory.
 
     Raises:
         FormatError: the file's size is not what it was when the work was planned.
     """
     if piece.file.layout is Layout.PLAIN_TEXT:
-        yield _read_plain(piece)
+        yield _read_plain(piece, max_record_bytes)
         return
     if isinstance(piece, RowGroup):
-        for number, values in enumerate(read_columns(piece, keys)):
+        for number, values in enumerate(read_columns(piece, keys, max_cell_bytes=max_record_bytes)):
             yield _as_record(number, keys, values)
         return
-    for number, line in enumerate(read_lines(piece)):
+    for number, line in enumerate(read_lines(piece, max_bytes=max_record_bytes)):
+        if line is None:
+            yield BadRecord(number, f"a line must have at most {max_record_bytes:,} bytes, found more")
+            continue
         if line.isspace():
             yield None
             continue
@@ -74,18 +79,28 @@ def read_piece(piece: Piece, *, keys: Sequence[str]) -> Iterator[Record | BadRec
         yield record
 
 
-def read_lines(piece: Piece) -> Iterator[bytes]:
-    """The lines that begin inside a piece, with their line ends."""
-    text = piece.text if isinstance(piece, Block) else _read_range(piece)
+def read_lines(piece: Piece, *, max_bytes: int) -> Iterator[bytes | None]:
+    """Yields the lines that begin inside a piece, with their line ends; None for one that is too long.
+
+    Args:
+        piece: a part of a file of lines.
+        max_bytes: size that a line may have without its end, at least 1.
+    """
+    if isinstance(piece, LongRecord):
+        yield None
+        return
+    text, is_whole = (piece.text, True) if isinstance(piece, Block) else _read_range(piece, max_bytes)
     start = 0
     while start < len(text):
         stop = text.find(b"\n", start) + 1 or len(text)
-        yield text[start:stop]
+        is_last = stop == len(text)
+        size = stop - start - text.endswith(b"\n", start, stop)
+        yield None if size > max_bytes or (is_last and not is_whole) else text[start:stop]
         start = stop
 
 
-def _read_range(piece: Piece) -> bytes:
-    """The lines that begin inside a piece, at once."""
+def _read_range(piece: Piece, max_line_bytes: int) -> tuple[bytes, bool]:
+    """Reads the lines that begin inside a piece, at once. False if the last one is too long and was not read whole."""
     with piece.file.path.open("rb", buffering=0) as file:
         check_size(file, piece.file)
         # A line begins where the byte before it is a line end. Looking no further than the end of the piece
@@ -95,7 +110,10 @@ def _read_range(piece: Piece) -> bytes:
         text = _read_exactly(file, piece.stop - piece.start + before)
         if before:
             text = text[text.find(b"\n") + 1 or len(text) :]
-        return text if text.endswith(b"\n") or not text else text + _rest_of_line(file)
+        if text.endswith(b"\n") or not text:
+            return text, True
+        rest = _rest_of_line(file, max_line_bytes - (len(text) - text.rfind(b"\n") - 1))
+        return (text, False) if rest is None else (text + rest, True)
 
 
 def _read_exactly(file: BinaryIO, size_bytes: int) -> bytes:
@@ -106,15 +124,25 @@ def _read_exactly(file: BinaryIO, size_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _rest_of_line(file: BinaryIO) -> bytes:
-    """What is left of a line that goes on, with its end."""
-    parts = []
+def _rest_of_line(file: BinaryIO, max_bytes: int) -> bytes | None:
+    """Reads what is left of a line that goes on, with its end; None if that is more than `max_bytes` without the end.
+
+    Where the end is not near, it is looked for before anything is kept.
+    """
+    start = file.tell()
+    size = 0
     while data := file.read(_READ_BYTES):
-        stop = data.find(b"\n") + 1
-        parts.append(data[: stop or len(data)])
-        if stop:
+        stop = data.find(b"\n")
+        size += len(data) if stop < 0 else stop
+        if size > max_bytes:
+            return None
+        if stop >= 0:
+            if size == stop:
+                return data[: stop + 1]
+            size += 1
             break
-    return b"".join(parts)
+    file.seek(start)
+    return _read_exactly(file, size)
 
 
 def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
@@ -150,12 +178,17 @@ def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Rec
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, UnicodeDecodeError):
             return BadRecord(number, _why_no_text(value))
+        if isinstance(value, LongCell):
+            reason = f"the value of {key!r} must have at most {value.max_bytes:,} bytes, found {value.size_bytes:,}"
+            return BadRecord(number, reason)
         if not isinstance(value, str):
             return BadRecord(number, f"the value of {key!r} must be a string, found {_kind(value)}")
     return Record(number, values)
 
 
-def _read_plain(piece: Piece) -> Record | BadRecord:
+def _read_plain(piece: Piece, max_bytes: int) -> Record | BadRecord:
+    if isinstance(piece, LongRecord) or (not isinstance(piece, Block) and piece.file.size_bytes > max_bytes):
+        return BadRecord(0, f"a plain text must have at most {max_bytes:,} bytes, found more")
     raw = piece.text if isinstance(piece, Block) else _read_all(piece)
     try:
         return Record(0, (raw.decode(),))
@@ -166,7 +199,7 @@ def _read_plain(piece: Piece) -> Record | BadRecord:
 def _read_all(piece: Piece) -> bytes:
     with piece.file.path.open("rb", buffering=0) as file:
         check_size(file, piece.file)
-        return file.readall()
+        return _read_exactly(file, piece.file.size_bytes)
 
 
 def _check_beginning(line: bytes) -> None:

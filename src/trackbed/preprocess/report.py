@@ -1,12 +1,11 @@
 """What was read and written: counts that grow chunk by chunk, and the report of them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.config import PreprocessConfig, output_prefix
-from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.inputs import Inputs
 from trackbed.preprocess.places import Places
 from trackbed.preprocess.plan import Chunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
@@ -52,6 +51,8 @@ class Report:
     """Records that were left out."""
     first_bad: tuple[str, ...]
     """Where the first of them are, and what is wrong with them: at most 20."""
+    left_out_files: int
+    """Files in folders that were not read, as their suffix is unknown."""
 
 
 class Tally:
@@ -59,15 +60,15 @@ class Tally:
 
     Args:
         config: what was asked for.
-        files: all the input.
+        inputs: all the input.
     """
 
-    def __init__(self, config: PreprocessConfig, files: Sequence[InputFile]) -> None:
-        self.input_bytes = sum(file.size_bytes for file in files)
+    def __init__(self, config: PreprocessConfig, inputs: Inputs) -> None:
+        self.input_bytes = sum(file.size_bytes for file in inputs.files)
         self.done_bytes = 0
         self.outputs = [Output(key, output_prefix(config.output, key), 0, 0, 0) for key in config.json_keys]
         self._skip_bad = config.skip_bad
-        self._num_files = len(files)
+        self._inputs = inputs
         self._records = self._blank = self._bad = 0
         self._first_bad: list[str] = []
         self._places = Places()
@@ -121,10 +122,11 @@ class Tally:
         """What came of it all."""
         return Report(
             outputs=tuple(self.outputs),
-            files=self._num_files,
+            files=len(self._inputs.files),
             input_bytes=self.input_bytes,
             records=self._records,
             blank=self._blank,
             bad=self._bad,
             first_bad=tuple(self._first_bad),
+            left_out_files=self._inputs.left_out,
         )

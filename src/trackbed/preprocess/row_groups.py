@@ -1,6 +1,8 @@
 """Reading Parquet files, of which every row group can be read alone."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -9,9 +11,17 @@ from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.pieces import RowGroup, check_size
 
-__all__ = ["read_columns", "read_row_groups"]
+__all__ = ["LongCell", "read_columns", "read_row_groups"]
 
 _BATCH_ROWS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LongCell:
+    """Stands for a value that is larger than a cell may be."""
+
+    size_bytes: int
+    max_bytes: int
 
 
 def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
@@ -29,11 +39,19 @@ def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
         yield RowGroup(file, start, stop, number, sizes[number])
 
 
-def read_columns(piece: RowGroup, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The values of each row in the columns of these names: strings, None, or why a string is none.
+def read_columns(piece: RowGroup, names: Sequence[str], *, max_cell_bytes: int) -> Iterator[tuple[Any, ...]]:
+    """Yields the values of each row in the columns of these names.
+
+    Args:
+        piece: the rows to read.
+        names: at least one column.
+        max_cell_bytes: size that a string may have, at least 1.
+
+    Returns:
+        For each row a tuple of strings, None, a `LongCell`, or the error that says why a value is no text.
 
     Raises:
-        FormatError: it has no such column, or one of something else than strings; or it is damaged.
+        FormatError: it has no such column, or several, or one of something else than strings; or it is damaged.
     """
     library = require("pyarrow", where=piece.file.path)
     with _opened(piece.file) as found:
@@ -43,7 +61,8 @@ def read_columns(piece: RowGroup, names: Sequence[str]) -> Iterator[tuple[Any, .
             for batch in found.iter_batches(
                 _BATCH_ROWS, row_groups=[piece.number], columns=list(names), use_threads=False
             ):
-                yield from zip(*(_values(batch.column(name), library) for name in names), strict=True)
+                columns = (_values(batch.column(name), max_cell_bytes) for name in names)
+                yield from zip(*columns, strict=True)
         except (library.ArrowException, OSError) as error:
             msg = f"{piece.file.path}: must be a whole Parquet file, found in row group {piece.number}: {error}"
             raise FormatError(msg) from error
@@ -61,24 +80,41 @@ def _opened(file: InputFile) -> Any:
         raise FormatError(msg) from error
 
 
-def _values(column: Any, library: Any) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:  # nothing checks the strings of a file before somebody wants them
-        return [_decoded(value) for value in column.cast(library.binary()).to_pylist()]
+def _values(column: Any, max_bytes: int) -> Iterator[Any]:
+    """Returns the values of a column, one by one where a dictionary may hold one large text for many rows."""
+    if column.nbytes <= max_bytes and not hasattr(column, "dictionary"):
+        with contextlib.suppress(UnicodeDecodeError):
+            return iter(column.to_pylist())
+    return _cells(column, max_bytes)
 
 
-def _decoded(value: bytes | None) -> str | UnicodeDecodeError | None:
+def _cells(column: Any, max_bytes: int) -> Iterator[Any]:
+    for cell in column:
+        size = _size_bytes(cell)
+        yield LongCell(size, max_bytes) if size > max_bytes else _text(cell)
+
+
+def _size_bytes(cell: Any) -> int:
+    value = cell.value if hasattr(cell, "dictionary") else cell  # of a dictionary, the text that is meant
+    buffer = value.as_buffer() if value.is_valid else None
+    return 0 if buffer is None else int(buffer.size)
+
+
+def _text(cell: Any) -> str | UnicodeDecodeError | None:
     try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError as error:
+        value: str | None = cell.as_py()
+    except UnicodeDecodeError as error:  # nothing checks the strings of a file before somebody wants them
         return error
+    return value
 
 
 def _check_column(file: InputFile, schema: Any, name: str) -> None:
     types = require("pyarrow", where=file.path).types
     if name not in schema.names:
         msg = f"{file.path}: a Parquet file must have the column {name!r}, found {', '.join(map(repr, schema.names))}"
+        raise FormatError(msg)
+    if schema.names.count(name) > 1:
+        msg = f"{file.path}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
         raise FormatError(msg)
     kind = schema.field(name).type
     bare = kind.value_type if types.is_dictionary(kind) else kind

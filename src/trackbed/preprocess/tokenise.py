@@ -93,6 +93,8 @@ class ChunkTokenizer:
     """Token that follows each document; None for none."""
     skip_bad: bool
     """Whether to go on behind a bad record."""
+    max_record_bytes: int
+    """Size that one line, one plain text or one cell may have."""
     part_chars: int = PART_CHARS
     """Texts up to this length are tokenised as a whole."""
 
@@ -102,7 +104,8 @@ class ChunkTokenizer:
         pieces = []
         with one_core():
             for piece in chunk.pieces:
-                pieces.append(self._tokenise(read_piece(piece, keys=self.keys), columns))
+                found = read_piece(piece, keys=self.keys, max_record_bytes=self.max_record_bytes)
+                pieces.append(self._tokenise(found, columns))
                 if pieces[-1].bad and not self.skip_bad:
                     break
         return TokenisedChunk(tuple(column.done() for column in columns), tuple(pieces))

@@ -1,6 +1,6 @@
 """Training a byte-level BPE on a corpus, by Hugging Face `tokenizers`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
-from trackbed.preprocess.config import CHUNK_BYTES, Progress
+from trackbed.preprocess.config import CHUNK_BYTES, MAX_RECORD_BYTES, Format, Progress, check_reading, layout_of
 from trackbed.preprocess.inputs import InputFile, find_inputs
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.places import Places
@@ -40,6 +40,10 @@ class TrainingConfig:
     """Keys of the texts in a JSON record."""
     skip_bad: bool = False
     """Whether records that cannot be used are counted and left out; otherwise the first one is an error."""
+    input_format: Format | None = None
+    """Layout of every input; None to take it from each suffix. With a layout, a folder means every file in it."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """Size of one line, one plain text or one cell, at least 1; a larger one is a bad record."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -52,6 +56,7 @@ class TrainingConfig:
         if self.vocab_size < least:
             msg = f"vocab_size must be at least {least} for the bytes and special tokens, found {self.vocab_size}"
             raise ArgumentError(msg)
+        check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
         if not self.json_keys:
             msg = "json_keys must name at least one key, found none"
             raise ArgumentError(msg)
@@ -97,7 +102,7 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: Progress 
         show_progress=False,
     )
     corpus = _Corpus(
-        find_inputs(config.inputs),
+        find_inputs(config.inputs, layout=layout_of(config.input_format)).files,
         config,
         lambda text: [word for word, _ in words.pre_tokenize_str(text)],
         progress,
@@ -122,7 +127,7 @@ class _Corpus:
 
     def __init__(
         self,
-        files: list[InputFile],
+        files: Sequence[InputFile],
         config: TrainingConfig,
         words: Callable[[str], list[str]],
         progress: Progress | None,
@@ -135,13 +140,14 @@ class _Corpus:
 
     def texts(self) -> Iterator[str]:
         """The texts, long ones in parts."""
-        chunks = plan_chunks(self._files, chunk_bytes=CHUNK_BYTES)
+        limit = self._config.max_record_bytes
+        chunks = plan_chunks(self._files, chunk_bytes=CHUNK_BYTES, max_record_bytes=limit)
         done, total = 0, sum(file.size_bytes for file in self._files)
         places = Places()
         for chunk in chunks:
             for piece in chunk.pieces:
                 lines = 0
-                for record in read_piece(piece, keys=self._config.json_keys):
+                for record in read_piece(piece, keys=self._config.json_keys, max_record_bytes=limit):
                     lines += 1
                     if isinstance(record, BadRecord):
                         self._add_bad(places.describe(piece, record))
