@@ -15,6 +15,7 @@ A message says where, what must hold, and what was found.
 
 from collections.abc import Sequence
 from operator import index
+from typing import Final
 
 __all__ = [
     "ArgumentError",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 
+_PROBLEMS_SHOWN: Final = 20
+
+
 class TrackbedError(Exception):
     """The root of everything that is not a wrong argument."""
 
@@ -38,15 +42,21 @@ class FormatError(TrackbedError):
 
 
 class BlendFileError(FormatError):
-    """A blend file says what cannot be meant.
+    """A blend file says what cannot be meant. The text has the first 20 problems, `problems` has all.
 
     Args:
         problems: what is wrong, each beginning with file and line; at least one.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+        super().__init__("\n".join(self.shown))
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The first 20 problems, then how many more there are."""
+        more = len(self.problems) - _PROBLEMS_SHOWN
+        return self.problems if more <= 0 else (*self.problems[:_PROBLEMS_SHOWN], f"and {more:,} more problems")
 
     def __reduce__(self) -> tuple[type["BlendFileError"], tuple[tuple[str, ...]]]:
         """A copy is made from the problems, in another process too."""

@@ -12,9 +12,11 @@ from trackbed.datasets.config import Blend, BlendedMegatronDatasetConfig
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = ["Shares", "check_sizes", "plan_shares"]
+__all__ = ["MOST_SAMPLES", "Shares", "check_sizes", "plan_shares"]
 
 _SURPLUS_0_10: Final = 1.005
+MOST_SAMPLES: Final = 2**62
+"""Above this, a size with what is rounded up and a surplus does not fit a 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronData
         return Shares(total, drawn, counts)
     counts = [math.ceil(size * weight) for weight in weights]
     surplus = 1 + config.mid_level_dataset_surplus
+    if not max(counts, default=0) * surplus < MOST_SAMPLES:
+        msg = f"mid_level_dataset_surplus must leave fewer than 2**62 samples for a dataset, found {surplus - 1:g}"
+        raise ArgumentError(msg)
     return Shares(sum(counts), list(weights), [math.ceil(count * surplus) for count in counts])
 
 
@@ -57,8 +62,8 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
     """Refuse sizes that the configuration cannot mean.
 
     Raises:
-        ArgumentError: not one size per split, a negative one, None for a blend with weights, or a number for
-            a validation that is to be full.
+        ArgumentError: not one size per split, one outside `[0, 2**62)`, None for a blend with weights, or a number
+            for a validation that is to be full.
     """
     if len(sizes) != len(Split):
         msg = f"sizes must have {len(Split)} entries, found {len(sizes)}"
@@ -66,6 +71,9 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
     for split, size in zip(Split, sizes, strict=True):
         if size is not None and (isinstance(size, (str, float)) or size < 0):
             msg = f"the size of split {split.name} must be a whole number of at least 0, or None, found {size!r}"
+            raise ArgumentError(msg)
+        if size is not None and size >= MOST_SAMPLES:
+            msg = f"the size of split {split.name} must be below 2**62 samples, found {size}"
             raise ArgumentError(msg)
         blend = blend_of(split, config)
         if size is None and blend is not None and blend[1] is not None:

@@ -106,7 +106,7 @@ def _identity(text: str | None) -> "MegatronIdentity | None":
     try:
         fields = json.loads(text)
         return MegatronIdentity(fields["class"], fields.get("path"), fields.get("options", {}))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f'--tokenizer-identity must be JSON like {{"class": ..., "path": ..., "options": {{}}}}, found {text}'
         raise click.UsageError(msg) from error
 

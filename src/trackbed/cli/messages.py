@@ -21,5 +21,5 @@ def describe(error: BaseException) -> str:
 
 
 def describe_all(error: BaseException) -> list[str]:
-    """One line, or one for each thing that is wrong with a blend file."""
-    return list(error.problems) if isinstance(error, BlendFileError) else [describe(error)]
+    """Returns one line, or one for each of the first things that are wrong with a blend file."""
+    return list(error.shown) if isinstance(error, BlendFileError) else [describe(error)]

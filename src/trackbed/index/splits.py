@@ -38,15 +38,19 @@ def normalize(weights: Sequence[float]) -> list[float]:
     """Weights divided by their sum, in doubles, added up as NumPy does.
 
     Raises:
-        ArgumentError: a weight is negative or not finite, or they add up to 0.
+        ArgumentError: a weight is negative or not finite, or they add up to 0 or to more than a double holds.
 
     >>> normalize([30, 70])
     [0.3, 0.7]
     """
     array = np.array(weights, dtype=np.float64)
-    total = np.sum(array)
+    with np.errstate(over="ignore"):  # found below
+        total = np.sum(array)
     if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
         msg = f"weights must be finite, at least 0 and not all 0, found {list(weights)}"
+        raise ArgumentError(msg)
+    if not np.isfinite(total):
+        msg = f"weights must have a finite sum, found that {len(array)} of up to {array.max():g} have none"
         raise ArgumentError(msg)
     return [float(weight) for weight in array / total]
 

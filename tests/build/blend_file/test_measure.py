@@ -1,13 +1,15 @@
+import pickle
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from blends import VOCAB, gpt_config, write_pair, write_pairs
-from trackbed.build import BlendedMegatronDatasetBuilder, measure_blend, read_blend_file
+from trackbed.build import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
 from trackbed.build.blend_file.weights import Wanted, plan_weights
 from trackbed.datasets import NullTokenizer
-from trackbed.errors import BlendFileError, PlanError
+from trackbed.errors import ArgumentError, BlendFileError, PlanError
 from trackbed.tokens import IndexedDataset
 
 TOP = "version = 1\nsequence_length = 16\nseed = 7\n"
@@ -75,10 +77,83 @@ def test_everything_that_is_missing_or_damaged_is_named_with_its_line(data):
     both = "a .bin and an .idx file must exist, missing"
     assert list(caught.value.problems) == [
         f"blend.toml:7: dataset.path names nowhere: {both} nowhere.idx and nowhere.bin",
-        f"blend.toml:10: dataset.glob names pair1: {both} pair1.bin",
+        "blend.toml:10: dataset.glob must match whole pairs, found pair1.idx without its .bin; "
+        'incomplete = "skip" leaves such files out',
         "blend.toml:10: dataset.glob names pair2.idx: the magic must be b'MMIDIDX\\x00\\x00', found b'xxxxxxxxx'",
         "blend.toml:13: dataset.group must match an .idx file at least, found none for none*",
     ]
+
+
+PATTERNS = ["glob = 'pair*'", "group = ['pair0', 'pair[12]*']\nname = 'g'", "glob = 'pair*.bin'", "glob = 'pair*.idx'"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("gone", "left"), [("pair1.idx", "pair1.bin"), ("pair2.bin", "pair2.idx")])
+def test_half_a_pair_among_the_matches_of_a_pattern_is_named_unless_it_is_to_be_skipped(data, pattern, gone, left):
+    text = f"split = '1'\nsize.train = 5\n[[dataset]]\n{pattern}\nweight = 1\n"
+    whole = measured(text)
+    (data / gone).unlink()
+    what = f'must match whole pairs, found {left} without its {gone[-4:]}; incomplete = "skip" leaves such files out'
+    with pytest.raises(BlendFileError, match=re.escape(what)) as caught:
+        measured(text)
+    assert len(caught.value.problems) == 1
+    with pytest.raises(BlendFileError, match=re.escape(what)):
+        measured(text + "incomplete = 'error'")
+    found = measured(text + "incomplete = 'skip'")
+    pairs = [pair for member in whole.members for pair in member.pairs if pair != gone[:-4]]
+    assert [pair for member in found.members for pair in member.pairs] == pairs
+
+
+def test_where_half_pairs_are_all_that_a_pattern_matches_nothing_is_left_after_skipping_them(data):
+    for number in range(3):
+        (data / f"pair{number}.idx").unlink()
+    text = "split = '1'\nsize.train = 5\n[[dataset]]\nglob = 'pair*'\nweight = 1\nincomplete = 'skip'"
+    with pytest.raises(BlendFileError, match=r"dataset\.glob must match an \.idx file at least, found none for pair\*"):
+        measured(text)
+
+
+def test_a_pair_whose_writer_was_killed_says_how_to_finish_it(data):
+    for name in ("pair1.idx", "pair1.trackbed.json"):
+        (data / name).touch()
+        (data / name).rename(f"{name}.pending")
+    with pytest.raises(BlendFileError, match=r"pair1\.bin without its \.idx; .*: finish by trackbed finish pair1"):
+        measured("split = '1'\nsize.train = 5\n[[dataset]]\nglob = 'pair*'\nweight = 1")
+
+
+def test_of_many_problems_twenty_are_shown_and_all_are_kept(data):
+    entries = "".join(f"[[dataset]]\npath = 'nowhere{number}'\nweight = 1\n" for number in range(1025))
+    with pytest.raises(BlendFileError) as caught:
+        measured(f"split = '1'\nsize.train = 5\n{entries}")
+    assert len(caught.value.problems) == 1025
+    assert len(str(caught.value).splitlines()) == 21
+    assert str(caught.value).endswith("\nand 1,005 more problems")
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
+
+
+@pytest.mark.parametrize("order", ["megatron", "balanced", "instant"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"first": "epochs = 1e308"}, "datasets must give fewer than 2**62 samples by their epochs, found inf"),
+        ({"first": "epochs = 1" + "0" * 300}, "datasets must give fewer than 2**62 samples by their epochs, found "),
+        ({"first": "weight = 1e308", "second": "weight = 1e308"}, "weights must have a finite sum, found that 2 of up"),
+        (
+            {"first": "ratio = 1e308", "second": "ratio = 1"},
+            "weights must have a finite sum, found that 2 of up to inf",
+        ),
+        ({"size": str(2**63 - 1)}, "the size of split train must be below 2**62 samples, found 9223372036854775807"),
+        ({"size": str(2**62)}, "the size of split train must be below 2**62 samples, found 4611686018427387904"),
+        ({"options": "mid_level_dataset_surplus = 1e308"}, "mid_level_dataset_surplus must leave fewer than 2**62 sam"),
+    ],
+)
+def test_numbers_that_no_index_can_have_are_refused_in_one_sentence(data, order, change, expected):
+    text = (
+        f"order = '{order}'\nsplit = '1'\nsize.train = {change.get('size', 5)}\n"
+        f"[[dataset]]\npath = 'pair0'\n{change.get('first', 'weight = 1')}\n"
+        f"[[dataset]]\npath = 'pair1'\n{change.get('second', 'weight = 1')}\n[options]\n{change.get('options', '')}\n"
+    )
+    with pytest.raises((BlendFileError, ArgumentError), match=re.escape(expected)):
+        plan_blend(measured(text))
 
 
 def test_pairs_of_different_types_are_no_group(data):

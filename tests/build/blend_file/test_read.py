@@ -130,7 +130,7 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ('"instant"', '"megatron"', ["22: stage needs order = 'instant', found 'megatron'"]),
         ("shuffle_block = 4", "shuffle_block = 0", ["27: options.shuffle_block must be a whole number of at least"]),
         ("shuffle_block = 4", "random_seed = 0", ["27: options.random_seed is not a key that a blend file has here"]),
-        ("train = 100", "train_tokens = 'much'", ["9: size.train_tokens must be a whole number of at least 1, or a "]),
+        ("train = 100", "train_tokens = 'much'", ["9: size.train_tokens must be a whole number of at least 1 and "]),
         ("train = 100", "", ["8: size must say the size of train, whose datasets have weights: by train, train_"]),
         ("valid = 10", "", ["8: size must say the size of valid, whose datasets have weights: by valid, eval"]),
         ("valid = 10", "train_iters = 1", ["10: size.train_iters must be the only size of training", "10: size.tr"]),
@@ -140,6 +140,46 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ("[options]", "[tokenizer]\neod = 7\n[options]", ["26: tokenizer.vocab_size must be given, as eod and voc"]),
         ("[options]", "[tokenizer]\nfile = 'x'\neod = 7\n[options]", ["28: tokenizer.eod must be left out with tok"]),
         ("[options]", "[tokenizer]\neod = 9\nvocab_size = 9\n[options]", ["27: tokenizer.eod must be below tokeniz"]),
+        ("weight = 0.5", "weight = 1" + "0" * 400, ["19: dataset.weight must be a finite number of at least 0, found"]),
+        (
+            "weight = 0.5",
+            f"weight = 0x{'f' * 5000}",
+            ["19: dataset.weight must be a finite number of at least 0, foun"],
+        ),
+        ("train = 100", "train = 1" + "0" * 30, ["9: size.train must be a whole number of at least 0 and below 2**63"]),
+        (
+            "train = 100",
+            "train_tokens = '9999999999T'",
+            ["9: size.train_tokens must be a whole number of at least 1 a"],
+        ),
+        ('"data/web.bin"', '"data/\\u0000"', ["13: dataset.path must be a text without NUL that is not empty, found "]),
+        ('"b-*"', '"\\u0000"', ["18: dataset.group must be a list of at least one text, found ['/abs/a', '"]),
+        ('cache = "', 'cache = "\\u0000', ["6: cache must be a text without NUL that is not empty, found"]),
+        ("max_epochs = 2", "incomplete = 3", ["20: dataset.incomplete must be one of 'error', 'skip', found 3"]),
+        (
+            '["/abs/a", "b-*"]',
+            "['a', 'b']\nincomplete = 'skip'",
+            ["19: dataset.incomplete must stand beside a glob, or a"],
+        ),
+        ('"data/web.bin"', "'w*'\nincomplete = 'skip'", ["14: dataset.incomplete must stand beside a glob, or a g"]),
+        ("shuffle_block = 4", "x = " + "[" * 5000 + "]" * 5000, ["1: must be TOML of few levels, found arrays or tab"]),
+        (
+            "shuffle_block = 4",
+            "x = " + "{a = " * 5000 + "1" + "}" * 5000,
+            ["1: must be TOML of few levels, found array"],
+        ),
+        ("shuffle_block = 4", "x = " + "9" * 5000, ["1: must be TOML whose numbers can be read: Exceeds the limit"]),
+        ("shuffle_block = 4", "a" + ".a" * 300_000 + " = 1", ["27: must have keys of fewer than 256 parts, found mor"]),
+        (
+            "shuffle_block = 4",
+            "a" + " . 'b'" * 300_000 + " = 1",
+            ["27: must have keys of fewer than 256 parts, found "],
+        ),
+        (
+            "[options]",
+            '[tokenizer]\nmegatron = {class = "\\u0000"}\n[options]',
+            ["27: "],
+        ),
         ("[options]", "tokenizer = 3\n[options]", ["26: stage.tokenizer is not a key that a blend file has here"]),
     ],
 )
@@ -236,6 +276,9 @@ def test_every_field_of_the_configuration_has_its_place():
 
 
 def test_counts_are_read_as_people_write_them():
+    assert parse_count("1234567890123456789012345678901234567") == 1234567890123456789012345678901234567
+    with pytest.raises(ArgumentError, match=r"found '9{64}\.\.\.'"):
+        parse_count("9" * 1_000_000)
     assert [parse_count(text) for text in ("2T", "1.5 B", "300_000", "1,024", "0.5K")] == [
         2 * 10**12,
         1_500_000_000,
@@ -246,3 +289,8 @@ def test_counts_are_read_as_people_write_them():
     for text in ("", "T", "1.2", "-1", "1e6", "2 t"):
         with pytest.raises(ArgumentError, match="must be a whole number such as"):
             parse_count(text)
+
+
+def test_a_file_of_many_megabytes_is_refused(tmp_path):
+    (problem,) = problems(tmp_path, WHOLE + "#" * (16 << 20))
+    assert problem.startswith("1: must have at most 16,777,216 bytes, found more")

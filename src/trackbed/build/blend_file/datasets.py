@@ -1,6 +1,7 @@
 """Reading `[[dataset]]`: a pair, many pairs, or many pairs as one, and how much of it is wanted."""
 
 from collections import Counter
+from glob import has_magic
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,12 +62,18 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
         kind=kind,  # type: ignore[arg-type]  # of _KINDS
         patterns=tuple(str(folder / pattern) for pattern in patterns),
         measure=given[0] if given else None,  # type: ignore[arg-type]  # of _MEASURES
-        amount=1.0 if amount is None else amount,
+        amount=1.0 if amount is None else _as_double(amount),
         divide=_read_divide(table, kind),
-        max_epochs=table.take("max_epochs", POSITIVE),
+        max_epochs=_as_double(table.take("max_epochs", POSITIVE)),
+        incomplete=_read_incomplete(table, kind, patterns),
         splits=None if splits is None else tuple(Split[one] for one in splits),
         where=table.where,
     )
+
+
+def _as_double(number: Any) -> Any:
+    """Returns a whole number beyond those that a double counts as a double, so that arithmetic does not overflow."""
+    return float(number) if isinstance(number, int) and number >= 2**53 else number
 
 
 def _last_part(pattern: str) -> str:
@@ -82,6 +89,12 @@ def _read_divide(table: TableReader, kind: str) -> Any:
     if table.given("divide") and (kind != "glob" or not table.given("weight")):
         table.refuse("divide", "must stand beside the weight of a glob, found no such thing")
     return table.take("divide", one_of(["tokens", "equally"]), "tokens")
+
+
+def _read_incomplete(table: TableReader, kind: str, patterns: tuple[str, ...]) -> Any:
+    if table.given("incomplete") and (kind == "path" or not any(map(has_magic, patterns))):
+        table.refuse("incomplete", "must stand beside a glob, or a group with a pattern, found no such thing")
+    return table.take("incomplete", one_of(["error", "skip"]), "error")
 
 
 def _check_splits(reader: TableReader, tables: list[TableReader], split: str | None) -> None:

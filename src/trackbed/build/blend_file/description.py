@@ -30,6 +30,8 @@ class DatasetEntry:
     """How a weight is divided among the datasets of a glob."""
     max_epochs: float | None = None
     """Epochs that the dataset may give to training, above 0; None for any number."""
+    incomplete: Literal["error", "skip"] = "error"
+    """What becomes of a `.bin` without its `.idx`, or the reverse, among the matches of a pattern."""
     splits: tuple[Split, ...] | None = None
     """The splits that it belongs to as a whole; None where the file divides every dataset."""
     where: KeyPath = ()

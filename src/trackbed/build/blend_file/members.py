@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
+from pathlib import Path
 from typing import Any, Final
 
 from trackbed.build.blend_file.description import DatasetEntry
@@ -14,6 +15,7 @@ from trackbed.build.blend_file.tables import Problems
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.index.splits import Bounds, Split, split_range
 from trackbed.tokens import IndexedDataset, IndexedGroup
+from trackbed.tokens.commit import interruption
 
 __all__ = ["Member", "find_members"]
 
@@ -62,15 +64,36 @@ def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[
     pairs: list[str] = []
     for number, pattern in enumerate(entry.patterns):
         prefix = pattern.removesuffix(".bin").removesuffix(".idx")
-        is_pattern = entry.kind != "path" and has_magic(prefix)
-        matches = sorted(glob(f"{prefix}.idx")) if is_pattern else [f"{prefix}.idx"]  # noqa: PTH207  may be absolute
-        if not matches:
-            key = (*entry.where, entry.kind, number) if entry.kind == "group" else (*entry.where, entry.kind)
+        if entry.kind == "path" or not has_magic(prefix):
+            pairs.append(prefix)
+            continue
+        found, halves = _match(prefix)
+        key = (*entry.where, entry.kind, number) if entry.kind == "group" else (*entry.where, entry.kind)
+        for half in halves if entry.incomplete == "error" else []:
+            problems.add(key, _why_incomplete(half))
+        if not found and (not halves or entry.incomplete == "skip"):
             problems.add(key, f"must match an .idx file at least, found none for {pattern}")
-        pairs += [match.removesuffix(".idx") for match in matches]
+        pairs += found
     if entry.kind == "group":
         return [(_name_of_group(entry), tuple(pairs))]
     return [(pair, (pair,)) for pair in dict.fromkeys(pairs)]
+
+
+def _match(pattern: str) -> tuple[list[str], list[Path]]:
+    """Returns the prefixes of the pairs that a pattern matches, by name, and the files that have no other half."""
+    indices, data = (glob(f"{pattern}{suffix}") for suffix in (".idx", ".bin"))  # noqa: PTH207  may be absolute
+    with_data = {path.removesuffix(".bin") for path in data}
+    with_index = {path.removesuffix(".idx") for path in indices}
+    halves = [Path(path) for path in indices if path.removesuffix(".idx") not in with_data]
+    halves += [Path(path) for path in data if path.removesuffix(".bin") not in with_index]
+    whole = [path.removesuffix(".idx") for path in sorted(indices)]
+    return [prefix for prefix in whole if prefix in with_data], sorted(halves)
+
+
+def _why_incomplete(half: Path) -> str:
+    other = ".bin" if half.suffix == ".idx" else ".idx"
+    hint = interruption(str(half.with_suffix(""))) or '; incomplete = "skip" leaves such files out'
+    return f"must match whole pairs, found {half} without its {other}{hint}"
 
 
 def _name_of_group(entry: DatasetEntry) -> str:

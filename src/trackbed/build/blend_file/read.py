@@ -9,7 +9,7 @@ from typing import Any, Final
 from trackbed.build.blend_file.datasets import read_datasets
 from trackbed.build.blend_file.description import BlendFile, DatasetEntry, SizeEntry
 from trackbed.build.blend_file.options import read_options
-from trackbed.build.blend_file.positions import find_keys
+from trackbed.build.blend_file.positions import KeyPath, find_keys
 from trackbed.build.blend_file.sizes import WAYS, read_sizes
 from trackbed.build.blend_file.stages import read_stages
 from trackbed.build.blend_file.tables import (
@@ -31,6 +31,9 @@ __all__ = ["VERSION", "read_blend_file"]
 VERSION: Final = 1
 """The version of the format that is read."""
 
+_MOST_BYTES: Final = 16 << 20
+_MOST_PARTS: Final = 256
+_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 _SYNTAX_LINE: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _NUMBERS: Final = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
 _AT_END: Final = " (at end of document)"
@@ -56,14 +59,7 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
         OSError: the file cannot be read.
     """
     path = Path(path)
-    try:
-        text = path.read_bytes().decode()
-        table = tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        raise BlendFileError([f"{path}:1: must be UTF-8, found byte {error.object[error.start]:#x}"]) from error
-    except tomllib.TOMLDecodeError as error:
-        raise BlendFileError([_syntax_problem(path, text, str(error))]) from error
-    lines = find_keys(text)
+    table, lines = _parse(path)
     problems = Problems(path, lines)
     reader = TableReader(table, (), problems)
     reader.need("version", one_of([VERSION]), VERSION)
@@ -72,6 +68,34 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
     reader.done()
     problems.stop()
     return BlendFile(path=path, lines=lines, **fields)
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """Returns the values of a TOML file, and the line of each key."""
+    with path.open("rb") as file:
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        text = f"must have at most {_MOST_BYTES:,} bytes, found more: a glob or a group names many pairs at once"
+        raise BlendFileError([f"{path}:1: {text}"])
+    try:
+        text = raw.decode()
+        _check_key_lengths(path, text)
+        return tomllib.loads(text), find_keys(text)
+    except UnicodeDecodeError as error:
+        raise BlendFileError([f"{path}:1: must be UTF-8, found byte {error.object[error.start]:#x}"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise BlendFileError([_syntax_problem(path, text, str(error))]) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise BlendFileError([f"{path}:1: must be TOML whose numbers can be read: {error}"]) from error
+    except RecursionError as error:
+        raise BlendFileError([f"{path}:1: must be TOML of few levels, found arrays or tables too deep"]) from error
+
+
+def _check_key_lengths(path: Path, text: str) -> None:
+    """Refuses keys of hundreds of parts: the time that it takes to read one grows with the square of them."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > 2 * _MOST_PARTS and _LONG_KEY.search(line):
+            raise BlendFileError([f"{path}:{number}: must have keys of fewer than {_MOST_PARTS} parts, found more"])
 
 
 def _syntax_problem(path: Path, text: str, message: str) -> str:

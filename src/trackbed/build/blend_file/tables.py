@@ -3,7 +3,7 @@
 A problem names the file, the line, and the key.
 """
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+_LARGEST: Final = sys.float_info.max
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What a value must be."""
@@ -42,31 +45,36 @@ class Rule:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _is_count(value: object) -> bool:
     try:
-        return (parse_count(value) if isinstance(value, str) else value) >= 1 and not isinstance(value, (bool, float))  # type: ignore[operator]  # what is no number raises
-    except (ArgumentError, TypeError):
+        count = parse_count(value) if isinstance(value, str) else value
+        return _is_whole(count) and count >= 1  # type: ignore[operator]  # a whole number it is
+    except ArgumentError:
         return False
 
 
 FLAG: Final = Rule("true or false", lambda value: isinstance(value, bool))
-TEXT: Final = Rule("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+TEXT: Final = Rule(
+    "a text without NUL that is not empty", lambda value: isinstance(value, str) and value != "" and "\0" not in value
+)
 TEXTS: Final = Rule(
     "a list of at least one text",
     lambda value: isinstance(value, list) and len(value) > 0 and all(TEXT.holds(one) for one in value),
 )
 NUMBER: Final = Rule("a finite number of at least 0", lambda value: _is_number(value) and value >= 0)
 POSITIVE: Final = Rule("a finite number above 0", lambda value: _is_number(value) and value > 0)
-WHOLE: Final = Rule("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
-WHOLE_POSITIVE: Final = Rule("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1)
-COUNT: Final = Rule("a whole number of at least 1, or a text such as '20M', '1.5B' or '2T'", _is_count)
+WHOLE: Final = Rule("a whole number of at least 0 and below 2**63", lambda value: _is_whole(value) and value >= 0)
+WHOLE_POSITIVE: Final = Rule(
+    "a whole number of at least 1 and below 2**63", lambda value: _is_whole(value) and value >= 1
+)
+COUNT: Final = Rule("a whole number of at least 1 and below 2**63, or a text such as '20M', '1.5B' or '2T'", _is_count)
 TABLE: Final = Rule("a table", lambda value: isinstance(value, dict))
 TABLES: Final = Rule(
     "a list of tables, each begun by its name in double brackets",
@@ -103,7 +111,8 @@ class Problems:
             at = at[:-1]
         line = self._lines.get(at, 1)
         name = ".".join(key for key in where if isinstance(key, str) and key)
-        self._found.append((line, f"{self._path}:{line}: {name}{' ' if name else ''}{text}"))
+        problem = f"{self._path}:{line}: {name}{' ' if name else ''}{text}"
+        self._found.append((line, " ".join(problem.splitlines())))
 
     def stop(self) -> None:
         """Raise what was found, in the order of lines, if anything was.
@@ -180,5 +189,8 @@ class TableReader:
 
 def _shown(value: object) -> str:
     """A value as TOML writes it, or nearly so, and not too much of it."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError):  # of thousands of digits, or of lists in lists
+        return "a number of thousands of digits" if isinstance(value, int) else "a value too large to show"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -3,11 +3,13 @@
 Shapes: K datasets.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from trackbed.build.blend_file.sizes import samples_for
+from trackbed.build.sizes import MOST_SAMPLES
 from trackbed.errors import PlanError
 
 __all__ = ["Wanted", "plan_weights"]
@@ -59,6 +61,9 @@ def plan_weights(
     if "epochs" not in measures:
         return _checked([_plain_weight(one) for one in wanted]), size
     samples = [one.amount * one.split_tokens / sequence_length if one.measure == "epochs" else 0.0 for one in wanted]
+    if not sum(samples) < MOST_SAMPLES:
+        msg = f"datasets must give fewer than 2**62 samples by their epochs, found {sum(samples):g}"
+        raise PlanError(msg)
     if measures == {"epochs"}:
         return _checked(samples), int(sum(samples)) if size is None else size
     left = (size or 0) - sum(samples)
@@ -85,5 +90,8 @@ def _plain_weight(one: Wanted) -> float:
 def _checked(weights: list[float]) -> list[float]:
     if not any(weights):
         msg = f"datasets must have tokens or weights to be drawn by, found {len(weights)} with neither"
+        raise PlanError(msg)
+    if not math.isfinite(sum(weights)):
+        msg = f"weights must have a finite sum, found that {len(weights)} of up to {max(weights):g} have none"
         raise PlanError(msg)
     return weights
