@@ -95,7 +95,8 @@ bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> con
 
 IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> content) {
   IndexEnds ends = kUnread;
-  const Descriptor file(open(path, O_RDONLY | O_CLOEXEC));
+  // Opening a pipe would otherwise wait for a writer.
+  const Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file || !read_open(file, content, ends)) {
     ends = kUnread;
     ends.error = errno;

@@ -131,3 +131,11 @@ def test_a_dataset_that_falls_short_is_shown_however_small_it_is(run, tmp_path):
     found = run("blend", "blend.toml")
     assert found.exit_code == 1
     assert "0.1 short" in found.stdout
+
+
+def test_of_many_problems_twenty_are_printed_and_the_others_counted(run, blend):
+    blend.write_text(BLEND + "".join(f"[[dataset]]\npath = 'gone{number}'\nweight = 1\n" for number in range(1500)))
+    found = run("blend", "blend.toml")
+    lines = found.stderr.splitlines()
+    assert (found.exit_code, len(lines), lines[-1]) == (1, 21, "trackbed: and 1,480 more problems")
+    assert lines[0].startswith("trackbed: blend.toml:19: dataset.path names gone0: ")

@@ -184,3 +184,24 @@ main()
     assert done.returncode == 1
     wanted = f"trackbed: {name}: the library {library} must be installed to use this (pip install 'trackbed[text]'): "
     assert done.stderr.startswith(wanted)
+
+
+def test_a_parquet_file_with_two_columns_of_one_name_is_an_error(tmp_path):
+    column = pa.array(["a", "b"])
+    pq.write_table(pa.table([column, column, column], names=["text", "other", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(FormatError, match=r"a\.parquet: a Parquet file must have one column 'text', found 2"):
+        run(tmp_path, "a.parquet")
+    assert run(tmp_path, "a.parquet", json_keys=("other",)).records == 2
+
+
+def test_of_many_columns_a_few_are_listed(tmp_path):
+    pq.write_table(pa.table({f"c{number}": pa.array(["x"]) for number in range(30)}), tmp_path / "a.parquet")
+    with pytest.raises(FormatError, match=r"the column 'text', found 'c0', .* 'c7' and 22 more"):
+        run(tmp_path, "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
+def test_a_gzip_file_of_an_impossible_block_is_an_error_that_names_it(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:10] + b"\xff" * 50)
+    with pytest.raises(FormatError, match=r"must be a whole \.gz file, found at byte \d+: Error -1"):
+        run(tmp_path, name)

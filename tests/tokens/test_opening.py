@@ -1,5 +1,6 @@
 """Looking at many pairs at once, before they are opened one by one."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -97,3 +98,12 @@ def test_a_file_that_is_replaced_before_it_is_read_is_an_error(prefixes):
     write_pair(prefixes[4], [5] * 9, seed=1)
     with pytest.raises(FormatError, match="must be the one that was opened"):
         _ = dataset[0]
+
+
+def test_a_pipe_in_the_place_of_an_index_is_an_error_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.idx")
+    (tmp_path / "pipe.bin").touch()
+    with pytest.raises(FormatError, match=r"pipe\.idx: an index header has 34 bytes, this file has 0"):
+        IndexedDataset(str(tmp_path / "pipe"))
+    with openings():
+        look_ahead([str(tmp_path / "pipe")])

@@ -4,8 +4,8 @@ from trackbed.errors import ArgumentError, BlendFileError, TrackbedError
 
 __all__ = ["EXPECTED", "describe", "describe_all"]
 
-EXPECTED = (TrackbedError, ArgumentError, OSError)
-"""Errors that say what is wrong with the user's files or options; any other one is a mistake of ours."""
+EXPECTED = (TrackbedError, ArgumentError, OSError, MemoryError)
+"""Errors that say what is wrong with the user's files, options or machine; any other one is a mistake of ours."""
 
 
 def describe(error: BaseException) -> str:
@@ -17,6 +17,8 @@ def describe(error: BaseException) -> str:
     message = str(error)
     if isinstance(error, OSError) and error.strerror:
         message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        message = f"this must fit into memory, found too little of it{f': {message}' if message else ''}"
     return " ".join(message.splitlines())
 
 

@@ -14,6 +14,7 @@ from trackbed.preprocess.pieces import RowGroup, check_size
 __all__ = ["LongCell", "read_columns", "read_row_groups"]
 
 _BATCH_ROWS: Final = 1024
+_NAMES_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _text(cell: Any) -> str | UnicodeDecodeError | None:
 def _check_column(file: InputFile, schema: Any, name: str) -> None:
     types = require("pyarrow", where=file.path).types
     if name not in schema.names:
-        msg = f"{file.path}: a Parquet file must have the column {name!r}, found {', '.join(map(repr, schema.names))}"
+        msg = f"{file.path}: a Parquet file must have the column {name!r}, found {_listed(schema.names)}"
         raise FormatError(msg)
     if schema.names.count(name) > 1:
         msg = f"{file.path}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
@@ -121,3 +122,8 @@ def _check_column(file: InputFile, schema: Any, name: str) -> None:
     if not (types.is_string(bare) or types.is_large_string(bare) or types.is_string_view(bare)):
         msg = f"{file.path}: the column {name!r} must hold strings, found {kind}"
         raise FormatError(msg)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_NAMES_SHOWN])) or "none"
+    return shown + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")

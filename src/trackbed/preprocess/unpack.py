@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
-from isal import igzip
+from isal import igzip, igzip_lib
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
@@ -144,7 +144,8 @@ class _LineBuffer:
 
 def _unpacked(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
     unpack = {Packing.GZIP: _gunzip, Packing.ZSTANDARD: _unzstd}[file.packing]
-    failures: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    library: Any = igzip_lib  # whose types say nothing
+    failures: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, library.IsalError)
     if file.packing is Packing.ZSTANDARD:
         failures = (EOFError, require("zstandard", where=file.path).ZstdError)
     try:

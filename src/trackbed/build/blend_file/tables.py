@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 
+_MOST_CHARS: Final = 2000
 _LARGEST: Final = sys.float_info.max
 
 
@@ -112,7 +113,7 @@ class Problems:
         line = self._lines.get(at, 1)
         name = ".".join(key for key in where if isinstance(key, str) and key)
         problem = f"{self._path}:{line}: {name}{' ' if name else ''}{text}"
-        self._found.append((line, " ".join(problem.splitlines())))
+        self._found.append((line, _shortened(" ".join(problem.splitlines()))))
 
     def stop(self) -> None:
         """Raise what was found, in the order of lines, if anything was.
@@ -185,6 +186,11 @@ class TableReader:
                 near = get_close_matches(key, self._known, n=1, cutoff=0.5)
                 names = f"{near[0]!r} may be meant" if near else f"known are {', '.join(sorted(self._known))}"
                 self.refuse(key, f"is not a key that a blend file has here; {names}")
+
+
+def _shortened(text: str) -> str:
+    """The text, without its middle if it is longer than anybody reads."""
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]} ... {text[-_MOST_CHARS // 2 :]}"
 
 
 def _shown(value: object) -> str:
