@@ -193,6 +193,7 @@ def test_hostile_texts_and_archives_become_a_pair_or_one_sentence(tmp_path, seed
     assert counts[1] > len(seeds) / 4
     for outcome in outcomes:
         names = {path.name for path in outcome.case.folder.iterdir() if path.name.startswith("out")}
+        names.discard("out.unfinished")  # what a failed run of more than a shard keeps for the next one
         assert names in (set(), {"out_text_document.bin", "out_text_document.idx", "out_text_document.trackbed.json"})
         if outcome.code == 0:
             assert verify_content(str(outcome.case.folder / "out_text_document")).documents > 0
