@@ -111,6 +111,15 @@ data_parallel_size sequence_parallel_size blend_when_exhausted"""
 MEASURES = "weight ratio epochs max_epochs name divide splits incomplete"
 TABLES = {"size": SIZES.split(), "dataset": MEASURES.split(), "options": [*OPTIONS.split(), *FLAGS.split()]}
 TABLES[""] = ["seed", "sequence_length", "order", "cache", "tokenizer", "weird", "a.b.c", "'quoted'", '""']
+KNOWN = [
+    ('path = "web"', 'path = "a\\u0000b"'),
+    ('path = "web"', 'path = "pipe"'),
+    ("seed = 5", "seed = " + "[" * 3000 + "]" * 3000),
+    ("weight = 3", "epochs = 1e308"),
+    ("weight = 0.5", "weight = 1" + "0" * 400),
+    ("train = 100", "train = 9223372036854775807"),
+]
+"""What was once wrong with a file, so that it is tried each time."""
 
 
 def write_data(folder):
@@ -216,6 +225,9 @@ def make_huge(draw, lines):
 
 def hostile_file(seed):
     """The bytes of a blend file, and what was done to it."""
+    if seed < len(KNOWN):
+        old, new = KNOWN[seed]
+        return WHOLE.format(order='"megatron"').replace(old, new).encode(), f"{old} made {new[:80]}"
     draw = random.Random(seed)
     order = draw.choice(['"megatron"', '"balanced"', '"instant"'])
     how = draw.choice(
