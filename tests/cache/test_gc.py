@@ -19,10 +19,14 @@ DAY = 86_400.0
 STEMS = [f"{number:032x}-GPTDataset-train" for number in range(5)]
 
 
-def fill(folder):
+MAPPED_ROWS = 2000
+"""Rows of arrays that are mapped: of a page or less, they are read into memory."""
+
+
+def fill(folder, rows=10):
     """Five entries; number k was last used k + 2 days ago."""
     for days, stem in enumerate(STEMS):
-        open_(folder, stem=stem)
+        open_(folder, stem=stem, rows=rows)
         let_be_used(folder, stem, days + 2)
 
 
@@ -176,7 +180,7 @@ print(int(array.sum()), flush=True)
 
 
 def test_an_entry_that_another_process_has_mapped_is_in_use_and_stays_readable_even_without_its_file(tmp_path):
-    fill(tmp_path)
+    fill(tmp_path, MAPPED_ROWS)
     path = tmp_path / f"{STEMS[3]}-sample_index.npy"
     with subprocess.Popen(
         [sys.executable, "-c", READER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -189,12 +193,12 @@ def test_an_entry_that_another_process_has_mapped_is_in_use_and_stays_readable_e
         collect_garbage(tmp_path)
         assert not path.exists()
         print(file=reader.stdin, flush=True)
-        assert reader.stdout.readline() == "22\n"
+        assert reader.stdout.readline() == f"{2 * (MAPPED_ROWS + 1)}\n"
     assert entries_in_use(take_inventory(str(tmp_path))) == set()
 
 
 def test_what_this_process_has_mapped_is_in_use(tmp_path):
-    open_(tmp_path)
+    open_(tmp_path, rows=MAPPED_ROWS)
     mapped = map_npy(tmp_path / f"{STEM}-document_index.npy")
     assert entries_in_use(take_inventory(str(tmp_path))) == {f"{tmp_path}/{STEM}"}
     del mapped

@@ -398,3 +398,18 @@ def test_an_end_of_document_token_is_where_resets_happen(tmp_path):
     assert len(ends)
     assert (batch["position_ids"][ends[:, 0], ends[:, 1] + 1] == 0).all()
     assert isinstance(dataset._gathered()._sources, Sources)
+
+
+def test_a_position_beyond_int64_is_an_index_error(tmp_path):
+    dataset = build(gpt_config(None, blend=(write_pairs(tmp_path), [3, 2, 1]), split="1"), (50, None, None))[0]
+    for position in (2**64 - 1, 2**63):
+        with pytest.raises(IndexError, match=f"found {position}"):
+            dataset.gather(np.array([0, position], np.uint64))
+    assert dataset.gather(np.array([3], np.uint64))["tokens"].tolist() == dataset.gather([3])["tokens"].tolist()
+
+
+@pytest.mark.parametrize("out", [{}, {"tokens": torch.zeros(1, 16)}, [], 5])
+def test_out_must_be_a_batch(tmp_path, out):
+    dataset = build(gpt_config(None, blend=(write_pairs(tmp_path), [3, 2, 1]), split="1"), (50, None, None))[0]
+    with pytest.raises(ArgumentError, match="out must be a Batch"):
+        dataset.gather([0], out=out)

@@ -70,7 +70,7 @@ def test_an_empty_file_needs_no_map(tmp_path):
 def test_what_cannot_be_mapped_is_an_error_of_the_system(tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        with pytest.raises(OSError, match="No such device"):
+        with pytest.raises(OSError, match=r"Is a directory|No such device"):
             map_readonly(descriptor)
     finally:
         os.close(descriptor)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from blends import build, gpt_config, tokens_of, write_pairs
 from trackbed.errors import ArgumentError
 from trackbed.loading import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from trackbed.loading.counted import CountedBatches
 
 
 class Sized:
@@ -211,3 +212,14 @@ def test_a_state_without_a_position_is_refused(consumed):
 def test_a_position_beyond_the_dataset_is_refused():
     with pytest.raises(ArgumentError, match=r"consumed_samples must be in \[0, 100\], found 999"):
         sequential().load_state_dict({**sequential().state_dict(), "consumed_samples": 999})
+
+
+@pytest.mark.parametrize("state", [[], None, "text", 5])
+def test_a_state_that_is_no_mapping_is_refused(state):
+    for one in (
+        MegatronPretrainingSampler(10, 0, 1, 0, 1),
+        MegatronPretrainingRandomSampler(range(10), 10, 0, 1, 0, 1, data_sharding=False),
+        CountedBatches([[0], [1]]),
+    ):
+        with pytest.raises(ArgumentError, match="a state must be a mapping"):
+            one.load_state_dict(state)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
-from trackbed.cache.survey import Expected, Finding, Sighting, Stamps, State, survey, survey_together
+from trackbed.cache.sighting import Sighting, Stamps
+from trackbed.cache.survey import Expected, Finding, State, survey, survey_together
 
 __all__ = ["Look", "find", "look", "look_together"]
 
@@ -52,8 +53,9 @@ def _look_of(entry: Entry, place: Place, found: Finding, *, other: str = "") -> 
     if found.stamps is None or found.state is not State.whole:
         is_absent = found.state is State.absent and not found.why and entry.megatron and not other
         return Look(None, place, found.why, other, is_absent=is_absent, damaged=found.stamps)
-    sighting = Sighting(place, entry.arrays, found.specs, found.stamps, found.data_crc32)
-    return Look(OpenedArrays(place, found.specs, data_crc32=found.data_crc32), place, other=other, sighting=sighting)
+    sighting = Sighting(place, entry.arrays, found.specs, found.stamps, entry.fingerprint, found.data_crc32)
+    arrays = OpenedArrays(place, found.specs, data_crc32=found.data_crc32, sighting=sighting)
+    return Look(arrays, place, other=other, sighting=sighting)
 
 
 def find(entry: Entry, expected: Expected, *, is_vouched: bool = False) -> Look:

@@ -15,7 +15,8 @@ from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.look import Look, find
 from trackbed.cache.notes import flush_later
 from trackbed.cache.opened import Arrays, OpenedArrays, data_crc32_of, specs_of
-from trackbed.cache.survey import Expected, Sighting, Stamps
+from trackbed.cache.sighting import Sighting, Stamps
+from trackbed.cache.survey import Expected
 from trackbed.cache.uses import note_use, noting
 from trackbed.cache.visibility import await_entry
 from trackbed.cache.write import Build, Recipe, write_entry
@@ -136,8 +137,8 @@ class Pending(Arrays):
         """
         place = self._place or self.entry.shared
         data_crc32 = "" if self.entry.data is None else self.entry.data.checksum()
-        self._arrays = OpenedArrays(place, specs, data_crc32=data_crc32)
-        self._sighting = Sighting(place, self.entry.arrays, specs, stamps, data_crc32)
+        self._sighting = Sighting(place, self.entry.arrays, specs, stamps, self.entry.fingerprint, data_crc32)
+        self._arrays = OpenedArrays(place, specs, data_crc32=data_crc32, sighting=self._sighting)
         self._is_built = True
 
     def see(self) -> Sighting | None:

@@ -1,7 +1,7 @@
 """The arrays of an entry that is there: each is mapped when it is first asked for.
 
 Thousands of entries are opened at a start, and most of their arrays are not read for a long time: a map each would take
-time, and more maps than the system gives a process.
+time, and more maps than the system gives a process. Where there are too many, those used least recently are released.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,11 @@ import numpy.typing as npt
 
 from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.manifest import read_manifest
 from trackbed.cache.npy import map_npy
+from trackbed.cache.sighting import Sighting
 from trackbed.errors import CacheError, FormatError
+from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 
 __all__ = ["Arrays", "OpenedArrays", "damage", "data_crc32_of", "shape_of", "specs_of"]
 
@@ -26,13 +29,29 @@ class OpenedArrays(Arrays):
         place: where their files are.
         specs: what they were found to hold.
         data_crc32: CRC-32 of the data that they were computed from; empty where no manifest tells.
+        sighting: which files were found; None where they are taken as they are when they are first read.
     """
 
-    def __init__(self, place: Place, specs: Mapping[str, ArraySpec], *, data_crc32: str = "") -> None:
+    def __init__(
+        self,
+        place: Place,
+        specs: Mapping[str, ArraySpec],
+        *,
+        data_crc32: str = "",
+        sighting: Sighting | None = None,
+    ) -> None:
         self.specs = specs
         self.data_crc32 = data_crc32
         self._place = place
+        self._sighting = sighting
+        self._seen: dict[str, Stamp | None] = {}
+        """Files that were mapped."""
         self._mapped: dict[str, npt.NDArray[Any]] = {}
+
+    def release(self) -> bool:
+        """Drop the maps, to be made again when they are needed; arrays that are held stay valid. Always True."""
+        self._mapped = {}
+        return True
 
     def path_of(self, name: str) -> str:
         """Path of the file of one of the arrays."""
@@ -44,9 +63,15 @@ class OpenedArrays(Arrays):
         Raises:
             CacheError: its file is not what it was when the entry was opened.
         """
-        if name not in self._mapped:
-            self._mapped[name] = self._map(name)
-        return self._mapped[name]
+        found = self._mapped.get(name)
+        if found is None or MAPS.is_tight:
+            MAPS.use(self)
+        if found is None:
+            # All at once: who reads one reads the others, which may be removed by then.
+            mapped = {one: self._map(one) for one in self.specs}
+            found = mapped[name]
+            self._mapped = mapped
+        return found
 
     def _map(self, name: str) -> npt.NDArray[Any]:
         path, spec = self._place.array(name), self.specs[name]
@@ -64,7 +89,31 @@ class OpenedArrays(Arrays):
                 f"remove it and start again: then the index is built anew"
             )
             raise CacheError(msg)
+        self._check_stamp(name, path)
         return array
+
+    def _check_stamp(self, name: str, path: str) -> None:
+        """Refuse a file that has taken the place of the one that was found: it may be of other data."""
+        found = stamp_of(path)
+        wanted = self._seen.get(name) if self._sighting is None else self._sighting.stamp_of(name)
+        self._seen.setdefault(name, found)
+        if found is None or wanted is None or found == wanted:
+            return
+        # On other machines' disks, the time of a file that was just written may still change.
+        is_other = found[:2] != wanted[:2] or is_on_this_machine(self._place.directory)
+        if is_other and not self._is_same_entry():
+            msg = f"{path}: must be the file that was found at the start, found another one in its place: start again"
+            raise CacheError(msg)
+
+    def _is_same_entry(self) -> bool:
+        """True if the files are those of another builder of the same entry, who was as fast."""
+        try:
+            manifest = read_manifest(self._place.manifest) if self._sighting is not None else None
+        except FormatError:
+            return False
+        if manifest is None or self._sighting is None or manifest.fingerprint != self._sighting.fingerprint:
+            return False
+        return ("" if manifest.data is None else manifest.data.crc32) == self.data_crc32
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)

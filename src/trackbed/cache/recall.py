@@ -14,7 +14,7 @@ import numpy as np
 
 from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
-from trackbed.cache.survey import Sighting
+from trackbed.cache.sighting import Sighting
 
 __all__ = ["Recall", "recalled", "recalling", "record_of"]
 

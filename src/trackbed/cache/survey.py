@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from trackbed.cache.chunks import chunks_of, compare_chunks
 from trackbed.cache.entry import ArraySpec, Entry, Place
@@ -17,37 +16,16 @@ from trackbed.cache.fingerprint import differences
 from trackbed.cache.manifest import Manifest, parse_manifest, read_manifest
 from trackbed.cache.notes import data_note, entry_digest, flush_later, flushed_note, note_data, read_notes
 from trackbed.cache.npy import read_npy_spec
+from trackbed.cache.sighting import Stamps
 from trackbed.errors import FormatError
 from trackbed.files import CHUNK_BYTES, boot_id, stamp_of
 from trackbed.kernels import file_stamps, look_in, read_parts
 
-__all__ = ["Expected", "Finding", "Sighting", "State", "survey", "survey_together"]
+__all__ = ["Expected", "Finding", "State", "survey", "survey_together"]
 
 _NOTHING: Final = (-1, -1, -1)
 _LONGEST_MANIFEST: Final = 1 << 16
 """Bytes of one that is read with others."""
-
-Stamps = npt.NDArray[np.int64]
-"""`[F, 3]` what files were when they were looked at, as `file_stamps` gives it: of an entry, the manifest's last."""
-
-
-class Sighting(NamedTuple):
-    """An entry that was seen whole."""
-
-    place: Place
-    names: tuple[str, ...]
-    """Its arrays, in the order in which they are written."""
-    specs: Mapping[str, ArraySpec]
-    """What its arrays hold."""
-    stamps: Stamps
-    data_crc32: str = ""
-    """CRC-32 of the data that it was computed from; empty where its manifest does not tell."""
-
-    @property
-    def paths(self) -> list[str]:
-        """`[F]` its files."""
-        return self.place.paths(self.names)
-
 
 Expected = Callable[[], Mapping[str, ArraySpec]]
 """What the arrays must look like; asked only where no manifest answers, as it may cost reading lengths."""

@@ -17,8 +17,8 @@ from trackbed.cache.manifest import encode_manifest, manifest_of
 from trackbed.cache.npy import encode_npy_header
 from trackbed.cache.once import Pending
 from trackbed.cache.opened import Arrays
-from trackbed.cache.write import Recipe, is_on_this_machine, make_folders
-from trackbed.files import FileSum, crc32, partial_name
+from trackbed.cache.write import Recipe, make_folders
+from trackbed.files import FileSum, crc32, is_on_this_machine, partial_name
 from trackbed.kernels import FileSetFolders, look_in, publish_file_sets
 
 __all__ = ["bundles_of", "find_together", "make_together"]

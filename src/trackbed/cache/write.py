@@ -21,7 +21,7 @@ from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.manifest import encode_manifest, manifest_of
 from trackbed.cache.npy import create_npy, npy_parts
 from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
-from trackbed.cache.survey import Sighting, Stamps
+from trackbed.cache.sighting import Sighting, Stamps
 from trackbed.errors import CacheError
 from trackbed.files import (
     Checksum,
@@ -29,12 +29,12 @@ from trackbed.files import (
     WrittenBehind,
     checksum_bytes,
     clear_dead_partials,
-    is_local,
+    is_on_this_machine,
     partial_name,
 )
 from trackbed.kernels import file_stamps, write_files
 
-__all__ = ["Allocate", "Build", "Recipe", "Written", "in_memory", "is_on_this_machine", "make_folders", "write_entry"]
+__all__ = ["Allocate", "Build", "Recipe", "Written", "in_memory", "make_folders", "write_entry"]
 
 
 class Allocate(Protocol):
@@ -82,7 +82,7 @@ class Written:
 
     def open(self) -> OpenedArrays:
         """Its arrays, each of which is mapped when it is first read."""
-        return OpenedArrays(self.place, self.specs, data_crc32=self.data_crc32)
+        return OpenedArrays(self.place, self.specs, data_crc32=self.data_crc32, sighting=self.sighting)
 
 
 def write_entry(entry: Entry, place: Place, build: Build, *, damaged: Stamps | None = None) -> Written:
@@ -225,7 +225,7 @@ class _Writing:
         place, crc32 = appeared.place, data_crc32 or ""
         if appeared.unused:
             return Written(place, manifest.arrays, None, crc32)
-        sighting = Sighting(place, self._entry.arrays, manifest.arrays, stamps, crc32)
+        sighting = Sighting(place, self._entry.arrays, manifest.arrays, stamps, manifest.fingerprint, crc32)
         return Written(place, manifest.arrays, sighting, crc32)
 
     def _left_of(self, name: str, arrays: Arrays) -> list[bytes | memoryview]:
@@ -265,12 +265,6 @@ class _Writing:
         if name == "manifest":
             return self._place.manifest.rpartition("/")[2]
         return f"{self._entry.stem}-{'description.txt' if name == 'description' else f'{name}.npy'}"
-
-
-@lru_cache(maxsize=64)
-def is_on_this_machine(folder: str) -> bool:
-    """`is_local`, asked once for each folder."""
-    return is_local(folder)
 
 
 @lru_cache(maxsize=64)

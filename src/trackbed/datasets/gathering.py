@@ -26,6 +26,8 @@ __all__ = ["Draws", "Gathering", "Indices"]
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 Draws = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """`[B]` dataset of each sample, and `[B]` its position there."""
+_MOST_ROUNDS: Final = 8
+"""Rounds of mapping what a batch needs: other threads may release it again, where the system gives too few maps."""
 _HIGHEST: Final = int(np.iinfo(np.int64).max)
 
 
@@ -147,18 +149,19 @@ class Gatherer:
     def gather(self, draws: Draws, out: Batch | None, *, num_threads: int | None) -> Batch | None:
         """The batch; None where a sample of it cannot be cut from mapped files, or not as its index says."""
         datasets, positions = draws
-        self._sources.look_at_sizes()
-        if not self._sources.place(datasets):
-            return None
         batch = self._memory(len(positions), out)
         if batch.arrays is None:
             return None
-        while True:
-            found = gather(self._sources.table, datasets, positions, batch.arrays, self._shape, num_threads=num_threads)
+        sources = self._sources
+        for _ in range(_MOST_ROUNDS):
+            with sources.reading(datasets) as is_cut:
+                if not is_cut:
+                    return None
+                found = gather(sources.table, datasets, positions, batch.arrays, self._shape, num_threads=num_threads)
             if not found.absent:
                 break
-            self._sources.map_files(found.absent)
-        if found.refused is not None:
+            sources.map_files(found.absent)
+        if found.refused is not None or found.absent:
             return None
         if self._spec.dataset_id is not None:
             batch["dataset_id"].copy_(torch.from_numpy(datasets))

@@ -189,10 +189,9 @@ class GPTDataset(MegatronDataset, Gathering):
         return self._instant.samples_per_epoch
 
     def __getattr__(self, name: str) -> Any:
-        """An index that nobody asked for yet; or why there is none."""
+        """One of the indices, which the arrays may release and map again; or why there is none."""
         arrays = vars(self).get("_arrays")
         if name in ARRAYS and arrays is not None:
-            vars(self)[name] = arrays[name]
             return arrays[name]
         if name in ARRAYS:
             msg = (

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays, damage
+from trackbed.files import MAPS
 from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
@@ -109,6 +110,8 @@ class VisitedSamples:
         """
         documents, starts, stops = self.pieces(position)
         dataset = self._dataset
+        if MAPS.is_tight and isinstance(dataset, IndexedDataset):
+            dataset.note_use()
         if type(dataset) is IndexedDataset:
             size, read, dtype = dataset.index.dtype_size, dataset.bin_reader.read, dataset.index.dtype
             pointers = dataset.index.sequence_pointers[documents].tolist()

@@ -4,14 +4,16 @@ Shapes: B samples of a batch, K datasets.
 """
 
 import time
-from collections.abc import Sequence
-from threading import Lock
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.kernels import Extent, SampleSources, Visits
+from trackbed.datasets.table_lock import TableLock
+from trackbed.files import MAPS, Stamp
+from trackbed.kernels import Extent, SampleSources, Visits, joined_names, stamps_of_joined
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 
 __all__ = ["Cut", "Layout", "Sources", "Stretches"]
@@ -41,6 +43,22 @@ class Cut(Protocol):
         """How its samples lie in its files; None where they take Python."""
 
 
+class _Placed:
+    """A dataset that was placed: what it has mapped is released together."""
+
+    def __init__(self, sources: "Sources", number: int, first_file: int, num_files: int) -> None:
+        self._sources = sources
+        self.number = number
+        self.first_file = first_file
+        self.num_files = num_files
+        self.is_whole = False
+        """Whether the kernel may read its samples: its visits may have been released."""
+
+    def release(self) -> bool:
+        """Take its arrays out of the tables, unless a call reads them. True if they are out."""
+        return self._sources.release(self)
+
+
 class Sources:
     """The files of some datasets, each mapped when a sample of it is first wanted.
 
@@ -52,38 +70,68 @@ class Sources:
         self.table = SampleSources(len(members))
         self._members = members
         self._pairs: list[IndexedDataset] = []
-        self._mapped: list[MappedSource] = []
-        self._cut: set[int] = set()
+        self._owners: list[_Placed] = []
+        """The dataset that each file belongs to."""
+        self._placed: dict[int, _Placed] = {}
         self._others: set[int] = set()
-        self._looked = time.monotonic()
-        self._lock = Lock()
+        """Datasets whose samples take Python."""
+        self._lock = TableLock()
+        self._watch = _SizeWatch()
 
-    def place(self, datasets: npt.NDArray[np.int32]) -> bool:
-        """Take note of the datasets that `[B]` samples are drawn from; whether all of them are cut from files."""
+    @contextmanager
+    def reading(self, datasets: npt.NDArray[np.int32]) -> Iterator[bool]:
+        """Inside the block, the tables stay as they are. Gives whether all samples can be cut from files.
+
+        Args:
+            datasets: `[B]` datasets that samples are drawn from.
+
+        Raises:
+            FormatError: a file was cut short since it was mapped.
+        """
         wanted = set(datasets.tolist())
-        if wanted <= self._cut:
-            return True
-        with self._lock:
-            for number in wanted - self._cut - self._others:
-                (self._cut if self._place(number) else self._others).add(number)
-        return wanted <= self._cut
+        while True:
+            with self._lock.reading():
+                self._watch.look()
+                if not wanted.isdisjoint(self._others) or self._are_whole(wanted):
+                    yield wanted.isdisjoint(self._others)
+                    return
+            with self._lock.writing():
+                for number in wanted - self._others:
+                    self._place(number)
 
-    def _place(self, number: int) -> bool:
+    def _are_whole(self, numbers: set[int]) -> bool:
+        found = [self._placed.get(number) for number in numbers]
+        if MAPS.is_tight:
+            for one in found:
+                if one is not None:
+                    MAPS.use(one)
+        return all(one is not None and one.is_whole for one in found)
+
+    def _place(self, number: int) -> None:
+        placed = self._placed.get(number)
+        if placed is not None and placed.is_whole:
+            return
         pairs = _pairs_of(self._members[number].dataset)
         layout = self._members[number].layout() if pairs else None
         if layout is None:
-            return False
+            self._others.add(number)
+            return
+        if placed is None:
+            first_file = self.table.add_files(_extents(pairs))
+            placed = self._placed[number] = _Placed(self, number, first_file, len(pairs))
+            self._pairs += pairs
+            self._owners += [placed] * len(pairs)
         files = {
-            "first_file": self.table.add_files(_extents(pairs)),
-            "num_files": len(pairs),
+            "first_file": placed.first_file,
+            "num_files": placed.num_files,
             "dtype": DType.code_from_dtype(pairs[0].index.dtype),
         }
-        self._pairs += pairs
         if isinstance(layout, Stretches):
             self.table.place_stretches(number, **files, **layout._asdict())
         else:
             self.table.place_visits(number, **files, visits=layout)
-        return True
+        placed.is_whole = True
+        MAPS.use(placed)
 
     def map_files(self, numbers: Sequence[int]) -> None:
         """Map some files.
@@ -91,7 +139,7 @@ class Sources:
         Raises:
             FormatError: another file has taken its place since it was opened.
         """
-        with self._lock:
+        with self._lock.writing():
             for number in set(numbers):
                 source = self._pairs[number].bin_reader
                 if isinstance(source, MappedSource) and self.table.files[number] is None:
@@ -99,20 +147,67 @@ class Sources:
                     self.table.map_file(
                         number, tokens=source.data, lengths=index.sequence_lengths, pointers=index.sequence_pointers
                     )
-                    self._mapped.append(source)
-                    source.check_size()
+                    self._watch.add(number, source)
+                    MAPS.use(self._owners[number])
 
-    def look_at_sizes(self) -> None:
-        """See every now and then that no file was cut short: to read beyond its end would end the process.
+    def release(self, placed: _Placed) -> bool:
+        """Take the arrays of a dataset out of the tables, unless a call reads them. True if they are out."""
+        if not self._lock.try_writing():
+            return False
+        try:
+            for number in range(placed.first_file, placed.first_file + placed.num_files):
+                self.table.unmap_file(number)
+                self._watch.remove(number)
+            if placed.number in self.table.visits:
+                self.table.remove_visits(placed.number)
+                placed.is_whole = False
+        finally:
+            self._lock.end_writing()
+        return True
+
+
+class _SizeWatch:
+    """Sees every now and then that no mapped file was cut short: to read beyond its end would end the process.
+
+    One call without Python's lock looks at all of them.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[int, MappedSource] = {}
+        self._watched: tuple[list[MappedSource], bytes, npt.NDArray[np.int64]] | None = None
+        """The files, their names, and the bytes of each that are mapped."""
+        self._looked = time.monotonic()
+
+    def add(self, number: int, source: MappedSource) -> None:
+        """Watch a file from now on, which is looked at soon."""
+        self._sources[number] = source
+        self._watched = None
+        self._looked = -1.0
+
+    def remove(self, number: int) -> None:
+        """Watch a file no longer."""
+        if self._sources.pop(number, None) is not None:
+            self._watched = None
+
+    def look(self) -> None:
+        """Look at all files, if none was looked at in the last 50 ms.
 
         Raises:
-            FormatError: one was.
+            FormatError: one was cut short.
         """
         now = time.monotonic()
-        if now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
-            for source in self._mapped:
-                source.check_size()
+        if now - self._looked < _LOOK_SECONDS or not self._sources:
+            return
+        self._looked = now
+        if self._watched is None:
+            sources = list(self._sources.values())
+            names = joined_names([str(source.path) for source in sources])
+            self._watched = sources, names, np.array([len(source.data) for source in sources])
+        sources, names, sizes = self._watched
+        found = stamps_of_joined(".", names, len(sources))
+        for number in np.flatnonzero(found[:, 1] < sizes).tolist():
+            stamp = Stamp(*found[number].tolist())
+            sources[number].check_size(stamp if stamp.size_bytes >= 0 else None)
 
 
 def _pairs_of(dataset: Any) -> list[IndexedDataset]:

@@ -4,7 +4,7 @@ from trackbed.files.behind import WrittenBehind
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.flush import flush_file_system
-from trackbed.files.local import is_local, whereabouts
+from trackbed.files.local import is_local, is_on_this_machine, whereabouts
 from trackbed.files.mapped import mapped_files
 from trackbed.files.mapping import let_go, map_readonly, read_ahead
 from trackbed.files.publish import (
@@ -20,14 +20,19 @@ from trackbed.files.publish import (
     publish,
     write_new,
 )
+from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
 from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
 from trackbed.files.writeback import Writeback
 
 __all__ = [
     "CHUNK_BYTES",
+    "DESCRIPTORS",
+    "MAPS",
     "Checksum",
     "FileSum",
+    "Holder",
     "PartialFile",
+    "ResourceLimit",
     "Stamp",
     "Writeback",
     "Writer",
@@ -43,6 +48,7 @@ __all__ = [
     "flush_file_system",
     "flush_to_disk",
     "is_local",
+    "is_on_this_machine",
     "is_partial_name",
     "let_go",
     "map_readonly",

@@ -4,10 +4,11 @@ import os
 import re
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_local", "kind_of", "whereabouts"]
+__all__ = ["is_local", "is_on_this_machine", "kind_of", "whereabouts"]
 
 _LOCAL: Final = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
@@ -27,6 +28,12 @@ def is_local(folder: str) -> bool:
         return False
     device = os.stat(folder).st_dev  # noqa: PTH116
     return kind_of(mounts, f"{os.major(device)}:{os.minor(device)}", os.path.realpath(folder)) in _LOCAL
+
+
+@lru_cache(maxsize=64)
+def is_on_this_machine(folder: str) -> bool:
+    """`is_local`, asked once for each folder."""
+    return is_local(folder)
 
 
 def whereabouts(folder: str) -> str:

@@ -13,7 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.files.resource_limit import MAPS
+
 __all__ = ["let_go", "map_readonly", "read_ahead"]
+
+_READ_BYTES: Final = 4096
+"""A file of one page is read: a map takes as much memory, and is one of those that the system gives a process."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PROT_READ: Final = 1
@@ -37,6 +42,9 @@ _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
     """The bytes of an open file, mapped read-only. The map lives as long as any array cut from it.
 
+    A file of up to 4 KiB is read into memory instead. Where there are many maps, those used least recently are released
+    first (see `ResourceLimit`).
+
     Args:
         descriptor: of the file; may be closed afterwards.
 
@@ -44,16 +52,23 @@ def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
         OSError: the file cannot be mapped, or this process has as many maps as it may.
     """
     size = os.fstat(descriptor).st_size
-    if size == 0:
-        return np.empty(0, dtype=np.uint8)
+    if size <= _READ_BYTES:
+        return np.frombuffer(os.pread(descriptor, size, 0), dtype=np.uint8)
+    MAPS.make_room()
     address = _LIBC.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     pages: ctypes.Array[Any] = (ctypes.c_ubyte * size).from_address(address)
+    MAPS.opened(address)
     # Whoever holds an array holds these pages. At the end of the process the system unmaps them.
-    weakref.finalize(pages, _LIBC.munmap, address, size).atexit = False
+    weakref.finalize(pages, _unmap, address, size).atexit = False
     return np.frombuffer(memoryview(pages).toreadonly(), dtype=np.uint8)
+
+
+def _unmap(address: int, size: int) -> None:
+    MAPS.closed(address)
+    _LIBC.munmap(address, size)
 
 
 def read_ahead(array: npt.NDArray[Any]) -> None:
@@ -76,8 +91,10 @@ def let_go(array: npt.NDArray[Any]) -> None:
     Who reads a large file once, from its beginning to its end, so takes no more memory than the pieces it looks at.
 
     Args:
-        array: cut from what `map_readonly` returned; any other array would lose its content.
+        array: cut from what `map_readonly` returned; any other array of several pages would lose its content.
     """
+    if array.nbytes <= _READ_BYTES:
+        return
     first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = array.ctypes.data + array.nbytes - first
     if size > 0:

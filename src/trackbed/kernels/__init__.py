@@ -17,7 +17,15 @@ from trackbed.kernels.permutation import (
 from trackbed.kernels.poll import Poll, look_in, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
-from trackbed.kernels.small_files import FileSetFolders, file_stamps, publish_file_sets, read_parts, write_files
+from trackbed.kernels.small_files import (
+    FileSetFolders,
+    file_stamps,
+    joined_names,
+    publish_file_sets,
+    read_parts,
+    stamps_of_joined,
+    write_files,
+)
 from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
 
 __all__ = [
@@ -50,6 +58,7 @@ __all__ = [
     "greedy_blend",
     "instant_locate",
     "interleaving_counts",
+    "joined_names",
     "legacy_shuffle",
     "look_in",
     "narrow",
@@ -61,6 +70,7 @@ __all__ = [
     "read_parts",
     "sample_index",
     "small_indices",
+    "stamps_of_joined",
     "watched",
     "write_files",
 ]

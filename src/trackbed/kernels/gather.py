@@ -67,6 +67,8 @@ class Visits(NamedTuple):
 class SampleSources:
     """The datasets that samples are taken from, each placed before it is first asked for. Keeps its arrays alive.
 
+    Its methods change the tables that the kernel reads: no call of `gather` may run meanwhile.
+
     Args:
         num_datasets: at least 1.
     """
@@ -76,8 +78,13 @@ class SampleSources:
         """Bytes, lengths and pointers of each file that is mapped."""
         self.visits: dict[int, Visits] = {}
         self.source_table = np.zeros(num_datasets, dtype=_SOURCE)
-        self.file_table = np.zeros(0, dtype=_FILE)
+        self._room = np.zeros(16, dtype=_FILE)
         self._words = self.source_table.view(np.uint64), self.file_table.view(np.uint64)
+
+    @property
+    def file_table(self) -> npt.NDArray[np.void]:
+        """The files, as the kernel reads them."""
+        return self._room[: len(self.files)]
 
     @property
     def words(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
@@ -87,17 +94,15 @@ class SampleSources:
     def add_files(self, extents: Sequence[Extent]) -> int:
         """Take note of files that follow each other in one dataset; returns the number of the first of them."""
         first = len(self.files)
-        added = np.zeros(len(extents), dtype=_FILE)
-        for column, name in enumerate(("num_sequences", "first_sequence", "first_byte", "token_bytes")):
-            added[name] = [extent[column] for extent in extents]
         self.files += [None] * len(extents)
-        self._keep(np.concatenate([self.file_table, added]))
+        if len(self.files) > len(self._room):
+            room = np.zeros(2 * len(self.files), dtype=_FILE)
+            room[:first] = self._room[:first]
+            self._room = room
+        for column, name in enumerate(("num_sequences", "first_sequence", "first_byte", "token_bytes")):
+            self.file_table[name][first:] = [extent[column] for extent in extents]
+        self._words = self._words[0], self.file_table.view(np.uint64)
         return first
-
-    def _keep(self, file_table: npt.NDArray[np.void]) -> None:
-        """Read this table from now on; a batch that another thread is at keeps the older one, which stays as it is."""
-        self.file_table = file_table
-        self._words = self._words[0], file_table.view(np.uint64)
 
     def map_file(
         self,
@@ -112,7 +117,8 @@ class SampleSources:
         Raises:
             ArgumentError: an array is not what it must be.
         """
-        count = int(self.file_table["num_sequences"][number])
+        entry = self.file_table[number]
+        count = int(entry["num_sequences"])
         for name, array, dtype, size in (
             ("tokens", tokens, np.uint8, len(tokens)),
             ("lengths", lengths, np.int32, count),
@@ -122,11 +128,18 @@ class SampleSources:
                 msg = f"{name} must be {size} contiguous {np.dtype(dtype)}, found {array.dtype} {list(array.shape)}"
                 raise ArgumentError(msg)
         self.files[number] = tokens, lengths, pointers
-        table = self.file_table.copy()
-        entry = table[number]
         entry["size_bytes"], entry["lengths"], entry["pointers"] = len(tokens), _address(lengths), _address(pointers)
         entry["tokens"] = _address(tokens) or 1  # an empty file is mapped, too
-        self._keep(table)
+
+    def unmap_file(self, number: int) -> None:
+        """Take a file's bytes back: samples that need it name it as absent."""
+        self.file_table[number]["tokens"] = 0
+        self.files[number] = None
+
+    def remove_visits(self, dataset: int) -> None:
+        """Take the visits of a dataset back: it has no samples until it is placed again."""
+        self.source_table[dataset] = np.zeros((), dtype=_SOURCE)
+        self.visits.pop(dataset, None)
 
     def place_visits(self, dataset: int, *, first_file: int, num_files: int, dtype: int, visits: Visits) -> None:
         """Give a dataset whose samples follow from visits to the documents of some files.

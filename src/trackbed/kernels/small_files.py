@@ -19,7 +19,15 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.poll import Poll, current_poll
 
-__all__ = ["FileSetFolders", "file_stamps", "joined_names", "publish_file_sets", "read_parts", "write_files"]
+__all__ = [
+    "FileSetFolders",
+    "file_stamps",
+    "joined_names",
+    "publish_file_sets",
+    "read_parts",
+    "stamps_of_joined",
+    "write_files",
+]
 
 Part = bytes | memoryview | npt.NDArray[Any]
 
@@ -156,10 +164,15 @@ def file_stamps(folder: str, names: Sequence[str], *, num_threads: int = 1, poll
     Raises:
         ArgumentError: a name is empty or holds a zero byte.
     """
-    stamps = np.empty((len(names), 3), dtype=np.int64)
-    _native.file_stamps(
-        os.fsencode(folder), joined_names(names), stamps.reshape(-1), max(num_threads, 1), current_poll(poll)
-    )
+    return stamps_of_joined(folder, joined_names(names), len(names), num_threads=num_threads, poll=poll)
+
+
+def stamps_of_joined(
+    folder: str, joined: bytes, count: int, *, num_threads: int = 1, poll: Poll = None
+) -> npt.NDArray[np.int64]:
+    """`file_stamps` of `count` names that were joined by `joined_names`, once for many looks."""
+    stamps = np.empty((count, 3), dtype=np.int64)
+    _native.file_stamps(os.fsencode(folder), joined, stamps.reshape(-1), max(num_threads, 1), current_poll(poll))
     return stamps
 
 

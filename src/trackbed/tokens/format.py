@@ -127,6 +127,7 @@ class SequenceIndex:
         self.ends = ends
         self.path = path
         self._multimodal = multimodal
+        self._has_own_borders = False
 
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
@@ -145,6 +146,17 @@ class SequenceIndex:
         """Give back the memory of what was read of it, if it is mapped."""
         if "_mapped" in vars(self):
             let_go(self._mapped)
+
+    def release(self) -> None:
+        """Drop the map, to be made again when it is needed; arrays that were cut from it stay valid."""
+        for name in ("_mapped", "sequence_lengths", "sequence_pointers", "sequence_modes", "document_indices"):
+            if name != "document_indices" or not self._has_own_borders:
+                vars(self).pop(name, None)
+
+    def replace_document_indices(self, borders: npt.NDArray[np.int64]) -> None:
+        """Use other document borders than those of the file."""
+        self.document_indices = borders
+        self._has_own_borders = True
 
     @cached_property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import Stamp, check_stamp, stamp_of
+from trackbed.files import DESCRIPTORS, MAPS, Stamp, check_stamp, stamp_of
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import IndexEnds, SequenceIndex, open_index
 from trackbed.tokens.identity import identity_of
@@ -42,7 +42,8 @@ class IndexedDataset:
         sequences_per_dataset: (sequences, document borders) that the index must have, or None.
         dtype_code: ignored, as the header says the type; here for Megatron Core's signature.
         open_when_read: open and map each file when it is first read, so that thousands of pairs take no descriptors
-            and no maps until then. A file that was replaced meanwhile is an error.
+            and no maps until then; and close it where too many are open, until it is read again. A file that was
+            replaced meanwhile is an error.
 
     Raises:
         ArgumentError: one of the files is missing.
@@ -110,8 +111,21 @@ class IndexedDataset:
         """The bytes of the `.bin`."""
         path = get_bin_path(self.path_prefix)
         if self.open_when_read:
+            self.note_use()
             check_stamp(path, self._bin_stamp)
         return MappedSource.open(path) if self.mmap else FileSource.open(path)
+
+    def note_use(self) -> None:
+        """Record that its files are in use now: those of other pairs are released first, where too many are open."""
+        if self.open_when_read:
+            (MAPS if self.mmap else DESCRIPTORS).use(self)
+            MAPS.use(self)
+
+    def release(self) -> bool:
+        """Close its files until they are read again; what was read of them stays valid. Always True."""
+        self.index.release()
+        vars(self).pop("bin_reader", None)
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("index", "_bin_bytes", "bin_reader")}
@@ -202,7 +216,7 @@ class IndexedDataset:
 
     def set_document_indices(self, document_indices: npt.NDArray[np.int64]) -> None:
         """Use other document borders; the file stays as it is."""
-        self.index.document_indices = document_indices
+        self.index.replace_document_indices(document_indices)
 
     @property
     def sequence_modes(self) -> npt.NDArray[np.int8]:

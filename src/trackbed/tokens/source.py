@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, stamp_of
+from trackbed.files import DESCRIPTORS, Stamp, stamp_of
 from trackbed.tokens.format import map_file
 
 __all__ = ["FileSource", "MappedSource", "Source"]
@@ -39,33 +39,35 @@ class MappedSource:
 
     def __init__(self, data: npt.NDArray[np.uint8], path: str | Path, stamp: Stamp | None) -> None:
         self.data = data
-        self._path = path
-        self._stamp = stamp
+        self.path = path
+        self.stamp = stamp
 
     @classmethod
     def open(cls, path: str | Path) -> "MappedSource":
         """Map the file at `path`."""
         return cls(map_file(path), path, stamp_of(path))
 
-    def check_size(self) -> None:
+    def check_size(self, found: Stamp | None) -> None:
         """Refuse to go on reading a file that was cut short: what is mapped beyond its end cannot be read.
 
+        Args:
+            found: the file that has the name now; None if none has.
+
         Raises:
-            FormatError: it was cut short. Of a file that has lost its name nobody can tell.
+            FormatError: it was cut short. Of a file that has lost its name nothing is known.
         """
-        found = stamp_of(self._path)
-        if found is None or self._stamp is None or found.inode != self._stamp.inode:
+        if found is None or self.stamp is None or found.inode != self.stamp.inode:
             return  # what is mapped is another file, which has lost its name
         if found.size_bytes < len(self.data):
             wanted = f"the file must keep the {len(self.data)} bytes that were mapped"
-            msg = f"{self._path}: {wanted}, found it cut to {found.size_bytes}"
+            msg = f"{self.path}: {wanted}, found it cut to {found.size_bytes}"
             raise FormatError(msg)
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
         """`[count]` tokens from byte `offset` on, as a view."""
         stop = offset + count * np.dtype(dtype).itemsize
         if not 0 <= offset <= stop <= len(self.data):
-            raise _outside(self._path, offset, stop, len(self.data))
+            raise _outside(self.path, offset, stop, len(self.data))
         return self.data[offset:stop].view(dtype)
 
 
@@ -86,10 +88,14 @@ class FileSource:
 
     @classmethod
     def open(cls, path: str | Path) -> "FileSource":
-        """Open the file at `path`."""
-        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+        """Open the file at `path`. Where too many are open, those used least recently are closed first."""
+        DESCRIPTORS.make_room()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        DESCRIPTORS.opened(descriptor)
+        return cls(descriptor, path)
 
     def __del__(self) -> None:
+        DESCRIPTORS.closed(self._descriptor)
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
