@@ -14,7 +14,6 @@ A message says where, what must hold, and what was found.
 """
 
 from collections.abc import Sequence
-from operator import index
 from typing import Final
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "OversampleError",
     "PlanError",
     "TrackbedError",
-    "is_whole",
 ]
 
 
@@ -85,16 +83,3 @@ class ArgumentError(ValueError, AssertionError):
     Code written for Megatron Core catches the AssertionError of its bare asserts; everybody else expects
     a ValueError.
     """
-
-
-def is_whole(value: object) -> bool:
-    """True for an integer of Python or of NumPy; False for 1.0, "1", None and True.
-
-    >>> [is_whole(value) for value in (1, 1.0, "1", None, True)]
-    [True, False, False, False, False]
-    """
-    try:
-        index(value)  # type: ignore[arg-type]  # it says whether it is one
-    except TypeError:
-        return False
-    return not isinstance(value, bool)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trackbed.errors import ArgumentError, is_whole
+from trackbed.errors import ArgumentError
 from trackbed.index.splits import (
     Bounds,
     Split,
     convert_split_vector_to_split_matrix,
     parse_and_normalize_split,
 )
+from trackbed.kernels.whole import is_whole
 
 __all__ = ["ORDERS", "Blend", "BlendedMegatronDatasetConfig", "Stage"]
 

@@ -12,11 +12,12 @@ from typing import Any, Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError, is_whole
+from trackbed.errors import ArgumentError
 from trackbed.index.interleaving import Weight
 from trackbed.index.split_mix import split_mix, split_mix_words
 from trackbed.index.stages import BlendStage, StagePlan, WhenExhausted, plan_stages
 from trackbed.kernels import EpochShuffles
+from trackbed.kernels.whole import is_whole
 
 __all__ = ["LAST_POSITION", "InstantPlan", "checked_positions", "plan_instant"]
 
