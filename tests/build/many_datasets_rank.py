@@ -1,4 +1,6 @@
-"""A process that builds a blend of many datasets and reads all of them: FOLDER NUM_DATASETS ORDER.
+"""A process that builds a blend of many datasets and reads all of them: FOLDER NUM_DATASETS ORDER STEP.
+
+Every dataset is read by `gather`, and every STEP-th position by index as well.
 
 It may have 1,024 files open. Prints JSON: the most maps at a time, and the memory that it took.
 """
@@ -45,7 +47,7 @@ def memory_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def read_all(train, count):
+def read_all(train, count, step):
     """Read every dataset by index and by `gather`, and compare."""
     found = hashlib.sha256()
     datasets = set()
@@ -55,7 +57,7 @@ def read_all(train, count):
         some = positions[first : first + 512]
         batch = train.gather(some)
         datasets.update(batch["dataset_id"].tolist())
-        for at in range(0, len(some), 1):
+        for at in range(0, len(some), step):
             one = train[int(some[at])]
             if one["tokens"].tolist() != batch["tokens"][at].tolist():
                 raise SystemExit(f"position {some[at]}: {one['tokens']} by index, {batch['tokens'][at]} by gather")
@@ -67,7 +69,7 @@ def read_all(train, count):
 
 
 if __name__ == "__main__":
-    folder, count, order = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    folder, count, order, step = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     prefixes = [str(folder / f"pair{number}") for number in range(count)]
     config = gpt_config(
@@ -79,7 +81,7 @@ if __name__ == "__main__":
         started = time.monotonic()
         train = build(config, (2 * count, None, None))[0]
         seconds.append(round(time.monotonic() - started, 2))
-        digest, most = read_all(train, count)
+        digest, most = read_all(train, count, step)
         digests.append(digest)
         memory = memory_bytes()
         del train

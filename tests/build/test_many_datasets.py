@@ -20,11 +20,18 @@ MEMORY_PER_DATASET = 40 << 10
 MEMORY_BESIDES = 500_000_000
 
 
-def run_all(folder, count):
+def run_all(folder, count, step):
     write_pairs(folder, count)
     for order in ORDERS:
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        command = [sys.executable, str(Path(__file__).parent / "many_datasets_rank.py"), folder, str(count), order]
+        command = [
+            sys.executable,
+            str(Path(__file__).parent / "many_datasets_rank.py"),
+            folder,
+            str(count),
+            order,
+            str(step),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout)
@@ -34,13 +41,13 @@ def run_all(folder, count):
 
 
 def test_hundreds_of_datasets_are_read_under_a_limit_on_open_files(tmp_path):
-    run_all(tmp_path, 500)
+    run_all(tmp_path, 500, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [16_000, 70_000])
-def test_more_datasets_than_maps_are_built_and_read(tmp_path, count):
-    run_all(tmp_path, count)
+@pytest.mark.parametrize(("count", "step"), [(16_000, 1), (70_000, 8)])
+def test_more_datasets_than_maps_are_built_and_read(tmp_path, count, step):
+    run_all(tmp_path, count, step)
 
 
 def pairs_of(folder, count=40):

@@ -317,7 +317,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_positions", "_gatherer", "causal_mask", "data_checksum", "fingerprint"):
+        for name in ("_indices", "_instant", "_gatherer", "data_checksum", "fingerprint"):
             state.pop(name, None)
         if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
@@ -383,15 +383,15 @@ class GPTDataset(MegatronDataset, Gathering):
             found["cu_seqlens"], found["max_seqlen"] = sample.document_borders(pieces, config.sequence_length)
         return found
 
-    @cached_property
+    @property
     def causal_mask(self) -> torch.Tensor:
         """`[1, S, S]`, one for all samples."""
-        return sample.causal_mask(self.config.sequence_length)
+        return sample.shared_mask(self.config.sequence_length)
 
-    @cached_property
+    @property
     def _positions(self) -> torch.Tensor:
         """`[S]`, one for all samples."""
-        return torch.from_numpy(sample.positions(self.config.sequence_length))
+        return sample.shared_positions(self.config.sequence_length)
 
     @property
     def padding(self) -> int:

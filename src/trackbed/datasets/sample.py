@@ -4,6 +4,7 @@ Shapes: S tokens of a sample, X 1 if one token more was read, else 0.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ __all__ = [
     "loss_mask",
     "positions",
     "positions_in_documents",
+    "shared_mask",
+    "shared_positions",
     "tokens_and_labels",
 ]
 
@@ -75,6 +78,18 @@ def positions_in_documents(tokens: Ids, *, eod: int) -> Ids:
 def causal_mask(length: int) -> torch.Tensor:
     """`[1, S, S]` True where attention must not look: at what comes later."""
     return torch.ones((length, length), dtype=torch.bool).triu_(1).unsqueeze(0)
+
+
+@lru_cache(maxsize=2)
+def shared_mask(length: int) -> torch.Tensor:
+    """`causal_mask`, one for all datasets: thousands of their own would take more memory than there is."""
+    return causal_mask(length)
+
+
+@lru_cache(maxsize=2)
+def shared_positions(length: int) -> torch.Tensor:
+    """`positions` as a tensor, one for all datasets."""
+    return torch.from_numpy(positions(length))
 
 
 def cut_at_documents(mask: torch.Tensor, tokens: Ids, *, eod: int) -> torch.Tensor:
