@@ -3,6 +3,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -146,3 +148,118 @@ def test_several_processes_build_the_same(run, blend):
     assert [out for out, _ in said[1:]] == ["", ""]
     wanted = {path.name: path.read_bytes() for path in (blend / "alone").iterdir() if path.is_file()}
     assert {path.name: path.read_bytes() for path in (blend / "cache").iterdir() if path.is_file()} == wanted
+
+
+STRANGER = """
+import sys, time, json
+from datetime import timedelta
+from torch.distributed import TCPStore
+
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+while True:
+    store.set("trackbed/0/0/0/verdict", json.dumps([None, "words of a stranger", True, False]).encode())
+    store.set("trackbed/0/0/0/bell", b"")
+    time.sleep(0.01)
+"""
+
+
+def ranks_of_build(folder, size, *options, ranks=None, **variables):
+    """`trackbed build` as these ranks of so many, and the port at which they meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"WORLD_SIZE": f"{size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", **variables}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trackbed", "build", "blend.toml", "--timeout", "5", *options],
+            cwd=folder,
+            env={**os.environ, **meeting, "RANK": str(rank), "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (range(size) if ranks is None else ranks)
+    ]
+    return processes, port
+
+
+@pytest.mark.dist
+def test_a_stranger_cannot_put_words_into_a_job(blend):
+    (rank,), port = ranks_of_build(blend, 2, ranks=[0])
+    stranger = subprocess.Popen([sys.executable, "-c", STRANGER, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        out, err = rank.communicate(timeout=60)
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert rank.returncode == 1
+    assert "another process has changed the store over which the ranks meet" in err
+    assert "words of a stranger" not in out + err
+
+
+@pytest.mark.dist
+def test_the_store_listens_on_one_interface(blend):
+    (rank,), port = ranks_of_build(blend, 2, ranks=[0])
+    try:
+        deadline = time.monotonic() + 30
+        while not (listening := addresses_listening(port)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert listening == {"0100007F"}  # 127.0.0.1, as /proc shows it
+    finally:
+        rank.kill()
+        rank.communicate()
+
+
+def addresses_listening(port):
+    """Addresses at which some process of this machine listens on a port, in hexadecimal."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            place, state = line.split()[1], line.split()[3]
+            address, _, number = place.partition(":")
+            if state == "0A" and int(number, 16) == port:
+                found.add(address)
+    return found
+
+
+@pytest.mark.dist
+def test_processes_share_a_secret_that_only_their_user_can_read(blend):
+    processes, _ = ranks_of_build(blend, 2)
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    (secret,) = (blend / "cache" / ".trackbed").glob("secret-*")
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.dist
+def test_a_secret_may_lie_elsewhere(blend):
+    (blend / "blend.toml").write_text(BLEND.replace('cache = "cache"\n', 'order = "instant"\n'))
+    processes, _ = ranks_of_build(blend, 2)
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], said
+    assert "--secret-file must name a file where several processes meet without a cache" in said[0][1]
+    processes, _ = ranks_of_build(blend, 2, "--secret-file", "secret")
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+
+
+@pytest.mark.dist
+def test_hosts_with_secrets_of_their_own_are_told_so(blend):
+    processes, port = ranks_of_build(blend, 2, "--secret-file", "one", ranks=[0])
+    others, _ = ranks_of_build(blend, 2, "--secret-file", "other", ranks=[1], MASTER_PORT=f"{port}")
+    said = [process.communicate(timeout=60)[1] for process in (*processes, *others)]
+    assert [process.returncode for process in (*processes, *others)] == [1, 1], said
+    assert any("ranks whose secrets differ" in err for err in said)
+
+
+def test_a_secret_that_others_can_read_is_refused(run, blend, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+    (blend / "secret").write_text("ab" * 32)
+    (blend / "secret").chmod(0o644)
+    found = run("build", "blend.toml", "--secret-file", "secret")
+    assert found.exit_code == 1
+    assert "only its owner may have access to the secret, found mode 0644" in found.stderr
+    (blend / "file").touch()
+    found = run("build", "blend.toml", "--secret-file", "file/secret")
+    assert "the processes must be able to read a secret there, or to make it, found: File exists" in found.stderr

@@ -30,8 +30,17 @@ class TestMemory(SharedGroupContract):
         return run_ranks(size, function, timeout_seconds=timeout_seconds)
 
 
+class TestSealed(TestMemory):
+    """Values with a code, in memory."""
+
+    def run(self, size, function, *, timeout_seconds=TIMEOUT_SECONDS):
+        return run_ranks(size, function, timeout_seconds=timeout_seconds, secret=b"secret")
+
+
 class TorchStores(SharedGroupContract):
     """Groups of threads over a store of torch's; each run has keys of its own."""
+
+    secret = None
 
     @pytest.fixture(autouse=True)
     def _serials(self):
@@ -43,7 +52,7 @@ class TorchStores(SharedGroupContract):
         def connect():
             return share_store(self.open(), prefix, timeout_seconds=timeout_seconds)
 
-        return run_ranks(size, function, timeout_seconds=timeout_seconds, connect=connect)
+        return run_ranks(size, function, timeout_seconds=timeout_seconds, connect=connect, secret=self.secret)
 
 
 class TestHashStore(TorchStores):
@@ -73,3 +82,7 @@ class TestTCPStore(TorchStores):
 
     def open(self):
         return self.server
+
+
+class TestSealedTCPStore(TestTCPStore):
+    secret = b"secret"

@@ -31,6 +31,26 @@ def test_a_step_on_some_of_the_hosts_meets_on_its_own_first():
     assert parse_launch({**SRUN, "SLURM_STEP_NODELIST": "gpu014"}).host == "gpu014"
 
 
+def test_steps_of_one_job_meet_at_different_ports():
+    ports = {parse_launch({**SRUN, "SLURM_STEP_ID": str(step)}).port for step in range(1000)}
+    assert len(ports) == 1000
+    assert all(10_000 <= port < 30_000 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("environment", "host"),
+    [
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "127.0.0.1"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "10.0.0.7"),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "4"}, "127.0.0.1"),
+        ({**SRUN, "SLURM_NNODES": "4"}, "gpu012"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "10.0.0.7"),
+    ],
+)
+def test_ranks_of_one_host_meet_on_its_loopback_address(environment, host):
+    assert parse_launch(environment).host == host
+
+
 def test_torchruns_variables_go_before_slurms():
     assert parse_launch({**SRUN, **TORCHRUN}).size == 4
 
@@ -96,13 +116,20 @@ def test_a_long_value_is_cut():
 def test_who_writes_is_not_silent():
     silence = Silence(1.0)
     for second in range(20):
-        silence.look({0: b"%d" % second, 1: b"same", 2: None}, 1.0)
+        silence.look({0: second, 1: 7, 2: 0}, 1.0)
     assert silence.silent_for(10, [0, 1, 2]) == [1, 2]
     assert silence.silent_for(20, [0, 1, 2]) == []
 
 
+def test_an_old_record_that_is_put_back_is_no_sign_of_life():
+    silence = Silence(1.0)
+    for second in range(20):
+        silence.look({0: 5 + second % 2}, 1.0)
+    assert silence.silent_for(18, [0]) == [0]
+
+
 def test_time_in_which_nobody_looked_does_not_count():
     silence = Silence(1.0)
-    silence.look({0: b"same"}, 0.0)
-    silence.look({0: b"same"}, 3600.0)
+    silence.look({0: 7}, 0.0)
+    silence.look({0: 7}, 3600.0)
     assert silence.silent_for(3, [0]) == []

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +39,11 @@ MOST_DATASETS: Final = 32_766
 )
 @click.option("--check-against", type=click.Choice([_MEGATRON]), help="Start it on the indices: it must build nothing.")
 @click.option("--timeout", type=click.FloatRange(min=1), help="Seconds for which a process may give no sign of life.")
+@click.option(
+    "--secret-file", metavar="FILE", type=click.Path(dir_okay=False),
+    help="With several processes: what they prove to each other that they belong together with; by default a file in "
+    "the cache. Made if it is not there; every host must find the same one.",
+)  # fmt: skip
 def build(
     path: str,
     *,
@@ -49,24 +55,28 @@ def build(
     tokenizer_identity: str | None,
     check_against: str | None,
     timeout: float | None,
+    secret_file: str | None,
 ) -> None:
     """Build the indices of a blend file ahead of the job, so that the job starts at once.
 
     Alone, or as many processes under torchrun or srun: each builds a fair part. What is there already is not built
-    again.
+    again. Processes on several hosts meet at MASTER_ADDR, or at the first host of the Slurm step; they listen there
+    and on no other interface.
     """
     from trackbed.build import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
-    from trackbed.comm.launch import group_from_environment
+    from trackbed.comm.launch import group_from_environment, has_several_ranks
 
     if ranks is not None and not plan_only:
         msg = "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
         raise click.UsageError(msg)
-    group = group_from_environment(timeout)
+    is_shared = has_several_ranks()
     blend = measure_blend(read_blend_file(path))
     plan_blend(blend).problems.stop()
     config = _config(blend, cache, threads, _identity(tokenizer_identity))
     if reader == _MEGATRON or check_against is not None:
         _check_readable(config, blend)
+    secret = _secret(secret_file, config) if is_shared and not plan_only else None
+    group = group_from_environment(timeout, secret=secret)
     make = partial(BlendedMegatronDatasetBuilder, blend.dataset_class, blend.sizes, lambda: True, config)
     if plan_only:
         from trackbed.cli.build_plan import show_plan
@@ -96,6 +106,24 @@ def _config(
     fair = available_threads() // int(sharing) if sharing.isdecimal() and int(sharing) else available_threads()
     config.num_dataset_builder_threads = threads or max(fair, 1)
     return config
+
+
+def _secret(path: str | None, config: "GPTDatasetConfig") -> bytes:
+    """What the processes share, from the file that is given or else from the cache."""
+    from trackbed.build.secret import secret_path, shared_secret
+
+    if path is None and config.path_to_cache is None:
+        msg = "--secret-file must name a file where several processes meet without a cache, found neither"
+        raise ArgumentError(msg)
+    file = Path(path) if path is not None else secret_path(Path(str(config.path_to_cache)))
+    try:
+        return shared_secret(file)
+    except OSError as error:
+        msg = (
+            f"{file}: the processes must be able to read a secret there, or to make it, found: {error.strerror}; "
+            "--secret-file names another place"
+        )
+        raise ArgumentError(msg) from None
 
 
 def _identity(text: str | None) -> "MegatronIdentity | None":

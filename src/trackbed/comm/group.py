@@ -61,10 +61,10 @@ class Group(Protocol):
     def together(self, what: str) -> contextlib.AbstractContextManager[Step]:
         """Collective over the group: what is in the block is one step, which no rank leaves alone.
 
-        Entering waits for nobody; leaving waits for all. If a rank leaves with an exception, `Step.poll` raises on
-        the others, as do collectives in the block, and every rank raises a CollectiveError: on the rank that failed,
-        from the exception itself. What is no Exception (KeyboardInterrupt, SystemExit) goes on up unchanged where
-        it was raised, when the others have been told.
+        Entering waits for nobody, but for the first collective of a group with a secret; leaving waits for all. If a
+        rank leaves with an exception, `Step.poll` raises on the others, as do collectives in the block, and every rank
+        raises a CollectiveError: on the rank that failed, from the exception itself. What is no Exception
+        (KeyboardInterrupt, SystemExit) goes on up unchanged where it was raised, when the others have been told.
 
         Args:
             what: what is being done; the error begins with it.

@@ -11,7 +11,8 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
 from trackbed.comm.group import SOLO, Group
-from trackbed.comm.slurm import first_host, job_port
+from trackbed.comm.listening import LOOPBACK, listen_at, own_addresses
+from trackbed.comm.slurm import first_host, step_port
 from trackbed.comm.store import Store
 from trackbed.comm.store_group import StoreGroup
 from trackbed.comm.torch import is_served_by_agent
@@ -19,10 +20,12 @@ from trackbed.comm.torch_store import connect_to, share_store
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 
-__all__ = ["Launch", "group_from_environment", "parse_launch"]
+__all__ = ["Launch", "group_from_environment", "has_several_ranks", "parse_launch"]
 
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 _SERIAL: Final = count()
+_SERVED: Final[list[TCPStore]] = []
+"""Servers of this process, which end with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +37,23 @@ class Launch:
     size: int
     """Number of ranks, at least 1."""
     host: str
-    """Where the store is."""
+    """Where the store is: a loopback address if all ranks are on one host."""
     port: int
     """In `[1, 65536)`."""
     attempt: str = "0"
     """What tells this start of the ranks from earlier ones that met at the same place."""
 
 
-def group_from_environment(timeout_seconds: float | None = None) -> Group:
+def group_from_environment(timeout_seconds: float | None = None, *, secret: bytes | None = None) -> Group:
     """The ranks that torchrun or Slurm's srun started, or `SOLO` where neither did.
 
-    Nothing is connected before the ranks first meet. `torch.distributed` need not be initialised.
+    Nothing is connected before the ranks first meet. `torch.distributed` need not be initialised. The store over which
+    they meet listens on one interface: loopback if all ranks are on one host, else that of the master's address.
+    Where torchrun's agent serves a store, it is that one, which listens on every interface.
 
     Args:
         timeout_seconds: see `Group.timeout_seconds`; by default ten minutes.
+        secret: see `StoreGroup`; without one, whoever reaches the store is believed.
 
     Raises:
         ArgumentError: a variable is missing or not what it should be.
@@ -63,7 +69,18 @@ def group_from_environment(timeout_seconds: float | None = None) -> Group:
         size=launch.size,
         timeout_seconds=timeout_seconds,
         store_host=None if has_agent else 0,
+        secret=secret,
     )
+
+
+def has_several_ranks() -> bool:
+    """True if torchrun or srun started more than one rank.
+
+    Raises:
+        ArgumentError: a variable is missing or not what it should be.
+    """
+    launch = parse_launch(os.environ)
+    return launch is not None and launch.size > 1
 
 
 def parse_launch(environment: Mapping[str, str]) -> Launch | None:
@@ -81,8 +98,10 @@ def parse_launch(environment: Mapping[str, str]) -> Launch | None:
     size = _number(environment, names[1], 1, 2**31)
     rank = _number(environment, names[0], 0, size)
     if size == 1:
-        return Launch(rank=0, size=1, host="localhost", port=1)
+        return Launch(rank=0, size=1, host=LOOPBACK, port=1)
     host = environment.get("MASTER_ADDR") or first_host(_nodes(environment))
+    if _is_one_host(environment, size) and not is_served_by_agent(environment):
+        host = LOOPBACK
     return Launch(rank=rank, size=size, host=host, port=_port(environment), attempt=_attempt(environment))
 
 
@@ -95,7 +114,15 @@ def _port(environment: Mapping[str, str]) -> int:
     if environment.get("MASTER_PORT"):
         return _number(environment, "MASTER_PORT", 1, 2**16)
     _text(environment, "SLURM_JOB_ID", "MASTER_PORT")
-    return job_port(_number(environment, "SLURM_JOB_ID", 0, 2**63))
+    step = _number(environment, "SLURM_STEP_ID", 0, 2**63) if environment.get("SLURM_STEP_ID") else 0
+    return step_port(_number(environment, "SLURM_JOB_ID", 0, 2**63), step)
+
+
+def _is_one_host(environment: Mapping[str, str], size: int) -> bool:
+    if "WORLD_SIZE" in environment:
+        return environment.get("LOCAL_WORLD_SIZE") == str(size)
+    names = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    return next((environment[name] for name in names if environment.get(name)), "") == "1"
 
 
 def _attempt(environment: Mapping[str, str]) -> str:
@@ -119,9 +146,9 @@ def _number(environment: Mapping[str, str], name: str, start: int, stop: int) ->
 
 
 def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: bool) -> Store:
-    open_store = connect_to if has_agent or launch.rank > 0 else _serve
+    host = launch.host if has_agent or launch.rank > 0 else _serve(launch.host, launch.port)
     # It may take as long as the timeout, and torch does not hear Ctrl-C.
-    opened = Worker().submit(lambda: open_store(launch.host, launch.port, timeout_seconds=timeout_seconds))
+    opened = Worker().submit(lambda: connect_to(host, launch.port, timeout_seconds=timeout_seconds))
     try:
         store = opened.result()
     except RuntimeError as error:
@@ -132,11 +159,19 @@ def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: 
 
 
 @cache
-def _serve(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
-    """The store, which is served until this process ends.
+def _serve(host: str, port: int) -> str:
+    """Serve the store until this process ends. Returns the address at which it listens.
 
-    Others may have begun to meet in a second group while this process, done with the first, has not come to it yet.
+    Others may have begun to meet in a second group while this process, done with the first, has not come to it yet. A
+    process that makes two groups serves both from one place.
     """
-    timeout = timedelta(seconds=timeout_seconds)
-    # A process that makes two groups serves both from one place.
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, multi_tenant=True)
+    listener = listen_at(own_addresses(host, os.environ), port)
+    address = str(listener.getsockname()[0])
+    timeout = timedelta(seconds=DEFAULT_TIMEOUT_SECONDS)
+    # The descriptor is torch's from here on.
+    _SERVED.append(
+        TCPStore(
+            address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+        )
+    )
+    return address

@@ -1,14 +1,29 @@
 """One rank's part in a group: what it writes of itself, and what it reads of the others."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from trackbed.comm.store import Store
+from trackbed.comm.store import Store, StoreTampered
 
-__all__ = ["Member", "Record", "parse_record"]
+__all__ = ["Arrival", "Member", "Record"]
+
+_NUM_FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What a rank brings to a meeting."""
+
+    value: bytes = b"null"
+    """JSON."""
+    is_done: bool = True
+    """False if it failed, or was stopped because another rank had."""
+    taken: Mapping[str, list[int]] = field(default_factory=dict)
+    """Numbers that it took from each shared counter since the last meeting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +32,32 @@ class Record:
 
     meeting: str
     """Name of the meeting that it last came to; empty if it came to none."""
+    signs: int
+    """How often it has written, at least 1."""
     value: Any
-    """What it brought there."""
-    told: Any = None
+    """What it brought to the meeting."""
+    told: Any
     """What it last told of itself."""
+    is_done: bool
+    """False if it came because it, or another rank, had failed."""
+    taken: dict[str, list[int]]
+    """Numbers that it took from each shared counter."""
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "Record":
+        """Parse the value of a rank's key.
+
+        Raises:
+            StoreTampered: no rank wrote it.
+        """
+        try:
+            fields = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            fields = None
+        if not isinstance(fields, list) or len(fields) != _NUM_FIELDS or not isinstance(fields[1], int):
+            msg = "the record of a rank must be one that it wrote, but is something else"
+            raise StoreTampered(msg)
+        return cls(*fields)
 
 
 @dataclass(slots=True)
@@ -38,15 +75,16 @@ class Member:
     store_host: int | None = None
     """The rank whose process holds the store, which is gone when that ends; None if none of the ranks does."""
     _meeting: str = ""
-    _value: bytes = b"null"
+    _arrival: Arrival = field(default_factory=Arrival)
     _told: bytes = b"null"
     _signs: int = 0
+    _seen: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def come(self, meeting: str, value: bytes) -> None:
-        """Write that this rank has come to a meeting, with a value in JSON."""
+    def come(self, meeting: str, arrival: Arrival) -> None:
+        """Write that this rank has come to a meeting, and what it brings."""
         with self._lock:
-            self._meeting, self._value = meeting, value
+            self._meeting, self._arrival = meeting, arrival
             self._write()
 
     def tell(self, value: bytes) -> None:
@@ -61,31 +99,44 @@ class Member:
 
     def _write(self) -> None:
         self._signs += 1
-        said = [self._meeting, self._signs, orjson.Fragment(self._value)]
-        if self._told != b"null":
-            said.append(orjson.Fragment(self._told))
-        self.store.set(f"rank/{self.rank}", orjson.dumps(said))
-
-    def read(self, rank: int) -> Record:
-        """What a rank that has written wrote last."""
-        return parse_record(self.store.get(f"rank/{rank}"))
+        arrival = self._arrival
+        value, told = orjson.Fragment(arrival.value), orjson.Fragment(self._told)
+        said = [self._meeting, self._signs, value, told, arrival.is_done, dict(arrival.taken)]
+        self.store.set(_key(self.rank), orjson.dumps(said))
+        self._seen.add(self.rank)
 
     def read_all(self) -> list[Record]:
-        """What all ranks, each of which has written, wrote last."""
-        return [parse_record(raw) for raw in self.store.get_all(self._keys())]
+        """Records of all ranks, each of which has written.
 
-    def look(self) -> dict[int, bytes | None]:
-        """What each rank wrote last, as it stands in the store; None for one that has not written yet."""
+        Raises:
+            StoreTampered: one of them is gone, or no rank wrote it.
+        """
+        return [Record.parse(raw) for raw in self.store.get_all(self._keys())]
+
+    def look(self) -> dict[int, Record | None]:
+        """Last record of each rank; None for one that has not written yet.
+
+        Raises:
+            StoreTampered: one that was there is gone, or no rank wrote it.
+        """
         keys = self._keys()
         if self.store.has(keys):
-            return dict(enumerate(self.store.get_all(keys)))
-        return {rank: self.store.get(key) if self.store.has([key]) else None for rank, key in enumerate(keys)}
+            found: dict[int, Record | None] = dict(enumerate(self.read_all()))
+        else:
+            found = {
+                rank: Record.parse(self.store.get(key)) if self.store.has([key]) else None
+                for rank, key in enumerate(keys)
+            }
+        there = {rank for rank, record in found.items() if record is not None}
+        if self._seen - there:
+            msg = f"{_key(min(self._seen - there))!r} must be there, but is gone"
+            raise StoreTampered(msg)
+        self._seen |= there
+        return found
 
     def _keys(self) -> list[str]:
-        return [f"rank/{rank}" for rank in range(self.size)]
+        return [_key(rank) for rank in range(self.size)]
 
 
-def parse_record(raw: bytes) -> Record:
-    """What `raw`, from a rank's key, says."""
-    meeting, _, value, *told = orjson.loads(raw)
-    return Record(meeting, value, *told)
+def _key(rank: int) -> str:
+    return f"rank/{rank}"

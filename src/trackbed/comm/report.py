@@ -6,6 +6,8 @@ from typing import Any, Final, Self
 
 import orjson
 
+from trackbed.comm.store import StoreTampered
+
 __all__ = [
     "Failure",
     "Verdict",
@@ -13,6 +15,7 @@ __all__ = [
     "describe_difference",
     "describe_failures",
     "describe_silence",
+    "describe_tampering",
     "name_ranks",
 ]
 
@@ -34,8 +37,12 @@ class Failure:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """From what `encode` gave."""
-        return cls(*orjson.loads(raw))
+        """Parse what `encode` returned.
+
+        Raises:
+            StoreTampered: it is something else.
+        """
+        return cls(*_fields(raw, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,23 @@ class Verdict:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """From what `encode` gave."""
-        return cls(*orjson.loads(raw))
+        """Parse what `encode` returned.
+
+        Raises:
+            StoreTampered: it is something else.
+        """
+        return cls(*_fields(raw, 4))
+
+
+def _fields(raw: bytes, count: int) -> list[Any]:
+    try:
+        fields: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, list) or len(fields) != count:
+        msg = f"a value must hold {count} fields that a rank wrote, but holds something else"
+        raise StoreTampered(msg)
+    return fields
 
 
 def name_ranks(ranks: Iterable[int], *, total: int | None = None) -> str:
@@ -122,8 +144,22 @@ def describe_silence(what: str, *, missing: Sequence[int], waited: Sequence[int]
     >>> describe_silence("building", missing=[2], waited=[0, 1], seconds=30)
     'building: rank 2 gave no sign of life for 30 s, while ranks 0 and 1 waited'
     """
-    who = name_ranks(missing) if missing else "a rank that had just come"
+    if not missing:
+        return (
+            f"{what}: all ranks have come, but nobody ended the meeting for {seconds:g} s: the last to come has died, "
+            "or another process has changed the store over which the ranks meet"
+        )
+    who = name_ranks(missing)
     return f"{what}: {who} gave no sign of life for {seconds:g} s, while {name_ranks(waited)} waited"
+
+
+def describe_tampering(what: str, error: StoreTampered) -> str:
+    """Sentence for a store that another process has changed.
+
+    >>> describe_tampering("building", StoreTampered("'rank/1' must be there, but is gone"))
+    "building: another process has changed the store over which the ranks meet: 'rank/1' must be there, but is gone"
+    """
+    return f"{what}: another process has changed the store over which the ranks meet: {error}"
 
 
 def describe_difference(what: str, values: Mapping[int, bytes]) -> str | None:

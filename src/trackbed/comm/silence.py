@@ -6,10 +6,11 @@ __all__ = ["Silence"]
 
 
 class Silence:
-    """What somebody who looks at the ranks again and again knows of them.
+    """How long each rank has been silent, as seen by an observer that looks again and again.
 
-    A rank is silent while what it has written stays the same. Only time in which somebody looked counts: a machine
-    that was suspended, and everybody on it with it, wakes up as if no time had passed.
+    A rank is silent while the number of its signs of life does not rise: an old record that somebody puts back is no
+    sign. Only time in which the observer looked counts: a machine that was suspended, and everybody on it with it,
+    wakes up as if no time had passed.
 
     Args:
         usual_gap: seconds between two looks; of a longer gap, twice as much counts.
@@ -18,21 +19,21 @@ class Silence:
     def __init__(self, usual_gap: float) -> None:
         self._usual_gap = usual_gap
         self._seconds = 0.0
-        self._written: dict[int, bytes | None] = {}
+        self._most_signs: dict[int, int] = {}
         self._since: dict[int, float] = {}
 
-    def look(self, written: Mapping[int, bytes | None], gap: float) -> None:
-        """Take in what ranks have written.
+    def look(self, signs: Mapping[int, int], gap: float) -> None:
+        """Record one look.
 
         Args:
-            written: what each rank has written, None if nothing yet.
+            signs: how many signs of life each rank has given, 0 if none yet.
             gap: seconds since the last look, or since waiting began.
         """
         self._seconds += min(gap, 2 * self._usual_gap)
-        for rank, value in written.items():
-            if rank not in self._written or self._written[rank] != value:
+        for rank, count in signs.items():
+            if rank not in self._most_signs or count > self._most_signs[rank]:
                 self._since[rank] = self._seconds
-            self._written[rank] = value
+                self._most_signs[rank] = count
 
     def silent_for(self, seconds: float, ranks: Sequence[int]) -> list[int]:
         """Those of `ranks` that have been silent for at least `seconds`."""

@@ -5,11 +5,13 @@ from typing import Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["first_host", "job_port"]
+__all__ = ["first_host", "step_port"]
 
 _FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?(?:,|$)")
 _FIRST_PORT: Final = 10_000
 _NUM_PORTS: Final = 20_000
+_STEP_STRIDE: Final = 7_919
+"""Prime, so that the steps of a job go through all ports."""
 
 
 def first_host(nodes: str) -> str:
@@ -28,10 +30,12 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in match.group("prefix", "number", "suffix"))
 
 
-def job_port(job: int) -> int:
-    """The port at which the ranks of a job meet; below those that systems hand out by themselves.
+def step_port(job: int, step: int = 0) -> int:
+    """The port at which the ranks of a step of a job meet; below those that systems hand out by themselves.
 
-    >>> job_port(123456)
-    13456
+    Steps of one job may run beside each other on one host, as may jobs with consecutive numbers.
+
+    >>> step_port(123456), step_port(123456, 1), step_port(123457)
+    (13456, 21375, 13457)
     """
-    return _FIRST_PORT + job % _NUM_PORTS
+    return _FIRST_PORT + (job + _STEP_STRIDE * step) % _NUM_PORTS

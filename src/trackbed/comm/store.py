@@ -4,11 +4,15 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Bell", "MemoryStore", "Store", "StoreUnreachable"]
+__all__ = ["Bell", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
 
 
 class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
     """Whoever holds the store does not answer. A group turns it into a CollectiveError."""
+
+
+class StoreTampered(StoreUnreachable):
+    """A key is not as the ranks left it: another process deleted or changed it. Carries none of what it wrote."""
 
 
 class Bell(Protocol):
@@ -34,7 +38,8 @@ class Bell(Protocol):
 class Store(Protocol):
     """What is needed of the stores of `torch.distributed`. Each method but `listen` is one request.
 
-    Every method raises StoreUnreachable where the store does not answer.
+    Every method raises StoreUnreachable where the store does not answer, and StoreTampered where a key that must be
+    there is missing.
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -95,12 +100,15 @@ class MemoryStore:
 
     def get(self, key: str) -> bytes:
         """The value of a key that is there."""
-        with self._lock:
-            return self._values[key]
+        return self.get_all([key])[0]
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """The values of keys that are all there."""
         with self._lock:
+            for key in keys:
+                if key not in self._values:
+                    msg = f"{key!r} must be there, but is gone"
+                    raise StoreTampered(msg)
             return [self._values[key] for key in keys]
 
     def has(self, keys: Sequence[str]) -> bool:

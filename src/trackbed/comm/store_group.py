@@ -1,18 +1,31 @@
 """Groups whose ranks meet over a store."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+import hashlib
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
 
 from trackbed.comm.group import Step, check_source
-from trackbed.comm.meeting import Meeting, publish
-from trackbed.comm.member import Member, parse_record
-from trackbed.comm.report import Failure, Verdict, describe_cause, describe_difference, describe_failures
+from trackbed.comm.meeting import Conclude, Meeting, publish
+from trackbed.comm.member import Arrival, Member, Record
+from trackbed.comm.report import (
+    Failure,
+    Verdict,
+    describe_cause,
+    describe_difference,
+    describe_failures,
+    describe_tampering,
+)
+from trackbed.comm.sealed_store import SealedStore
 from trackbed.comm.step import SharedStep, Stopped, cause_of
-from trackbed.comm.store import Store, StoreUnreachable
+from trackbed.comm.store import Store, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
 __all__ = ["StoreGroup"]
@@ -27,6 +40,8 @@ class StoreGroup:
         size: how many processes there are, at least 1.
         timeout_seconds: for how long a rank may give no sign of life while others wait for it, above 0.
         store_host: the rank whose process holds the store, which is gone when that ends; None if none of them does.
+        secret: the same on all ranks and known to nobody else; None where all who reach the store are trusted. With
+            one, the first collective waits for all ranks, also where it is the entry to a step.
 
     Raises:
         ArgumentError: a number is out of its range.
@@ -40,6 +55,7 @@ class StoreGroup:
         size: int,
         timeout_seconds: float,
         store_host: int | None = None,
+        secret: bytes | None = None,
     ) -> None:
         if not 0 <= rank < size:
             msg = f"rank must be in [0, {size}), but is {rank}"
@@ -52,6 +68,10 @@ class StoreGroup:
         self.timeout_seconds = timeout_seconds
         self._connect = connect
         self._store_host = store_host
+        self._secret = secret
+        self._entered: Member | None = None
+        self._taken: defaultdict[str, list[int]] = defaultdict(list)  # numbers of counters since the last meeting
+        self._taking = threading.Lock()
         self._place = [0]  # numbers of the next meeting: [3, 1] is the second inside the fourth
         self._touched: list[str] = []
         self._broken: str | None = None
@@ -94,6 +114,11 @@ class StoreGroup:
 
         def take() -> int:
             number = self._member.store.add(key, 1) - 1
+            with self._taking:
+                if number < 0 or number in self._taken[key]:
+                    msg = f"{key!r} must only ever rise, but gave {number}"
+                    raise StoreTampered(msg)
+                self._taken[key].append(number)
             if number == 0:
                 self._touched.append(key)
             return number
@@ -106,7 +131,7 @@ class StoreGroup:
 
     def told(self) -> list[Any]:
         """What each rank told last, in rank order. See `Group`."""
-        return [None if raw is None else parse_record(raw).told for raw in self._member.look().values()]
+        return [None if record is None else record.told for record in self._member.look().values()]
 
     def leave(self, words: str) -> None:
         """Never meet again; whoever waits for this rank, or will, raises an error with these words. Not collective."""
@@ -115,17 +140,17 @@ class StoreGroup:
             with contextlib.suppress(StoreUnreachable):
                 publish(self._member.store, self._next_name(), Verdict(error=self._broken, is_broken=True))
 
-    def _exchange(self, what: str, write: Callable[[], bytes], conclude: Callable[[Member], Verdict]) -> Any:
+    def _exchange(self, what: str, write: Callable[[], bytes], conclude: Conclude) -> Any:
         verdicts: list[Verdict] = []
         with self._meet(what, conclude, verdicts.append) as meeting:
-            meeting.value = write()
+            meeting.arrival = Arrival(value=write())
         return verdicts[0].value
 
     @contextlib.contextmanager
     def _meet(
         self,
         what: str,
-        conclude: Callable[[Member], Verdict],
+        conclude: Conclude,
         observe: Callable[[Verdict], object] = lambda _: None,
     ) -> Iterator[Meeting]:
         """A meeting that begins when the block does and ends when all ranks have left theirs."""
@@ -137,13 +162,15 @@ class StoreGroup:
         except BaseException as error:  # noqa: BLE001  every rank has to know
             cause = error
         verdict = self._close(meeting, cause)
-        _raise(verdict, cause)
+        _raise(what, verdict, cause)
         observe(verdict)
 
-    def _open(self, what: str, conclude: Callable[[Member], Verdict]) -> Meeting:
+    def _open(self, what: str, conclude: Conclude) -> Meeting:
         if self._broken is not None:
             raise CollectiveError(self._broken)
         try:
+            if self._secret is not None and self._entered is None:
+                self._prove_presence(what)
             return Meeting.open(self._member, self._next_name(), what, conclude)
         except StoreUnreachable as error:
             self._broken = _describe_unreachable(what, error)
@@ -161,6 +188,9 @@ class StoreGroup:
                 verdict = meeting.publish(Verdict(error=self._broken, is_broken=True))
         except StoreUnreachable as error:
             verdict = Verdict(error=_describe_unreachable(meeting.what, error), is_broken=True)
+            if isinstance(error, StoreTampered):
+                # Others may have read a verdict before it was changed, and wait at the next meeting.
+                meeting.part_in_distrust(verdict, next_meeting=self._next_name())
         except BaseException as error:
             self._abandon(meeting, error)
             raise
@@ -171,6 +201,9 @@ class StoreGroup:
     def _leave_with_all(self, meeting: Meeting, cause: BaseException | None, inner: str) -> Verdict:
         if cause is not None:
             self._tell(meeting, cause, inner)
+        with self._taking:
+            meeting.arrival = replace(meeting.arrival, is_done=cause is None, taken=dict(self._taken))
+            self._taken = defaultdict(list)
         verdict = meeting.come()
         if verdict.error is None and not verdict.is_stop:
             # All have come here, so all have left what was before.
@@ -184,9 +217,11 @@ class StoreGroup:
     def _tell(self, meeting: Meeting, cause: BaseException, inner: str) -> None:
         """Stop the others, who may be at work or wait for this rank at a meeting inside the step."""
         unreachable = cause_of(cause, StoreUnreachable)
-        if unreachable is not None:
+        if unreachable is not None and not isinstance(unreachable, StoreTampered):
             raise unreachable
-        if cause_of(cause, Stopped) is None:
+        if unreachable is not None:
+            meeting.fail(CollectiveError(describe_tampering(meeting.what, unreachable)))
+        elif cause_of(cause, Stopped) is None:
             meeting.fail(cause)
         publish(meeting.member.store, inner, Verdict(is_stop=True))
         meeting.touched += [f"{inner}/{last}" for last in ("count", "bell", "verdict")]
@@ -205,12 +240,41 @@ class StoreGroup:
     def _next_name(self) -> str:
         return ".".join(map(str, self._place))
 
-    @cached_property
+    @property
     def _member(self) -> Member:
-        return Member(self._connect(), self.rank, self.size, self.timeout_seconds, self._store_host)
+        if self._entered is None:
+            store = self._connect()
+            self._entered = self._member_of(store if self._secret is None else SealedStore(store, self._secret))
+        return self._entered
+
+    def _member_of(self, store: Store) -> Member:
+        return Member(store, self.rank, self.size, self.timeout_seconds, self._store_host)
+
+    def _prove_presence(self, what: str) -> None:
+        """Collective over the group: agree on keys that no start before has used, so that nothing of it is believed.
+
+        Each rank brings a random number, and the keys are named after all of them. Whoever kept what ranks wrote at
+        an earlier start, under the same secret, has no such number for a rank of this one.
+        """
+        number = secrets.token_hex(16)
+        shared = self._member.store
+        numbers: list[Any] = self._exchange(what, lambda: orjson.dumps(number), _gathered)
+        self._touched.clear()  # these few keys stay
+        if isinstance(shared, SealedStore):
+            name = hashlib.sha256("".join(numbers).encode()).hexdigest()
+            self._entered = self._member_of(shared.below(name))
+        if numbers[self.rank] != number:
+            msg = (
+                f"the first verdict must hold what rank {self.rank} brought, but holds what it brought to another start"
+            )
+            error = StoreTampered(msg)
+            with contextlib.suppress(StoreUnreachable):
+                verdict = Verdict(error=describe_tampering(what, error), is_broken=True)
+                publish(self._member.store, self._next_name(), verdict)
+            raise error
 
 
-def _raise(verdict: Verdict, cause: BaseException | None) -> None:
+def _raise(what: str, verdict: Verdict, cause: BaseException | None) -> None:
     """Raise what a rank has to raise at the end of a meeting that it came to for `cause`, if anything."""
     if cause is not None and not isinstance(cause, Exception):
         raise cause
@@ -220,27 +284,32 @@ def _raise(verdict: Verdict, cause: BaseException | None) -> None:
     if verdict.error is not None:
         is_own = cause_of(cause, Stopped) is None and cause_of(cause, StoreUnreachable) is None
         raise CollectiveError(verdict.error) from (cause if is_own else None)
+    if cause is not None:
+        # The step was given up, so its verdict cannot be that all have done theirs.
+        raise CollectiveError(describe_tampering(what, StoreTampered("a verdict must tell of each failure"))) from cause
 
 
 def _describe_unreachable(what: str, error: StoreUnreachable) -> str:
+    if isinstance(error, StoreTampered):
+        return describe_tampering(what, error)
     return (
         f"{what}: the store over which the ranks meet must answer, but its host (usually rank 0) "
         f"cannot be reached: {error}"
     )
 
 
-def _gathered(member: Member) -> Verdict:
-    return Verdict(value=[record.value for record in member.read_all()])
+def _gathered(records: Sequence[Record]) -> Verdict:
+    return Verdict(value=[record.value for record in records])
 
 
-def _combined(function: Callable[[list[Any]], Any], member: Member) -> Verdict:
-    return Verdict(value=function([record.value for record in member.read_all()]))
+def _combined(function: Callable[[list[Any]], Any], records: Sequence[Record]) -> Verdict:
+    return Verdict(value=function([record.value for record in records]))
 
 
-def _read_from(source: int, member: Member) -> Verdict:
-    return Verdict(value=member.read(source).value)
+def _read_from(source: int, records: Sequence[Record]) -> Verdict:
+    return Verdict(value=records[source].value)
 
 
-def _compared(what: str, member: Member) -> Verdict:
-    values = [orjson.dumps(record.value, option=orjson.OPT_SORT_KEYS) for record in member.read_all()]
+def _compared(what: str, records: Sequence[Record]) -> Verdict:
+    values = [orjson.dumps(record.value, option=orjson.OPT_SORT_KEYS) for record in records]
     return Verdict(error=describe_difference(what, dict(enumerate(values))))

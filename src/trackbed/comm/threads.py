@@ -21,6 +21,7 @@ def run_ranks(
     *,
     timeout_seconds: float = _TIMEOUT_SECONDS,
     connect: Callable[[], Store] | None = None,
+    secret: bytes | None = None,
 ) -> list[T]:
     """What `function` returns on each of `size` ranks, in rank order.
 
@@ -31,6 +32,7 @@ def run_ranks(
         function: called with the group, once on each rank.
         timeout_seconds: that of the group.
         connect: gives a rank its way to the store that they share; by default one in memory.
+        secret: that of the group; see `StoreGroup`.
 
     Raises:
         ArgumentError: `size` is below 1, or `timeout_seconds` is not above 0.
@@ -57,7 +59,10 @@ def run_ranks(
             words = f"has left: {type(error).__name__}: {error}"
         group.leave(words)
 
-    groups = [StoreGroup(connect, rank=rank, size=size, timeout_seconds=timeout_seconds) for rank in range(size)]
+    groups = [
+        StoreGroup(connect, rank=rank, size=size, timeout_seconds=timeout_seconds, secret=secret)
+        for rank in range(size)
+    ]
     threads = [threading.Thread(target=run, args=(group,), daemon=True) for group in groups]
     for thread in threads:
         thread.start()

@@ -4,6 +4,7 @@ import hashlib
 import os
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -70,9 +71,9 @@ def current_group() -> TorchGroup | None:
     return _CURRENT[world]
 
 
-def is_served_by_agent() -> bool:
-    """Whether torchrun, and not the process of rank 0, holds the store."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def is_served_by_agent(environment: Mapping[str, str] = os.environ) -> bool:
+    """True if torchrun, and not the process of rank 0, holds the store."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _join(name: str, timeout_seconds: float) -> Store:

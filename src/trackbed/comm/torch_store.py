@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
-from trackbed.comm.store import StoreUnreachable
+from trackbed.comm.store import StoreTampered, StoreUnreachable
 from trackbed.comm.worker import Worker
 
 __all__ = ["AnsweringStore", "connect_to", "share_store"]
 
 # TCPStore writes two lines to standard error whenever a wait of its own ends without the key.
 _LISTEN_SECONDS: Final = 3600.0
+_NOTHING: Final = b"\0nothing is there"
+"""Returned for a key that is not there; no rank writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,13 @@ class AnsweringStore:
 
     def get(self, key: str) -> bytes:
         """The value of a key that is there."""
-        return bytes(self._ask(lambda: self._store.get(key)))
+        return self._held(key)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """The values of keys that are all there."""
+        if not self.has(keys):  # torch's would wait for them
+            missing = next((key for key in keys if not self.has([key])), keys[0])
+            raise _gone(missing)
         return list(self._ask(lambda: self._store.multi_get(list(keys))))
 
     def has(self, keys: Sequence[str]) -> bool:
@@ -68,7 +73,15 @@ class AnsweringStore:
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that starts at zero. Returns the sum."""
-        return int(self._ask(lambda: self._store.add(key, amount)))
+        try:
+            return int(self._ask(lambda: self._store.add(key, amount)))
+        except StoreUnreachable:
+            # The server hangs up on whoever adds to what is no number. On a new connection it tells what is there.
+            self._store = self._ask(self._connect)
+            if self.has([key]) and not _is_number(self._held(key)):
+                msg = f"{key!r} must be a number, but is something else"
+                raise StoreTampered(msg) from None
+            raise
 
     def delete(self, key: str) -> None:
         """Forget `key`, if it is there."""
@@ -86,6 +99,13 @@ class AnsweringStore:
             idle.append(listener)
 
         return ListeningBell(listener.worker.submit(wait))
+
+    def _held(self, key: str) -> bytes:
+        # torch's `get` would wait for a key that is not there.
+        value = bytes(self._ask(lambda: self._store.compare_set(key, _NOTHING, _NOTHING)))
+        if value == _NOTHING:
+            raise _gone(key)
+        return value
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:
@@ -158,6 +178,14 @@ def _wait_for(key: str, connection: Store) -> None:
                 raise
         else:
             return
+
+
+def _gone(key: str) -> StoreTampered:
+    return StoreTampered(f"{key!r} must be there, but is gone")
+
+
+def _is_number(value: bytes) -> bool:
+    return value.removeprefix(b"-").isdigit() and len(value) < 20
 
 
 def _unreachable(error: BaseException) -> StoreUnreachable:

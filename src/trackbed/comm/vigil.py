@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trackbed.comm.member import Member, parse_record
+from trackbed.comm.member import Member
 from trackbed.comm.silence import Silence
+from trackbed.comm.store import StoreTampered
 
 __all__ = ["LOOKS_PER_TIMEOUT", "Missing", "Vigil"]
 
@@ -23,22 +24,25 @@ class Missing:
 
 
 class Vigil:
-    """One of those who wait watches all ranks; the others look now and then whether somebody watches.
+    """Watchdog of a meeting: one of those who wait watches all ranks, the others check that somebody watches.
 
-    So a wait costs the store a few requests in each timeout, of which only one grows with the group.
+    So a wait costs the store a few requests in each timeout, of which only one grows with the group. That somebody
+    watches is a value and not a counter: whoever can only count cannot keep the others from watching.
 
     Args:
         member: this rank.
         meeting: name of the meeting at which it waits.
-        is_watching: whether it is the one who watches. The first to come is.
+        is_watching: True if it is the one who watches. The first to come is.
     """
 
     def __init__(self, member: Member, meeting: str, *, is_watching: bool) -> None:
         self._member = member
-        self._meeting = meeting
         self._is_watching = is_watching
+        self._meeting = meeting
         self._key = f"{meeting}/watch"
-        self._seen = 0
+        self._looks = 0
+        self._misses = 0
+        self._touched: set[str] = set()
         self._gap = member.timeout_seconds / LOOKS_PER_TIMEOUT
         self._silence = Silence(self._gap)
         self._last = time.monotonic()
@@ -53,27 +57,42 @@ class Vigil:
         self._is_watching = self._is_watching or self._takes_over()
         if not self._is_watching:
             return None
-        self._seen = self._member.store.add(self._key, 1)
+        self._looks += 1
+        self._touched.add(self._key)
+        self._member.store.set(self._key, b"%d" % self._looks)
         return self._judge(gap)
 
     def touched(self) -> list[str]:
         """Keys to delete when the meeting is over."""
-        return [self._key] if self._seen else []
+        return sorted(self._touched)
 
     def _takes_over(self) -> bool:
-        seen = self._member.store.add(self._key, 0)
-        if seen != self._seen:
-            self._seen = seen
+        looks = self._looks_of_others()
+        if looks > self._looks:
+            self._looks, self._misses = looks, 0
             return False
-        # Whoever watched is gone. All who wait notice it at about the same time, and one of them counts first.
-        self._seen = self._member.store.add(self._key, 1)
-        return self._seen == seen + 1
+        # Whoever watched is gone. All who wait notice it at about the same time, and one of them counts first; where
+        # nobody does, because a stranger counts too, all watch from the next time on.
+        self._misses += 1
+        turn = f"{self._key}/{looks}"
+        self._touched.add(turn)
+        return self._misses > 1 or self._member.store.add(turn, 1) == 1
+
+    def _looks_of_others(self) -> int:
+        store = self._member.store
+        if not store.has([self._key]):
+            return 0
+        text = store.get(self._key)
+        if not (text.isdigit() and len(text) < 20):  # as many as 64 bits hold
+            msg = f"{self._key!r} must be a number that a rank wrote, but is something else"
+            raise StoreTampered(msg)
+        return int(text)
 
     def _judge(self, gap: float) -> Missing | None:
-        written = self._member.look()
-        self._silence.look(written, gap)
-        waited = [rank for rank, raw in written.items() if raw and parse_record(raw).meeting == self._meeting]
-        absent = sorted(written.keys() - set(waited))
+        found = self._member.look()
+        self._silence.look({rank: 0 if record is None else record.signs for rank, record in found.items()}, gap)
+        waited = [rank for rank, record in found.items() if record is not None and record.meeting == self._meeting]
+        absent = sorted(found.keys() - set(waited))
         silent = self._silence.silent_for(self._member.timeout_seconds, absent or waited)
         if absent:
             return Missing(silent, waited) if silent else None

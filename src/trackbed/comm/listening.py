@@ -1,0 +1,107 @@
+"""Sockets that listen where ranks meet, and nowhere else."""
+
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from trackbed.errors import CollectiveError
+
+__all__ = ["LOOPBACK", "listen_at", "own_addresses"]
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+_ANY_PORT: Final = 9  # nothing is sent there
+
+
+def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
+    """Addresses of `host`, which is this one, at which other hosts reach it; the best first.
+
+    Many systems resolve their own name to a loopback address. Then the address is taken from which this host reaches
+    the one that started the step, as Slurm tells.
+
+    Args:
+        host: name or address.
+        environment: may have SLURM_LAUNCH_NODE_IPADDR.
+
+    Raises:
+        CollectiveError: `host` cannot be resolved.
+
+    >>> own_addresses("127.0.0.1", {}), own_addresses("192.0.2.7", {})
+    (['127.0.0.1'], ['192.0.2.7'])
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        msg = f"{host}: must be the name or an address of the host of rank 0, but: {error}"
+        raise CollectiveError(msg) from None
+    addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
+    launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launcher and not _is_literal(host) and all(map(_is_loopback, addresses)):
+        towards = _address_towards(launcher)
+        addresses = addresses if towards is None else [towards]
+    if not _is_literal(host) and all(map(_is_loopback, addresses)):
+        logger.warning(
+            "%s is %s here, which other hosts cannot reach: if there are any, set MASTER_ADDR to one that they can",
+            host,
+            addresses[0],
+        )
+    return addresses
+
+
+def listen_at(addresses: list[str], port: int) -> socket.socket:
+    """Socket that listens at the first of these addresses that this host has.
+
+    Args:
+        addresses: at least one, IPv4 or IPv6.
+        port: in `[0, 65536)`; 0 for any that is free.
+
+    Raises:
+        CollectiveError: this host has none of them, or the port is taken.
+    """
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen(socket.SOMAXCONN)
+        except OSError as error:
+            listener.close()
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            msg = f"{address}:{port}: must be free for the ranks' store, but: {error.strerror}"
+            raise CollectiveError(msg) from None
+        return listener
+    msg = (
+        f"{', '.join(addresses)}: must be an address of the host of rank 0, but is none: set MASTER_ADDR to one at "
+        "which the other hosts reach it"
+    )
+    raise CollectiveError(msg)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _address_towards(other: str) -> str | None:
+    """Address from which this host sends to another; None if it cannot, or the other is itself by loopback."""
+    try:
+        family = socket.AF_INET6 if ":" in other else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, _ANY_PORT))  # sends nothing
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return None if _is_loopback(address) else address
