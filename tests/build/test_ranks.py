@@ -171,15 +171,24 @@ def test_hosts_with_caches_of_their_own_know_how_long_whole_datasets_are(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "words"),
     [
-        lambda rank: {"blend_split": True, "add_extra_token_to_sequence": bool(rank)},
-        lambda rank: {"blend_split": True, "order": "balanced", "weights": [3, 2, 1 + rank / 10**7]},
-        lambda rank: {"multiple_validation_sets": bool(rank)},
+        (
+            lambda rank: {"blend_split": True, "add_extra_token_to_sequence": bool(rank)},
+            "pair0, split train: add_extra_token_to_sequence is false on rank 0 and true on rank 1",
+        ),
+        (
+            lambda rank: {"blend_split": True, "order": "balanced", "weights": [3, 2, 1 + rank / 10**7]},
+            r"the blend of split train: weights\[0\] is 0.5\d* on rank 0 and 0.49999999\d* on rank 1",
+        ),
+        (
+            lambda rank: {"multiple_validation_sets": bool(rank)},
+            "multiple_validation_sets is false on rank 0 and true on rank 1",
+        ),
     ],
     ids=["an option that no name tells of", "weights of the balanced order", "whether there is more to come"],
 )
-def test_ranks_that_want_other_things_under_the_same_names_are_told_at_once(tmp_path, options):
+def test_ranks_that_want_other_things_under_the_same_names_are_told_at_once(tmp_path, options, words):
     prefixes = write_pairs(tmp_path)
 
     def build_on(group):
@@ -193,7 +202,7 @@ def test_ranks_that_want_other_things_under_the_same_names_are_told_at_once(tmp_
         else:
             blends = [None, (prefixes, None), None]
             config, sizes = gpt_config(tmp_path / "cache", blend_per_split=blends, **chosen), [None] * 3
-        with pytest.raises(CollectiveError, match="rank 1 asks for others than rank 0"):
+        with pytest.raises(CollectiveError, match=words):
             BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config, group=group).build()
 
     run_ranks_in_threads(2, build_on)

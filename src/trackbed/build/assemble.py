@@ -6,9 +6,10 @@ The one place that asks which processes there are.
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from functools import partial
 from typing import Any
 
+from trackbed.build.agreement import request_of
 from trackbed.build.making import Progress
 from trackbed.build.plan import Plan, Task, plan_tasks
 from trackbed.build.ranks import Builders, tasks_of
@@ -36,6 +37,8 @@ _NOT_FAST = "fast_cache_load needs every index to be there: build this cache wit
 
 Matrix = Sequence[Bounds | None]
 Sizes = Sequence[int | None]
+_Settle = Callable[[Sequence[Any]], None]
+"""Called with the datasets that were made."""
 
 
 class _LengthsUnknown(Exception):  # noqa: N818  it is caught in this module
@@ -91,7 +94,7 @@ class BlendedMegatronDatasetBuilder:
         """
         with collecting() as pending, contextlib.suppress(_LengthsUnknown):
 
-            def settle() -> None:
+            def settle(_built: Sequence[Any]) -> None:
                 if not all(one.find() for one in pending):
                     raise _LengthsUnknown
 
@@ -142,11 +145,17 @@ class BlendedMegatronDatasetBuilder:
             whole.enter_context(_collector_paused())
             whole.enter_context(being_alike())
             start = Start(self.cls, self.sizes, self.config)
-            if start.key is not None and builders.holds(start.memo, start.key):
+            # Ranks may differ in whether there is a key; one alone need not ask.
+            if (start.key is not None or group.size > 1) and builders.holds(start.memo, start.key):
                 return start.recalled(self._build)
             with collecting() as pending, openings() as pairs:
-                built = self._build(lambda: builders.settle(pending, is_last=False))
-                builders.settle(pending, is_last=True, names=_names(built, self.config))
+
+                def settle(built: Sequence[Any], *, is_last: bool = False) -> None:
+                    request = partial(request_of, built, self.cls, self.sizes, self.config)
+                    builders.settle(pending, request, is_last=is_last)
+
+                built = self._build(settle)
+                settle(built, is_last=True)
                 forget_shared_runs()
                 for dataset in built:
                     _check_length(dataset)
@@ -155,11 +164,11 @@ class BlendedMegatronDatasetBuilder:
             start.remember(pending, pairs)
         return built
 
-    def _build(self, settle: Callable[[], None] = lambda: None) -> list[Any]:
+    def _build(self, settle: "_Settle" = lambda _built: None) -> list[Any]:
         """The datasets, whose indices may still be pending.
 
         Args:
-            settle: gets those so far opened or built, where a blend has to know how long its datasets are.
+            settle: gets the indices so far opened or built, where a blend has to know how long its datasets are.
         """
         if self.config.mock:
             return self._build_mock()
@@ -174,16 +183,14 @@ class BlendedMegatronDatasetBuilder:
             msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
             raise PlanError(msg) from error
 
-    def _build_shared(
-        self, prefixes: Sequence[str], weights: Sequence[float] | None, settle: Callable[[], None]
-    ) -> list[Any]:
+    def _build_shared(self, prefixes: Sequence[str], weights: Sequence[float] | None, settle: "_Settle") -> list[Any]:
         """All splits from one blend."""
         if len(prefixes) == 1 and weights is None:
             return self._build_members(prefixes, self._matrix, [self.sizes])[0]
         sizes = [None if bounds is None else size for bounds, size in zip(self._matrix, self.sizes, strict=True)]
         return self._build_blends(prefixes, weights, self._matrix, sizes, settle)
 
-    def _build_separate(self, split: Split, settle: Callable[[], None]) -> Any:
+    def _build_separate(self, split: Split, settle: "_Settle") -> Any:
         """One split from a blend of its own."""
         blend = blend_of(split, self.config)
         if blend is None:
@@ -203,7 +210,7 @@ class BlendedMegatronDatasetBuilder:
         weights: Sequence[float] | None,
         matrix: Matrix,
         sizes: Sizes,
-        settle: Callable[[], None],
+        settle: "_Settle",
     ) -> list[Any]:
         """A blend per split whose bounds are given."""
         shares = None
@@ -217,7 +224,7 @@ class BlendedMegatronDatasetBuilder:
             ]
         members = self._build_members(prefixes, matrix, wanted)
         if shares is None:
-            settle()
+            settle(members)
         blends: list[Any] = []
         for split, bounds in zip(Split, matrix, strict=True):
             datasets = [member[split.value] for member in members]
@@ -305,14 +312,6 @@ def build_generic_dataset(
     if group is not None and not is_built_on_rank():
         return None
     return cls(*args)
-
-
-def _names(built: Sequence[Any], config: BlendedMegatronDatasetConfig) -> list[str]:
-    """What tells these datasets from others, in a few words each, also where they have no index."""
-    order = [config.order, config.blend_stages, config.blend_max_epochs, config.blend_when_exhausted]
-    datasets = chain.from_iterable(one if isinstance(one, list) else [one] for one in built)
-    hashes = ["" if dataset is None else dataset.unique_description_hash for dataset in datasets]
-    return [*map(str, (*order, config.shuffle_block, config.shuffle_window)), *hashes]
 
 
 def _check_length(dataset: Any) -> None:

@@ -4,13 +4,15 @@ Shapes: E entries of a start, in the same order on every rank; R ranks.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import chain
 from typing import Any, Final
 
+from trackbed.build.agreement import Difference, Request, find_difference, first_difference
 from trackbed.build.making import Bundle, Progress, make_all, parts_of, read_ahead
 from trackbed.build.plan import Task, leave_open, plan_tasks
 from trackbed.cache import Memo, Pending, find_together
@@ -18,6 +20,8 @@ from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 
 __all__ = ["Builders", "tasks_of"]
+
+logger = logging.getLogger(__name__)
 
 _LEAST_SHARED: Final = 2e8
 """Nanoseconds of a rank's fair part below which each does what the plan gives it."""
@@ -72,10 +76,15 @@ class Builders:
         self._wants = wants
         self._num_threads = num_threads
         self._cache = hashlib.sha256(cache.encode()).hexdigest()[:8]
+        self._share = ""
+        """What tells the ranks that share this one's work from others."""
+        self._warned: list[int] | None = None
         self.is_first = False
         """Whether this rank is the first of those that want datasets from its cache; known once they have settled."""
 
-    def settle(self, pending: Sequence[Pending], *, is_last: bool, names: Sequence[str] = ()) -> None:
+    def settle(
+        self, pending: Sequence[Pending], request: Callable[[], Request] = lambda: Request(()), *, is_last: bool
+    ) -> None:
         """Collective over the group: find or build every entry.
 
         When this returns, another rank may still be building its part, unless `is_last` is False.
@@ -84,18 +93,20 @@ class Builders:
         found or built is opened when it is first read, or remembered.
 
         Args:
-            pending: `[E]` what this rank wants. It knows which others want something else.
+            pending: `[E]` what this rank wants.
+            request: gives what it asks for, to be compared with what others do; not called for one alone.
             is_last: whether nothing else follows.
-            names: what else tells the datasets that this rank wants from others.
 
         Raises:
             CollectiveError: ranks want different datasets.
         """
+        is_shared = self._wants and self._group.size > 1
         found = self._look_and_say(
             len(pending),
             partial(_missing, pending),
-            self._digest(pending, *names),
+            request() if is_shared else None,
             _Ends.always if is_last else _Ends.never,
+            names="\n".join(one.entry.stem for one in pending) if is_shared else "",
         )
         if self._wants:
             self.is_first = found.builders[0] == self._group.rank
@@ -105,29 +116,27 @@ class Builders:
         if not is_last:
             self._group.barrier()
 
-    def holds(self, memo: Memo | None, name: str) -> bool:
-        """Collective over the group: whether nothing has changed of what is remembered, and nothing else follows.
+    def holds(self, memo: Memo | None, key: str | None) -> bool:
+        """Collective over the group: true if nothing has changed of what is remembered, and nothing else follows.
 
-        Each rank looks at its share of the files.
+        Each rank looks at its share of the files. Ranks of different keys may still ask for equal data: then nothing
+        that they remember counts, and `settle` compares what they ask for.
 
         Args:
             memo: what this rank remembers; None where it does not.
-            name: what tells the datasets that this rank wants from others.
-
-        Raises:
-            CollectiveError: ranks want different datasets.
+            key: what tells its start from others; None where nothing is remembered of it.
         """
 
         def changed(chunks: Sequence[int]) -> list[int]:
             return [chunk for chunk in chunks if memo is not None and not memo.holds([chunk])]
 
         num_chunks, version = (0, None) if memo is None else (memo.num_chunks, memo.crc32)
-        found = self._look_and_say(num_chunks, changed, name, _Ends.if_nothing_is_missing, version=version)
+        found = self._look_and_say(num_chunks, changed, None, _Ends.if_nothing_is_missing, version=[key, version])
         return found.is_whole
 
     def attend(self) -> None:
         """Collective over the group: `holds` and `settle`, as often as the others do, for a rank that wants nothing."""
-        while not (found := self._look_and_say(0, lambda _share: [], "", _Ends.always)).is_last:
+        while not (found := self._look_and_say(0, lambda _share: [], None, _Ends.always)).is_last:
             if not found.is_recall:
                 self._group.barrier()
 
@@ -135,30 +144,36 @@ class Builders:
         self,
         count: int,
         look: Callable[[Sequence[int]], list[int]],
-        wanted: str,
+        request: Request | None,
         ends: "_Ends",
         *,
-        version: int | None = None,
+        version: Sequence[str | int | None] = (),
+        names: str = "",
     ) -> _Found:
         """What all ranks know. Each looks at its share; where some want nothing, or caches differ, at more.
 
         Args:
             count: things to look for.
             look: given numbers of some, gives those that are missing.
-            wanted: what tells what this rank wants from what others want.
+            request: what this rank asks for, where that is to be compared.
             ends: whether nothing else follows.
             version: of what is remembered; ranks that remember nothing, or not the same, miss something.
+            names: of the entries; ranks whose names differ share no work.
         """
         rank, size = self._group.rank, self._group.size
-        own = {
+        self._share = hashlib.sha256(f"{self._cache}\n{names}".encode()).hexdigest()[:12]
+        own: dict[str, Any] = {
             "ends": ends.value,
-            "wanted": f"{wanted} {ends.value}" if self._wants else None,
+            "wants": self._wants,
             "missing": look(range(rank, count, size)) if self._wants else [],
-            "version": version,
-            "cache": self._cache,
+            "cache": self._share,
         }
+        if request is not None:
+            own["digests"] = [request.digest(has_to_agree=True), request.digest(has_to_agree=False)]
+        if version:
+            own["version"] = list(version)
         said: dict[str, Any] = self._group.combine(own, _sum_up)
-        _check_agreement(said["different"])
+        self._check_agreement(request, said)
         missing, builders, is_whole = (
             (said["missing"], range(size), not said["missing"])
             if said["caches"] is None
@@ -190,15 +205,32 @@ class Builders:
         is_whole = not known and not any(by_cache.values())
         return sorted([*known, *by_cache.get(str(number), [])]), builders, is_whole
 
-    def _digest(self, pending: Sequence[Pending], *names: str) -> str:
-        """What is wanted, in 16 digits; nothing for one alone, who agrees.
+    def _check_agreement(self, request: Request | None, said: Mapping[str, Any]) -> None:
+        """Collective over the group: raise on every rank, or warn, if two ranks ask for different things."""
+        if said["at_odds"] is not None:
+            first, second = said["at_odds"]
+            msg = f"every rank must build as many datasets, but rank {second} is not at the same point as rank {first}"
+            raise CollectiveError(msg)
+        if said["different"] is not None:
+            found = self._compare(request, said["different"], has_to_agree=True)
+            msg = f"every rank must ask for the same datasets, but {found}"
+            raise CollectiveError(msg)
+        if said["unlike"] is not None and self._warned != said["unlike"]:
+            self._warned = said["unlike"]
+            logger.warning(
+                "ranks ask for datasets that may differ, as nothing says what is in them: %s",
+                self._compare(request, said["unlike"], has_to_agree=False),
+            )
 
-        Stems alone do not tell: Megatron Core's leave out some options, and the identity of the data.
-        """
-        if self._group.size == 1:
-            return ""
-        entries = [f"{one.entry.stem} {one.entry.fingerprint}" for one in pending]
-        return hashlib.sha256("\n".join([*entries, *names]).encode()).hexdigest()[:16]
+    def _compare(self, request: Request | None, ranks: Sequence[int], *, has_to_agree: bool) -> Difference:
+        """Collective over the group: the first thing that two ranks ask for differently."""
+        own = request if self._group.rank in ranks else None
+        digests = None if own is None else own.digests(has_to_agree=has_to_agree)
+        number = self._group.combine(digests, first_difference)
+        described = None if own is None else own.describe(number)
+        names, field, values = self._group.combine(described, find_difference)
+        first, second = sorted(ranks)
+        return Difference((first, second), tuple(names), field, tuple(values))
 
     def _build(self, pending: Sequence[Pending], found: _Found) -> None:
         missing = [pending[number] for number in found.missing]
@@ -213,7 +245,7 @@ class Builders:
             blend_has_thread=num_builders == 1,  # else it was planned for, and would take others' time
             progress=self._progress,
             planned=[missing[task] for task in plan.by_rank[builder]],
-            taken=_taken(parts, self._group.counter(self._cache)) if parts else (),
+            taken=_taken(parts, self._group.counter(self._share)) if parts else (),
         )
 
 
@@ -245,26 +277,32 @@ def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     """What all ranks said, in a few bytes however many they are.
 
     `caches` are the ranks that want datasets, cache by cache, or None where all do, from one; `is_last`, whether none
-    of them has more to ask for, and `is_recall`, whether that depends on what is missing; `different`, two that want
-    different datasets; `is_unknown`, whether ranks of a cache do not remember the same; `missing`, what was looked for
-    and is not there.
+    of them has more to ask for, and `is_recall`, whether that depends on what is missing; `at_odds`, two that are not
+    at the same point; `different`, two that want different datasets, and `unlike`, two that may; `is_unknown`, whether
+    ranks of a cache do not remember the same; `missing`, what was looked for and is not there.
     """
     caches: dict[str, list[int]] = {}
-    versions = set()
+    versions, keys = set(), set()
     for rank, one in enumerate(said):
-        if one["wanted"] is not None:
+        if one["wants"]:
             caches.setdefault(one["cache"], []).append(rank)
-            versions.add((one["cache"], one["version"]))
+            key, version = one.get("version", (None, None))
+            versions.add((one["cache"], version))
+            keys.add(key)
     builders = sorted(chain.from_iterable(caches.values()))
-    others = [rank for rank in builders if said[rank]["wanted"] != said[builders[0]]["wanted"]]
     ends = {said[rank]["ends"] for rank in builders}
     is_recall = ends == {_Ends.if_nothing_is_missing.value}
+    digests = [one.get("digests", ("", "")) for one in said]
+    different = _first_unlike([must for must, _ in digests], builders)
     return {
+        "at_odds": None if different else _first_unlike([one["ends"] for one in said], builders),
         "caches": None if list(map(len, caches.values())) == [len(said)] else list(caches.values()),
         "is_last": ends <= {_Ends.always.value},
         "is_recall": is_recall,
-        "different": [builders[0], others[0]] if others else None,
-        "is_unknown": is_recall and (len(versions) > len(caches) or any(version is None for _, version in versions)),
+        "different": different,
+        "unlike": _first_unlike([may for _, may in digests], builders),
+        "is_unknown": is_recall
+        and (len(keys) > 1 or len(versions) > len(caches) or any(version is None for _, version in versions)),
         "missing": _joined([one["missing"] for one in said]),
     }
 
@@ -281,10 +319,6 @@ def _joined(shares: list[list[int]]) -> list[int]:
     return sorted(chain.from_iterable(shares))
 
 
-def _check_agreement(different: Sequence[int] | None) -> None:
-    if different is not None:
-        msg = (
-            f"every rank must ask for the same datasets, but rank {different[1]} asks for others than rank "
-            f"{different[0]}: compare their configurations, sizes and data"
-        )
-        raise CollectiveError(msg)
+def _first_unlike(said: Sequence[Any], ranks: Sequence[int]) -> list[int] | None:
+    """The first of these ranks, and the first that said something else."""
+    return next(([ranks[0], rank] for rank in ranks if said[rank] != said[ranks[0]]), None)

@@ -36,11 +36,11 @@ class Record:
     """How often it has written, at least 1."""
     value: Any
     """What it brought to the meeting."""
-    told: Any
+    told: Any = None
     """What it last told of itself."""
-    is_done: bool
+    is_done: bool = True
     """False if it came because it, or another rank, had failed."""
-    taken: dict[str, list[int]]
+    taken: Mapping[str, list[int]] = field(default_factory=dict)
     """Numbers that it took from each shared counter."""
 
     @classmethod
@@ -54,7 +54,7 @@ class Record:
             fields = orjson.loads(raw)
         except orjson.JSONDecodeError:
             fields = None
-        if not isinstance(fields, list) or len(fields) != _NUM_FIELDS or not isinstance(fields[1], int):
+        if not isinstance(fields, list) or not 3 <= len(fields) <= _NUM_FIELDS or not isinstance(fields[1], int):
             msg = "the record of a rank must be one that it wrote, but is something else"
             raise StoreTampered(msg)
         return cls(*fields)
@@ -101,7 +101,9 @@ class Member:
         self._signs += 1
         arrival = self._arrival
         value, told = orjson.Fragment(arrival.value), orjson.Fragment(self._told)
-        said = [self._meeting, self._signs, value, told, arrival.is_done, dict(arrival.taken)]
+        said = [self._meeting, self._signs, value]
+        if self._told != b"null" or not arrival.is_done or arrival.taken:  # most ranks most of the time have no more
+            said += [told, arrival.is_done, dict(arrival.taken)]
         self.store.set(_key(self.rank), orjson.dumps(said))
         self._seen.add(self.rank)
 

@@ -241,6 +241,15 @@ class GPTDataset(MegatronDataset, Gathering):
         found = "" if self._arrays is None else data_crc32_of(self._arrays)
         return found or self._indices.checksum
 
+    @property
+    def content_key(self) -> str:
+        """Text that is the same for two datasets if and only if their `content` is."""
+        return f"{super().content_key} {self._decided}"
+
+    def content(self) -> dict[str, Any]:
+        """What decides the samples, by name; see `MegatronDataset.content`."""
+        return {"data": self._decisions["data"], **super().content(), **self._decisions}
+
     def _entry(self) -> Entry | None:
         """Where the indices are kept; None where they are not."""
         directory = self.config.path_to_cache

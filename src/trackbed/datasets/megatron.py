@@ -24,6 +24,7 @@ LowLevelDataset = Any
 """What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
 
 _OWN: Final = ("class", "dataset_path", "num_samples", "index_split")
+_DECIDED_ELSEWHERE: Final = ("split", "split_matrix")  # which documents it has says the same
 _NO_PADDING_ID: Final = -1  # no token has it
 
 # torch's Dataset is generic; one without a parameter is what Megatron Core's classes are.
@@ -116,6 +117,16 @@ class MegatronDataset(ABC, _Dataset):
         """SHA-256 of everything that decides the samples."""
         return fingerprint({"description": self.unique_description})
 
+    @property
+    def content_key(self) -> str:
+        """Text that is the same for two datasets if and only if their `content` is."""
+        return f"{type(self).__name__} {self.index_split.name} {self.num_samples} {self._options.content_key}"
+
+    def content(self) -> dict[str, Any]:
+        """What decides the samples, by name, but for the folders that files lie in: copies of a corpus are the same."""
+        own = {"class": type(self).__name__, "split": self.index_split.name, "num_samples": self.num_samples}
+        return {**own, **self._options.content}
+
     def can_give(self, num_samples: int) -> bool:
         """Whether there are so many samples."""
         return num_samples <= len(self)
@@ -146,6 +157,20 @@ class _Options:
     def fields(self) -> str:
         """What stands for them in a description."""
         return fields_of(self.named)
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """Those that decide samples, by name, without the folders that files of a tokenizer lie in."""
+        content = {name: value for name, value in self.named if name not in _DECIDED_ELSEWHERE}
+        if "tokenizer" in content:
+            identifiers = getattr(content["tokenizer"], "unique_identifiers", None) or {}
+            content["tokenizer"] = {name: value for name, value in identifiers.items() if "path" not in name}
+        return content
+
+    @cached_property
+    def content_key(self) -> str:
+        """The same for options of equal content."""
+        return fields_of(self.content.items())
 
 
 def description_now(dataset: MegatronDataset) -> str:
