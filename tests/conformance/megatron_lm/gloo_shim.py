@@ -1,6 +1,7 @@
 """A pytest plugin: Megatron-LM's own tests on Trackbed, with gloo in place of their CUDA set-up."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch.distributed
@@ -21,9 +22,9 @@ def initialize_distributed() -> None:
 
 
 @pytest.fixture
-def tmp_path_dist_ckpt(tmp_path):
-    """Their folder, which all ranks share; here there is one rank."""
-    return tmp_path
+def tmp_path_dist_ckpt():
+    """Their folder, which all ranks share."""
+    return Path(os.environ["TRACKBED_TEST_FOLDER"])
 
 
 def pytest_collection_modifyitems() -> None:
