@@ -1,6 +1,7 @@
 """The loader that gathers ahead, over real files."""
 
 import gc
+import random
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from blends import build, gpt_config, write_pair, write_pairs
 from forked import run_in_fork
+from loading.test_read_ahead import threads_left, was_interrupted
 from trackbed.datasets import GPTDataset
 from trackbed.errors import ArgumentError
 from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
@@ -39,7 +41,7 @@ def dataset(tmp_path_factory):
 def no_thread_is_left():
     yield
     gc.collect()
-    assert [thread.name for thread in threading.enumerate() if thread.name == "trackbed-ahead"] == []
+    assert [one for one in threading.enumerate() if one.name == "trackbed-ahead" and one.is_alive()] == []
 
 
 def sampler(dataset, batch=4, consumed=0, rank=0, size=1):
@@ -305,7 +307,9 @@ def test_closing_ends_the_thread_and_may_be_done_twice(dataset):
     loader = BatchLoader(dataset, sampler(dataset))
     iterator = iter(loader)
     next(iterator)
-    assert any(thread.name == "trackbed-ahead" for thread in threading.enumerate())
+    deadline = time.monotonic() + 5
+    while not any(thread.name == "trackbed-ahead" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
     loader.close()
     loader.close()
     assert not any(thread.name == "trackbed-ahead" for thread in threading.enumerate())
@@ -393,3 +397,57 @@ def test_batches_are_copied_to_a_device(dataset):
     for batch, indices in zip(loader, sampler(dataset), strict=True):
         assert all(tensor.device.type == "cuda" for tensor in batch.values())
         assert tokens(batch) == wanted(dataset, indices)
+
+
+# Python ignores, and reports so, an interrupt that comes while it runs the callback of a weak reference.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_an_iteration_starts_leaves_no_thread(dataset):
+    draw, interrupted, iterators = random.Random(3), 0, []
+    for _ in range(200):
+        loader = BatchLoader(dataset, sampler(dataset))
+
+        def start(loader=loader):
+            iterators.append(iter(loader))
+            assert tokens(next(iterators[-1])) == wanted_batches(dataset, 1)[0]
+            iterators[-1].close()
+            time.sleep(500e-6)
+
+        interrupted += was_interrupted(start, draw.uniform(1e-6, 400e-6))
+        loader.close()
+    assert interrupted > 50
+    assert threads_left() == []
+
+
+class Dropping:
+    """A sampler that drops an iterator, on the thread that reads ahead."""
+
+    def __init__(self, batches):
+        self.batches = batches
+        self.held = []
+        self.dropped_on = None
+
+    def __iter__(self):
+        for number, batch in enumerate(self.batches):
+            if number == 2:
+                while not self.held:
+                    time.sleep(0.001)
+                self.dropped_on = threading.current_thread().name
+                self.held.clear()
+            yield batch
+
+
+def test_an_iterator_may_be_collected_on_the_thread_that_reads_ahead(dataset):
+    batches = [[4 * number, 4 * number + 1] for number in range(6)]
+    dropping = Dropping(batches)
+    loader = BatchLoader(dataset, dropping, ahead=3)
+    iterator = iter(loader)
+    assert tokens(next(iterator)) == wanted(dataset, batches[0])
+    dropping.held.append(iterator)
+    del iterator
+    deadline = time.monotonic() + 5
+    while dropping.held and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert dropping.dropped_on == "trackbed-ahead"
+    assert loader.state_dict()["batches"] == 1
+    dropping.held.append(None)
+    assert [tokens(batch) for batch in loader] == [wanted(dataset, batch) for batch in batches[1:]]

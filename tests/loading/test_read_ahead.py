@@ -1,6 +1,8 @@
 """Items made ahead, by whoever is quicker."""
 
 import itertools
+import random
+import signal
 import threading
 import time
 
@@ -52,6 +54,69 @@ def test_after_any_number_taken_at_once_the_thread_catches_up(makers):
             taken += 1
         wait_for(taken + 3, makers)
     line.close()
+
+
+def threads_left():
+    """The threads that read ahead, once those that were told to end had the time to.
+
+    Python keeps a thread whose start was interrupted in its list, also if it never ran.
+    """
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [thread for thread in threading.enumerate() if thread.name == "trackbed-ahead" and thread.is_alive()]
+        if not left:
+            break
+        time.sleep(0.005)
+    return left
+
+
+def was_interrupted(function, seconds):
+    """True if Ctrl-C, which comes after so many seconds, came before `function` had returned."""
+    armed, came = [True], False
+
+    def happen(*_):
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, happen)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        function()
+        armed.clear()
+    except KeyboardInterrupt:
+        came = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    return came
+
+
+# Python ignores, and reports so, an interrupt that comes while it runs the callback of a weak reference.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_moment_of_a_start_leaves_no_thread():
+    draw, lines = random.Random(5), []  # what is interrupted while it is collected can only be ignored
+
+    def start():
+        lines.append(ReadAhead(itertools.count, 2))
+        lines[-1].close()
+        time.sleep(400e-6)
+
+    interrupted = sum(was_interrupted(start, draw.uniform(1e-6, 300e-6)) for _ in range(300))
+    assert interrupted > 100
+    lines.clear()
+    assert threads_left() == []
+
+
+def test_where_no_thread_can_be_started_the_one_who_takes_makes_the_items(monkeypatch, makers):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        line = ReadAhead(makers, 2)
+        assert [next(line) for _ in range(5)] == list(range(5))
+        assert line.close()
+    assert set(makers.names) == {threading.current_thread().name}
 
 
 def test_whoever_comes_back_at_once_makes_most_items_himself(makers):

@@ -94,13 +94,15 @@ class BatchLoader:
         """
         self.close()
         self._state = self._position()
-        run = self._run = ReadAhead(self._make, self._ahead)
+        run: ReadAhead[_Made] | None = None
         try:
+            run = self._run = ReadAhead(self._make, self._ahead)
             while (batch := self._next(run)) is not None:
                 yield batch
                 del batch
         finally:
-            self._leave(run)
+            if run is not None:
+                self._leave(run)
 
     def _next(self, run: ReadAhead[_Made]) -> Batch | None:
         """The next batch, counted; None at the end."""
@@ -120,9 +122,16 @@ class BatchLoader:
         return made.batch.wait() if isinstance(made.batch, DeviceBatch) else made.batch
 
     def _leave(self, run: ReadAhead[_Made]) -> None:
-        """End an iteration, and put the sampler back to what was handed out."""
-        run.close()
-        if self._run is run:
+        """End an iteration, and put the sampler back to what was handed out.
+
+        On the thread that reads ahead, which may be the one to collect an iterator, the sampler is in use: then whoever
+        uses the loader next does it.
+        """
+        try:
+            has_ended = run.close()
+        finally:
+            run.end()  # also if Ctrl-C came first
+        if has_ended and self._run is run:
             self._run = None
             if self._state is not None:
                 self._restore(self._state)

@@ -1,6 +1,8 @@
 """Items made ahead, on a thread of its own."""
 
+import _thread
 import atexit
+import contextlib
 import math
 import os
 import threading
@@ -9,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from trackbed.errors import ArgumentError
@@ -18,6 +20,8 @@ __all__ = ["ReadAhead"]
 
 Item = TypeVar("Item")
 _END: Final = object()
+_END_SECONDS: Final = 0.1
+"""Between two looks whether a thread has ended, where nobody says so."""
 _AWAY_SECONDS: Final = 200e-6
 """Whoever has been away for so long does something else meanwhile; some times as long as it takes to wake a thread."""
 _MOST_SECONDS: Final = 10 * _AWAY_SECONDS
@@ -47,9 +51,11 @@ class ReadAhead(Generic[Item]):
         self._line = _Line(make, depth)
         self._process = os.getpid()
         self._is_over = False
-        self._thread = threading.Thread(target=self._line.serve, name="trackbed-ahead", daemon=True)
+        # Whoever is interrupted before it has this object can close nothing: then the thread ends by itself.
+        weakref.finalize(self, self._line.end).atexit = False
         _LIVE.add(self)
-        self._thread.start()
+        # Ctrl-C inside `Thread.start` may leave a thread that waits for a lock for ever; it only comes to the main one.
+        _thread.start_new_thread(_start, (self._line,))
 
     def __iter__(self) -> Iterator[Item]:
         return self
@@ -74,14 +80,26 @@ class ReadAhead(Generic[Item]):
             raise StopIteration
         return item  # type: ignore[return-value]  # the line holds nothing else
 
-    def close(self) -> None:
-        """End the thread, once the item that it is at is made. May be called again."""
+    def close(self) -> bool:
+        """End the thread, once the item that it is at is made. May be called again.
+
+        Returns:
+            True if it has ended. False if it is the calling thread, which may collect whatever holds this object: then
+            it ends as soon as it is back from its item.
+        """
         if not self._is_over:
-            self._is_over = True
             if self._process == os.getpid():
                 self._line.end()
-                self._thread.join()
+                if self._line.thread is threading.current_thread():
+                    return False
+                self._line.await_end()
+            self._is_over = True
             self._line = _Line(lambda: iter(()), depth=0)  # lets go of what nobody took
+        return True
+
+    def end(self) -> None:
+        """Let the thread end, once the item that it is at is made, and do not wait for it."""
+        self._line.end()
 
 
 class _Line:
@@ -104,6 +122,10 @@ class _Line:
         self._left_at = -math.inf
         """When an item was last taken."""
         self._is_over = False
+        self._has_ended = False
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+        """The one that makes items, once it runs."""
 
     def take(self) -> object:
         """The next item, one that says what went wrong, or the end."""
@@ -120,11 +142,28 @@ class _Line:
 
     def serve(self) -> None:
         """Make items, as long as nobody ends this."""
-        while not self._is_over:
-            self._fill_up()
-            self._is_called = False
-            if len(self._ready) >= self._depth:  # else one was taken before this could be known
-                self._calls.get()
+        self.thread = threading.current_thread()
+        try:
+            while not self._is_over:
+                self._fill_up()
+                self._is_called = False
+                if len(self._ready) >= self._depth:  # else one was taken before this could be known
+                    self._calls.get()
+        finally:
+            self.note_end()
+
+    def note_end(self) -> None:
+        """Let go of those who wait until no thread makes items."""
+        self._has_ended = True
+        self._ended.put(None)
+
+    def await_end(self) -> None:
+        """Return when no thread makes items any more; may be interrupted and called again."""
+        while not self._has_ended:
+            with contextlib.suppress(Empty):
+                self._ended.get(timeout=_END_SECONDS)
+        if self.thread is not None:
+            self.thread.join()  # it has nothing left to do
 
     def _fill_up(self) -> None:
         seconds = _AWAY_SECONDS
@@ -152,6 +191,14 @@ class _Line:
             return next(self._items, _END)
         except BaseException as error:  # noqa: BLE001  it is raised where the item would have been taken
             return _Failure(error)
+
+
+def _start(line: _Line) -> None:
+    """Start the thread that makes items."""
+    try:
+        threading.Thread(target=line.serve, name="trackbed-ahead", daemon=True).start()
+    except RuntimeError:  # there are too many threads: whoever takes an item makes it
+        line.note_end()
 
 
 _LIVE: "weakref.WeakSet[ReadAhead[Any]]" = weakref.WeakSet()
