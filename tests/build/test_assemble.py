@@ -240,3 +240,28 @@ def test_objects_that_are_kept_from_the_collector_stay_so(tmp_path):
 class _Cycle:
     def __init__(self):
         self.itself = self
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_start_leaves_the_interpreters_switches_alone(tmp_path, start):
+    prefixes = write_pairs(tmp_path)
+    config = gpt_config(tmp_path / "cache", blend=(prefixes, [3, 2, 1]), split="8,1,1")
+    if start == "warm":
+        build(config)
+    seen = []
+
+    class Watching(list):
+        """Sizes that are looked at in the middle of a start."""
+
+        def __getitem__(self, number):
+            seen.append((gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()))
+            return super().__getitem__(number)
+
+        def __iter__(self):
+            seen.append((gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()))
+            return super().__iter__()
+
+    before = (True, gc.get_threshold(), gc.get_freeze_count())
+    BlendedMegatronDatasetBuilder(GPTDataset, Watching([50, 5, 5]), lambda: True, config).build()
+    assert seen
+    assert set(seen) == {before}

@@ -1,10 +1,13 @@
 """What goes from a cache, in which order, and what an interrupted removal leaves."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,42 @@ def test_an_entry_that_lies_aside_goes_with_its_folder(tmp_path):
     collect_garbage(tmp_path, unused_for_seconds=7 * DAY)
     assert not Path(aside.directory).exists()
     assert seeds_in(open_(tmp_path)) == {1}
+
+
+def test_removals_at_the_same_time_do_not_disturb_each_other(tmp_path):
+    for turn in range(10):
+        folder = tmp_path / f"cache{turn}"
+        folder.mkdir()
+        open_(folder)
+        for seed in range(2, 22):
+            open_(folder, seed=seed)  # each aside
+        start = threading.Barrier(4)
+
+        def collect(folder=folder, start=start):
+            start.wait()
+            for _ in range(5):
+                collect_garbage(folder, unused_for_seconds=0)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(collect) for _ in range(4)]:
+                done.result()
+        assert [one for one in files_in(folder) if one.endswith(".npy")] == []
+
+
+def test_a_folder_that_goes_while_the_cache_is_looked_at_is_passed_over(tmp_path, monkeypatch):
+    open_(tmp_path)
+    open_(tmp_path, seed=2)
+    (aside,) = [one for one in take_inventory(str(tmp_path)).entries if one.is_aside]
+    listed = os.listdir
+
+    def list_and_remove(folder):
+        names = listed(folder)
+        if str(folder).endswith(".trackbed"):
+            shutil.rmtree(aside.directory, ignore_errors=True)
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_and_remove)
+    assert [one.stem for one in take_inventory(str(tmp_path)).entries] == [STEM]
 
 
 def test_dead_partial_files_always_go_and_others_stay(tmp_path):

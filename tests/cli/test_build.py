@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -63,6 +64,38 @@ def test_a_plan_builds_nothing(run, blend):
     assert not (blend / "cache").exists()
     assert run("build", "blend.toml").exit_code == 0
     assert "nothing to build" in run("build", "blend.toml", "--plan").stdout
+
+
+@pytest.mark.parametrize("order", ["megatron", "balanced"])
+def test_a_plan_leaves_no_trace_in_a_cache(run, blend, order):
+    (blend / "blend.toml").write_text(BLEND.replace("split", f'order = "{order}"\nsplit'))
+    assert run("build", "blend.toml").exit_code == 0
+    own = blend / "cache" / ".trackbed"
+    for folder in (own / "uses", own / "notes", own / "starts", own / "partial"):
+        if folder.exists():
+            shutil.rmtree(folder)
+    for path in (blend / "cache").rglob("*"):
+        os.utime(path, (0, 0))
+    os.utime(own, (0, 0))
+    before = {path: path.stat() for path in sorted((blend / "cache").rglob("*"))}
+    for environment in ({}, {"TRACKBED_BOOT_ID": "another"}):
+        planned = subprocess.run(
+            [sys.executable, "-m", "trackbed", "build", "blend.toml", "--plan"],
+            cwd=blend,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "nothing to build" in planned.stdout
+    after = {path: path.stat() for path in sorted((blend / "cache").rglob("*"))}
+    assert list(after) == list(before)
+    for path, status in after.items():
+        assert (status.st_mtime_ns, status.st_size, status.st_ino) == (
+            before[path].st_mtime_ns,
+            before[path].st_size,
+            before[path].st_ino,
+        ), path
 
 
 def test_a_plan_is_made_where_blends_take_whole_datasets(run, blend):

@@ -186,6 +186,17 @@ def test_deferred_indices_that_were_never_built_are_an_error_that_says_what_to_d
         dataset[0]
 
 
+@pytest.mark.parametrize("weights", [None, [1, 1]])
+def test_a_copy_in_another_process_whose_indices_are_gone_blames_no_option_that_was_not_set(tmp_path, weights):
+    prefixes = [write_pair(tmp_path / f"pair{number}", [20, 30]) for number in range(2 if weights else 1)]
+    dataset = build(gpt_config(tmp_path / "cache", blend=(prefixes, weights), split="1"), (2, None, None))[0]
+    copy = pickle.loads(pickle.dumps(dataset))
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    with pytest.raises(CacheError, match="a copy of a dataset in another process builds nothing") as caught:
+        copy[0]
+    assert "defer_npy_index_mmap" not in str(caught.value)
+
+
 def test_counts_that_are_given_must_be_the_files(tmp_path):
     prefix = write_pair(tmp_path / "pair", [20, 30])
     options = {"blend": ([prefix], None), "split": "1"}

@@ -4,8 +4,7 @@ The one place that asks which processes there are.
 """
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from trackbed.build.plan import Plan, Task, plan_tasks
 from trackbed.build.ranks import Builders, tasks_of
 from trackbed.build.sizes import blend_of, check_sizes, plan_shares
 from trackbed.build.starts import Start
-from trackbed.cache import Access, access, collecting, flush_built
+from trackbed.cache import Access, access, collecting, flush_built, without_traces
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
@@ -79,7 +78,7 @@ class BlendedMegatronDatasetBuilder:
         self._progress = progress
 
     def plan(self, num_ranks: int) -> tuple[list[Task], Plan]:
-        """What `build` would build, and who of so many ranks would, if all are equally fast. Nothing is built.
+        """What `build` would build, and who of so many ranks would, if all are equally fast. Nothing is written.
 
         A blend that takes whole datasets, whose lengths are not known before they are built, is not in the plan.
 
@@ -92,14 +91,15 @@ class BlendedMegatronDatasetBuilder:
         Raises:
             The same as `build`, as far as it is seen without building.
         """
-        with collecting() as pending, contextlib.suppress(_LengthsUnknown):
+        with without_traces():
+            with collecting() as pending, contextlib.suppress(_LengthsUnknown):
 
-            def settle(_built: Sequence[Any]) -> None:
-                if not all(one.find() for one in pending):
-                    raise _LengthsUnknown
+                def settle(_built: Sequence[Any]) -> None:
+                    if not all(one.find() for one in pending):
+                        raise _LengthsUnknown
 
-            self._build(settle)
-        tasks = tasks_of([one for one in pending if not one.find()])
+                self._build(settle)
+            tasks = tasks_of([one for one in pending if not one.find()])
         return tasks, plan_tasks(tasks, num_ranks)
 
     def build(self) -> list[Any]:
@@ -142,7 +142,6 @@ class BlendedMegatronDatasetBuilder:
             if not wants:
                 builders.attend()
                 return [None] * len(Split)
-            whole.enter_context(_collector_paused())
             whole.enter_context(being_alike())
             start = Start(self.cls, self.sizes, self.config)
             # Ranks may differ in whether there is a key; one alone need not ask.
@@ -277,21 +276,6 @@ class BlendedMegatronDatasetBuilder:
     ) -> Any | None:
         """`cls(*args)`, or None on a rank that does not want it. See `build_generic_dataset`."""
         return build_generic_dataset(cls, is_built_on_rank, synchronize_ranks, *args)
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Inside the block nothing looks for cycles among the thousands of objects that are made, all of which stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not gc.get_freeze_count():  # else others keep objects there
-                gc.freeze()
-                gc.unfreeze()  # to the oldest generation: the next look at the youngest passes over them
-            gc.enable()
 
 
 def build_generic_dataset(

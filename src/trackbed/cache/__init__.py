@@ -11,6 +11,7 @@ from trackbed.cache.once import Access, Pending, access, collecting, flush_built
 from trackbed.cache.opened import Arrays, damage, data_crc32_of, shape_of
 from trackbed.cache.recall import Recall, recalled, recalling, record_of
 from trackbed.cache.together import bundles_of, find_together, make_together
+from trackbed.cache.traces import without_traces
 from trackbed.cache.uses import DAY_SECONDS, touch_use, use_name
 from trackbed.cache.verify import bytes_to_read, find_problems
 from trackbed.cache.visibility import await_entry
@@ -67,5 +68,6 @@ __all__ = [
     "take_inventory",
     "touch_use",
     "use_name",
+    "without_traces",
     "write_memo",
 ]

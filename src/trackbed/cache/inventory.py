@@ -164,7 +164,10 @@ def _entries_in(folder: str, manifests: Mapping[str, str], latest: Mapping[str, 
 def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry]:
     """The entry that lies under its fingerprint, if there is one."""
     manifest = f"{folder}/manifest.json"
-    by_stem = _files_by_stem(folder)
+    try:
+        by_stem = _files_by_stem(folder)
+    except FileNotFoundError:  # somebody else has removed it since its name was read
+        return []
     if not by_stem and os.path.exists(manifest):  # noqa: PTH110
         by_stem = {"": []}
     found = manifest if os.path.exists(manifest) else None  # noqa: PTH110

@@ -23,7 +23,7 @@ from trackbed.kernels import available_threads, file_stamps
 __all__ = ["Memo", "read_memo", "write_memo"]
 
 _FORMAT: Final = "trackbed-memo"
-_VERSION: Final = 3
+_VERSION: Final = 4
 _CHUNK_FILES: Final = 1024
 
 

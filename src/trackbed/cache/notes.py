@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cache.traces import leaves_traces
 from trackbed.files import Stamp, flush_file_system, stamp_of
 
 __all__ = [
@@ -129,7 +130,6 @@ class _DataNotes:
 
 
 _DATA_NOTES: Final = _DataNotes()
-note_data: Final = _DATA_NOTES.add
 write_data_notes: Final = _DATA_NOTES.write
 
 
@@ -188,6 +188,21 @@ class _Flusher:
 
 
 _FLUSHER: Final = _Flusher()
-flush_later: Final = _FLUSHER.add
 await_flush: Final = _FLUSHER.join
 os.register_at_fork(after_in_child=_FLUSHER.reset)
+
+
+def note_data(own: str, line: str) -> None:
+    """Take a note about data, unless no traces are to be left; `write_data_notes` leaves it."""
+    if leaves_traces():
+        _DATA_NOTES.add(own, line)
+
+
+def flush_later(stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
+    """Flush and note entries in the background, unless no traces are to be left.
+
+    Args:
+        stamps: of their files, by folder.
+    """
+    if leaves_traces():
+        _FLUSHER.add(stamps)

@@ -5,10 +5,10 @@ what he knows of the entries that they will ask for.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,10 +19,14 @@ from trackbed.cache.sighting import Sighting
 __all__ = ["Recall", "recalled", "recalling", "record_of"]
 
 
+_NUM_OWN: Final = 3
+"""Folder, stem and checksum of the data, before the arrays."""
+
+
 def record_of(sighting: Sighting, folder: str) -> list[Any]:
-    """What was seen of an entry of the cache in `folder`, as JSON values."""
+    """What was seen of an entry of the cache in `folder`, as JSON values: one flat list, as there are thousands."""
     specs = [_record(name, spec.dtype, spec.shape) for name, spec in sighting.specs.items()]
-    return [sighting.place.directory.removeprefix(folder), sighting.place.stem, specs, sighting.data_crc32]
+    return [sighting.place.directory.removeprefix(folder), sighting.place.stem, sighting.data_crc32, *specs]
 
 
 class Recall:
@@ -48,14 +52,42 @@ class Recall:
         self._taken += 1
         if self._taken > len(self._records):
             return None
-        directory, stem, arrays, data_crc32 = self._records[self._taken - 1]
-        specs = {name: ArraySpec(_dtype(dtype), tuple(shape)) for name, dtype, shape in arrays}
-        return OpenedArrays(Place(f"{self._folder}{directory}", stem, ""), specs, data_crc32=data_crc32)
+        record = self._records[self._taken - 1]
+        directory, stem, data_crc32 = record[:_NUM_OWN]
+        place = Place(f"{self._folder}{directory}", stem, "")
+        return OpenedArrays(place, _RecordedSpecs(record), data_crc32=data_crc32)
+
+
+class _RecordedSpecs(Mapping[str, ArraySpec]):
+    """Types and shapes of arrays, made when they are asked for: a start recalls thousands of entries and reads few.
+
+    Args:
+        record: what `record_of` gave.
+    """
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: Sequence[Any]) -> None:
+        self._record = record
+
+    def __getitem__(self, name: str) -> ArraySpec:
+        for text in self._record[_NUM_OWN:]:
+            known, dtype, *shape = text.split()
+            if known == name:
+                return ArraySpec(_dtype(dtype), tuple(map(int, shape)))
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (text.partition(" ")[0] for text in self._record[_NUM_OWN:])
+
+    def __len__(self) -> int:
+        """How many arrays there are."""
+        return len(self._record) - _NUM_OWN
 
 
 @lru_cache(maxsize=1 << 10)
-def _record(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, str, tuple[int, ...]]:
-    return name, dtype.str, shape
+def _record(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return " ".join([name, dtype.str, *map(str, shape)])
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from typing import Final
 
 from trackbed.cache.entry import Entry
 from trackbed.cache.notes import write_data_notes
+from trackbed.cache.traces import leaves_traces
 from trackbed.files import partial_name, publish, write_new
 
 __all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use", "noting", "touch_use", "use_name"]
@@ -55,13 +56,16 @@ def noting() -> Iterator[list[Entry]]:
         yield noted
     finally:
         _NOTED.reset(token)
-    _note_all(noted)
-    write_data_notes()
+    if leaves_traces():
+        _note_all(noted)
+        write_data_notes()
 
 
 def note_use(entry: Entry) -> None:
     """Take note that an entry is in use now, where that can be written."""
     noted = _NOTED.get()
+    if not leaves_traces():
+        return
     if noted is None:
         _note_all([entry])
         write_data_notes()

@@ -31,6 +31,7 @@ from trackbed.cache import (
 from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
+from trackbed.datasets.deferred import advice_on_missing
 from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt import GPTDataset
@@ -48,9 +49,6 @@ __all__ = ["BlendedDataset", "blend"]
 logger = logging.getLogger(__name__)
 
 ARRAYS: Final = ("dataset_index", "dataset_sample_index")
-_DEFERRED = (
-    "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
-)
 _DRAW_COST: Final = 40.0
 """Nanoseconds a sample of a blend, written: more than most blends take, as nothing makes a greedy one quicker."""
 _STRETCH: Final = 1 << 20
@@ -339,7 +337,9 @@ class BlendedDataset(_Dataset, Gathering):
         if self.dataset_index is None:
             entry = self._entry()
             self._keep(
-                self._open_indices() if entry is None else open_entry(entry, expected=self._expected, advice=_DEFERRED)
+                self._open_indices()
+                if entry is None
+                else open_entry(entry, expected=self._expected, advice=advice_on_missing(self.config))
             )
 
     @cached_property

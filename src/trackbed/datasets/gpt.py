@@ -30,6 +30,7 @@ from trackbed.cache import (
 )
 from trackbed.datasets import sample
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
+from trackbed.datasets.deferred import advice_on_missing
 from trackbed.datasets.description import md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
@@ -47,9 +48,6 @@ from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["GPTDataset", "Piece"]
 
-_DEFERRED = (
-    "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
-)
 _ENTRY_COST: Final = 4e5
 _VISIT_COST: Final = 18.0
 _SAMPLE_COST: Final = 8.0
@@ -443,7 +441,7 @@ class GPTDataset(MegatronDataset, Gathering):
             self._keep(
                 self._indices.build(in_memory)
                 if entry is None
-                else open_entry(entry, expected=self._expect_indices, advice=_DEFERRED)
+                else open_entry(entry, expected=self._expect_indices, advice=advice_on_missing(self.config))
             )
 
     @property
