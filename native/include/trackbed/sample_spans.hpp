@@ -61,10 +61,11 @@ std::int64_t token_bytes_of(std::int64_t dtype);
 
 // Where the sample at a position of the shuffled order lies, counted from the end if it is below 0, or, without visits,
 // the one of that number in the files.
-// It has `length` tokens, of which the last `extra` (0 or 1) belong to the next sample, too; fewer only in the last row,
-// where that may be short. Arrays that contradict each other, so that the documents do not make up the sample, refuse it. Every span is checked against the bytes that are mapped: whatever the files and arrays say, none
-// leads outside. Nothing is read of the tokens.
-// Requires: arrays as long as `source` and `files` say. O(visits of the sample + log(sequences)).
+// It has `length` tokens, of which the last `extra` (0 or 1) belong to the next sample, too; fewer only in the last
+// row, where that may be short. Arrays that contradict each other, so that the documents do not make up the sample,
+// refuse it. Every span is checked against the bytes that are mapped: whatever the files and arrays say, none leads
+// outside. Nothing is read of the tokens. Requires: arrays as long as `source` and `files` say. O(visits of the sample
+// + log(sequences)).
 Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
                    std::int64_t length, std::int64_t extra, SampleSpans& plan);
 
