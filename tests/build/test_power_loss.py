@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.cache import await_flush, take_inventory
+from trackbed.cli.main import trackbed
 from trackbed.tokens import IndexedDatasetBuilder
 
 SIZES = (60, 6, 6)
@@ -131,6 +133,33 @@ def test_a_flush_that_fails_marks_nothing_and_ends_nothing(tmp_path, monkeypatch
         await_flush()
     assert "not known to be on the disk" in caplog.text
     assert not (tmp_path / "cache" / ".trackbed" / "notes").exists()
+
+
+def test_a_start_does_not_wait_for_the_flush_and_the_command_does(tmp_path, monkeypatch):
+    """The flush begins when all is built, and takes a second here: a start is over long before."""
+    events = []
+
+    def flush(_folder):
+        events.append("begins")
+        time.sleep(1.0)
+        events.append("ends")
+
+    monkeypatch.setattr("trackbed.cache.notes.flush_file_system", flush)
+    config = config_of(tmp_path)
+    datasets = build(config, SIZES)
+    assert "ends" not in events
+    assert tokens_of(datasets[0], range(5))
+    await_flush()
+    assert events == ["begins", "ends"]
+
+    (tmp_path / "blend.toml").write_text(
+        'version = 1\nsequence_length = 16\nsplit = "1"\nsize = {train = 20}\ncache = "other"\n'
+        'tokenizer = "bytes"\n[[dataset]]\npath = "pair0"\nweight = 1\n'
+    )
+    result = CliRunner().invoke(trackbed, ["build", str(tmp_path / "blend.toml")])
+    assert result.exit_code == 0, result.output
+    assert events == ["begins", "ends"] * 2
+    assert list((tmp_path / "other" / ".trackbed" / "notes").iterdir())
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
