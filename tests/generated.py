@@ -37,6 +37,6 @@ def built(builder):
 
 
 def files_in(folder):
-    """Bytes of each file of a cache, by name; what starts remember says when files were written, and is left out."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "starts"]
+    """Bytes of each file of a cache, by name, but for notes and what starts remember: they name times of files."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name not in ("notes", "starts")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

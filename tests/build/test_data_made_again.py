@@ -2,12 +2,12 @@
 
 import json
 import os
-import shutil
 
 import numpy as np
 import pytest
 
 from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CacheError
@@ -61,7 +61,7 @@ def samplers_of(train):
 
 
 def check_made_again(folder, *, order, shape, kind, seed):
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     folder.mkdir()
     lengths = lengths_of(seed)
     write_pair(folder / "pair", lengths)
@@ -123,7 +123,7 @@ def test_the_checksum_is_computed_once_for_each_stamp(tmp_path, monkeypatch):
     os.utime(tmp_path / "pair.idx", ns=(1, 1))
     build(config, SIZES)
     monkeypatch.setattr("trackbed.datasets.gpt_indices.checksum_lengths", None)
-    shutil.rmtree(tmp_path / "cache" / ".trackbed" / "starts")
+    remove_folder(tmp_path / "cache" / ".trackbed" / "starts")
     build(config, SIZES)
     os.utime(tmp_path / "pair.idx", ns=(2, 2))
     with pytest.raises(TypeError):
@@ -152,7 +152,7 @@ def make_older(cache):
         fields = json.loads(path.read_text())
         del fields["boot"], fields["data"]
         path.write_text(json.dumps(fields))
-    shutil.rmtree(cache / ".trackbed" / "starts")
+    remove_folder(cache / ".trackbed" / "starts")
 
 
 @pytest.mark.parametrize("is_blend", [False, True])
@@ -195,7 +195,7 @@ def test_an_index_that_cannot_be_built_again_leaves_the_old_one_in_place(tmp_pat
     await_flush()
     write_pair(tmp_path / "pair", changed(lengths_of(1), "permuted", np.random.default_rng(0)))
     before = sorted(tmp_path.joinpath("cache").rglob("*"))
-    shutil.rmtree(tmp_path / "cache" / ".trackbed" / "partial")
+    remove_folder(tmp_path / "cache" / ".trackbed" / "partial")
     (tmp_path / "cache" / ".trackbed" / "partial").write_text("in the way")
     with pytest.raises(CacheError, match="partial"):
         build(config, SIZES)

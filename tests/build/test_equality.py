@@ -1,18 +1,17 @@
 """However many ranks build, and whichever of them want datasets: the same files, and the same samples."""
 
-import shutil
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from generated import builder_of, built, configurations, files_in
+from tidy import remove_folder
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 
 
 def check_equal(case, folder, wanting):
     """One process, then so many ranks as `wanting` has answers, then again from what these built."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     case.write(folder / "data")
     alone = built(builder_of(case, folder / "data", folder / "alone"))
 

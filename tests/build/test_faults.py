@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from blends import build, gpt_config, write_pair
 from generated import files_in
 from launching import QUIET, environments, free_port
+from tidy import remove_folder
 
 pytestmark = pytest.mark.dist
 
@@ -314,4 +314,4 @@ def test_whatever_happens_to_whom_and_when_no_rank_hangs(host, corpus, seed, tmp
         else:
             check_named(ranks, who, is_gone=mode != "hang")
         check_clean(host, wanted, monkeypatch, **sizes)
-        shutil.rmtree(host.folder)
+        remove_folder(host.folder)

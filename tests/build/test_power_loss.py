@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.cli.main import trackbed
 from trackbed.tokens import IndexedDatasetBuilder
@@ -43,7 +44,7 @@ def build_unmarked(folder, monkeypatch, order="megatron"):
     monkeypatch.setenv("TRACKBED_BOOT_ID", "before")
     found = content(build(config_of(folder, order), SIZES))
     await_flush()
-    shutil.rmtree(folder / "cache" / ".trackbed" / "notes")
+    remove_folder(folder / "cache" / ".trackbed" / "notes")
     return found
 
 
@@ -72,7 +73,7 @@ def test_zeros_in_any_file_of_another_boot_are_never_served(tmp_path, monkeypatc
     names = sorted(str(path.relative_to(tmp_path / "cache")) for path in files_of(tmp_path / "cache"))
     assert len(names) >= 30
     for name in names:
-        shutil.rmtree(tmp_path / "cache")
+        remove_folder(tmp_path / "cache")
         shutil.copytree(tmp_path / "kept", tmp_path / "cache", copy_function=shutil.copy2)
         if (tmp_path / "cache" / name).stat().st_size > start:
             zero(tmp_path / "cache" / name, start)
@@ -98,7 +99,7 @@ def test_marked_entries_are_not_read_again(tmp_path, monkeypatch, keeps):
     wanted = content(build(config_of(tmp_path), SIZES))
     await_flush()
     if not keeps:
-        shutil.rmtree(tmp_path / "cache" / ".trackbed" / "starts")
+        remove_folder(tmp_path / "cache" / ".trackbed" / "starts")
     monkeypatch.setenv("TRACKBED_BOOT_ID", "after")
     monkeypatch.setattr("trackbed.cache.survey.compare_chunks", None)
     assert content(build(config_of(tmp_path), SIZES)) == wanted
@@ -118,7 +119,7 @@ def test_entries_of_this_boot_are_not_read_again_and_marks_change_no_manifest(tm
     build_unmarked(tmp_path, monkeypatch)
     before = {path: path.read_bytes() for path in (tmp_path / "cache" / ".trackbed").glob("*.json")}
     monkeypatch.setattr("trackbed.cache.survey.compare_chunks", None)
-    shutil.rmtree(tmp_path / "cache" / ".trackbed" / "starts")
+    remove_folder(tmp_path / "cache" / ".trackbed" / "starts")
     build(config_of(tmp_path), SIZES)
     assert {path: path.read_bytes() for path in (tmp_path / "cache" / ".trackbed").glob("*.json")} == before
 
@@ -187,7 +188,7 @@ def test_zeros_instead_of_a_description_or_header_do_not_stay_in_the_way(tmp_pat
     wanted = build_unmarked(tmp_path, monkeypatch)
     cache = tmp_path / "cache"
     if not has_manifest:
-        shutil.rmtree(cache / ".trackbed")
+        remove_folder(cache / ".trackbed")
     for path in cache.glob(f"*-GPTDataset-train-{what}"):
         zero(path)
     monkeypatch.setenv("TRACKBED_BOOT_ID", "after")
@@ -273,7 +274,7 @@ def cut_while_building(tmp_path, monkeypatch, cuts, rng):
             entries = take_inventory(str(cache)).entries
             assert {entry.condition.value for entry in entries} == {"whole"}, cut
             assert not any(entry.is_aside for entry in entries), cut
-            shutil.rmtree(cache)
+            remove_folder(cache)
     return unmarked
 
 

@@ -82,7 +82,7 @@ def test_a_rank_that_does_not_want_datasets_gets_none(tmp_path):
 
 def files_in(folder):
     """Bytes of each file of a cache, by name."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "starts"]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name not in ("notes", "starts")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, tokens_of, write_pair, write_pairs
 from generated import builder_of, built, configurations
 from small_entries import STEM, open_
+from tidy import remove_folder
 from trackbed.build.starts import Start
 from trackbed.cache import collecting, plan_removal, remove, take_inventory
 from trackbed.comm import run_ranks
@@ -35,13 +36,13 @@ def tokens_in(datasets):
 
 def built_anew(folder, **options):
     """What a start without a cache makes of the same data."""
-    shutil.rmtree(folder / "fresh", ignore_errors=True)
+    remove_folder(folder / "fresh")
     return tokens_in(build(config_of(folder, **{**options, "path_to_cache": str(folder / "fresh")}), SIZES))
 
 
 @given(case=configurations())
 def test_a_start_that_is_remembered_gives_the_same_datasets(tmp_path, case):
-    shutil.rmtree(tmp_path / "case", ignore_errors=True)
+    remove_folder(tmp_path / "case")
     case.write(tmp_path / "case")
     first = built(builder_of(case, tmp_path / "case", tmp_path / "case" / "cache"))
     second = built(builder_of(case, tmp_path / "case", tmp_path / "case" / "cache"))
@@ -110,7 +111,7 @@ CHANGES = {
     "a blend's index cut": lambda cache: os.truncate(one(cache, "*-dataset_index.npy"), 1),
     "a manifest removed": lambda cache: one(cache, ".trackbed/*-train.json").unlink(),
     "a manifest cut": lambda cache: os.truncate(one(cache, ".trackbed/*-train.json"), 10),
-    "all removed": lambda cache: shutil.rmtree(cache),
+    "all removed": remove_folder,
     "the memo cut": lambda cache: os.truncate(one(cache, ".trackbed/starts/*"), 100),
     "the memo removed": lambda cache: one(cache, ".trackbed/starts/*").unlink(),
     "the note of its use removed": lambda cache: one(cache, ".trackbed/uses/*").unlink(),
@@ -206,7 +207,7 @@ def test_a_rank_that_remembers_nothing_looks_with_all_others(tmp_path):
     wanted = built_anew(tmp_path)
     elsewhere = config_of(tmp_path, path_to_cache=str(tmp_path / "elsewhere"))
     build(elsewhere, SIZES)
-    shutil.rmtree(tmp_path / "elsewhere" / ".trackbed" / "starts")
+    remove_folder(tmp_path / "elsewhere" / ".trackbed" / "starts")
 
     def start(group):
         config = elsewhere if group.rank == 1 else config_of(tmp_path)

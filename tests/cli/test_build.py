@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from blends import write_pairs
+from tidy import remove_folder
 
 BLEND = """\
 version = 1
@@ -73,7 +73,7 @@ def test_a_plan_leaves_no_trace_in_a_cache(run, blend, order):
     own = blend / "cache" / ".trackbed"
     for folder in (own / "uses", own / "notes", own / "starts", own / "partial"):
         if folder.exists():
-            shutil.rmtree(folder)
+            remove_folder(folder)
     for path in (blend / "cache").rglob("*"):
         os.utime(path, (0, 0))
     os.utime(own, (0, 0))

@@ -1,7 +1,6 @@
 """The proof of "same bytes": generated configurations, given to Megatron Core and to Trackbed."""
 
 import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from oracle import ask_trackbed, build_with_trackbed, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
+from tidy import remove_folder
 
 NEWER_THAN_0_10 = ("mid_level_dataset_surplus", "allow_ambiguous_pad_tokens")
 OUR_ERRORS = ("ArgumentError", "FormatError", "OversampleError", "PlanError")
@@ -75,7 +75,7 @@ def _broken(dataset):
 
 def judge(case, folder, oracle, *, legacy=False):
     """Ask both, compare, and let each start from the other's cache."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     case.write(folder / "data")
     mine, theirs = folder / "ours", folder / "theirs"
     first = ask_trackbed(case.request(folder / "data", mine), legacy=legacy)

@@ -1,7 +1,6 @@
 """Whole batches against Megatron Core's samples, for generated configurations."""
 
 import os
-import shutil
 import warnings
 
 import pytest
@@ -11,6 +10,7 @@ from observe import digest
 from oracle import build_with_trackbed, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
+from tidy import remove_folder
 from trackbed.errors import ArgumentError, TrackbedError
 
 FULL = os.environ.get("TRACKBED_TIER") == "full"
@@ -50,7 +50,7 @@ def run(examples, folder, oracle):
     )
     @given(cases())
     def check(case):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         case.write(folder / "data")
         theirs = oracle.ask(case.request(folder / "data", folder / "theirs"))
         if "error" in theirs:

@@ -1,7 +1,5 @@
 """Indices that several ranks build together, against those of Megatron Core."""
 
-import shutil
-
 import pytest
 from cases import cases
 from hypothesis import given, settings
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 from oracle import ask_ranks, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
+from tidy import remove_folder
 
 QUICK = settings(max_examples=max(settings().max_examples // 2, 25))
 
@@ -25,7 +24,7 @@ def oracle():
 @QUICK
 def test_ranks_build_the_files_and_samples_of_megatron_core(case, size, threads, oracle, tmp_path):
     folder = tmp_path / "case"
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     case.options["num_dataset_builder_threads"] = threads
     case.write(folder / "data")
     theirs = oracle.ask(case.request(folder / "data", folder / "theirs"))

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from blends import EOD, build, gpt_config, write_pair, write_pairs
 from forked import run_in_fork
 from generated import builder_of, configurations
+from tidy import remove_folder
 from tiers import with_files
 from trackbed.datasets import Batch, BlendedDataset, GPTDataset, MockGPTDataset, NullTokenizer
 from trackbed.datasets.sources import Sources
@@ -59,7 +59,7 @@ def flat(built):
 @given(case=configurations(ORDERS), borders=st.booleans(), deferred=st.booleans(), seed=st.integers(0, 2**31))
 @with_files
 def test_a_batch_is_its_samples_stacked(tmp_path, case, borders, deferred, seed):
-    shutil.rmtree(tmp_path / "case", ignore_errors=True)
+    remove_folder(tmp_path / "case")
     case.write(tmp_path / "case" / "data")
     places = tmp_path / "case" / "data", tmp_path / "case" / "cache"
     case = replace(case, options={**case.options, "create_cu_seqlens": borders})

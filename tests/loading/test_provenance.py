@@ -1,11 +1,10 @@
-import shutil
-
 import numpy as np
 import pytest
 from hypothesis import given
 
 from blends import build, gpt_config, write_pair, write_pairs
 from generated import builder_of, configurations
+from tidy import remove_folder
 from tiers import with_files
 from trackbed.datasets import MockGPTDataset
 from trackbed.errors import ArgumentError, TrackbedError
@@ -30,7 +29,7 @@ def assert_is_of(found, sample):
 @given(case=configurations(("megatron", "balanced", "instant")))
 @with_files
 def test_the_documents_that_are_named_hold_the_sample(tmp_path, case):
-    shutil.rmtree(tmp_path / "case", ignore_errors=True)
+    remove_folder(tmp_path / "case")
     case.write(tmp_path / "case" / "data")
     try:
         built = builder_of(case, tmp_path / "case" / "data", tmp_path / "case" / "cache").build()

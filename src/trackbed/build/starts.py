@@ -87,7 +87,7 @@ class Start:
             CacheError: what is remembered is not what `build` asks for.
         """
         content: Any = self.memo.content if self.memo is not None else {}
-        recall = Recall(self._folder, content["entries"])
+        recall = Recall(self._folder, content["entries"], content["digests"])
         with openings(content["pairs"]), recalling(recall):
             built = build()
         if not recall.is_used_up:

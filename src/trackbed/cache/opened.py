@@ -5,17 +5,19 @@ time, and more maps than the system gives a process. Where there are too many, t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 
 from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.manifest import read_manifest
+from trackbed.cache.notes import entry_digest
 from trackbed.cache.npy import map_npy
 from trackbed.cache.sighting import Sighting
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
+from trackbed.kernels import file_stamps
 
 __all__ = ["Arrays", "OpenedArrays", "damage", "data_crc32_of", "shape_of", "specs_of"]
 
@@ -29,7 +31,8 @@ class OpenedArrays(Arrays):
         place: where their files are.
         specs: what they were found to hold.
         data_crc32: CRC-32 of the data that they were computed from; empty where no manifest tells.
-        sighting: which files were found; None where they are taken as they are when they are first read.
+        sighting: which files were found; None where that is not known, or only their digest is.
+        digest: name of the entry in notes, where there is no sighting; empty where it is not known either.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class OpenedArrays(Arrays):
         *,
         data_crc32: str = "",
         sighting: Sighting | None = None,
+        digest: str = "",
     ) -> None:
         self.specs = specs
         self.data_crc32 = data_crc32
         self._place = place
         self._sighting = sighting
+        self._digest = digest
         self._seen: dict[str, Stamp | None] = {}
         """Files that were mapped."""
         self._mapped: dict[str, npt.NDArray[Any]] = {}
@@ -68,6 +73,8 @@ class OpenedArrays(Arrays):
             MAPS.use(self)
         if found is None:
             # All at once: who reads one reads the others, which may be removed by then.
+            if self._digest and entry_digest(file_stamps(".", self._place.paths(tuple(self.specs)))) != self._digest:
+                self._refuse(self._place.array(name))
             mapped = {one: self._map(one) for one in self.specs}
             found = mapped[name]
             self._mapped = mapped
@@ -102,8 +109,12 @@ class OpenedArrays(Arrays):
         # On other machines' disks, the time of a file that was just written may still change.
         is_other = found[:2] != wanted[:2] or is_on_this_machine(self._place.directory)
         if is_other and not self._is_same_entry():
-            msg = f"{path}: must be the file that was found at the start, found another one in its place: start again"
-            raise CacheError(msg)
+            self._refuse(path)
+
+    @staticmethod
+    def _refuse(path: str) -> NoReturn:
+        msg = f"{path}: must be the file that was found at the start, found another one in its place: start again"
+        raise CacheError(msg)
 
     def _is_same_entry(self) -> bool:
         """True if the files are those of another builder of the same entry, who was as fast."""

@@ -34,12 +34,14 @@ class Recall:
 
     Args:
         folder: of the cache.
-        records: what `record_of` gave. Whoever recalls them vouches that the files have not changed.
+        records: what `record_of` gave. The caller vouches that the files have not changed.
+        digests: name of each entry in notes, by which files are recognised when they are first read.
     """
 
-    def __init__(self, folder: str, records: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, folder: str, records: Sequence[Sequence[Any]], digests: Sequence[str]) -> None:
         self._folder = folder
         self._records = records
+        self._digests = digests
         self._taken = 0
 
     @property
@@ -54,8 +56,10 @@ class Recall:
             return None
         record = self._records[self._taken - 1]
         directory, stem, data_crc32 = record[:_NUM_OWN]
-        place = Place(f"{self._folder}{directory}", stem, "")
-        return OpenedArrays(place, _RecordedSpecs(record), data_crc32=data_crc32)
+        manifest = f"{directory}/manifest.json" if directory else f"/.trackbed/{stem}.json"
+        place = Place(f"{self._folder}{directory}", stem, f"{self._folder}{manifest}")
+        digest = self._digests[self._taken - 1]
+        return OpenedArrays(place, _RecordedSpecs(record), data_crc32=data_crc32, digest=digest)
 
 
 class _RecordedSpecs(Mapping[str, ArraySpec]):
