@@ -1,5 +1,6 @@
 """Generated configurations of the builder, and what came of them in a form that can be compared."""
 
+import json
 from dataclasses import replace
 
 from cases import VOCAB, cases
@@ -37,6 +38,15 @@ def built(builder):
 
 
 def files_in(folder):
-    """Bytes of each file of a cache, by name, but for notes and what starts remember: they name times of files."""
+    """Bytes of each file of a cache, by name, but for times of files: notes, memos, and the data's in manifests."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name not in ("notes", "starts")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {str(path.relative_to(folder)): _without_stamps(path) for path in files}
+
+
+def _without_stamps(path):
+    if path.suffix != ".json":
+        return path.read_bytes()
+    manifest = json.loads(path.read_bytes())
+    if manifest["data"] is not None:
+        manifest["data"] = manifest["data"]["crc32"]
+    return manifest
