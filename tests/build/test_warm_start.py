@@ -48,7 +48,7 @@ else:
 
 def link_pairs(folder, count):
     """One small pair under `count` names."""
-    pair = write_pair(folder / "pair", [20] * 30)
+    pair = write_pair(folder / "pair", [20] * 3000)  # files of several pages, which are mapped
     for number in range(count):
         for end in (".bin", ".idx"):
             Path(f"{folder}/name{number}{end}").symlink_to(f"{pair}{end}")

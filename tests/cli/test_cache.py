@@ -7,6 +7,7 @@ import click
 import pytest
 
 from small_entries import STEM, open_
+from trackbed.cache import await_flush
 from trackbed.cli.parse import Duration, Size
 from trackbed.files import new_partial
 
@@ -72,6 +73,7 @@ def test_each_thing_that_is_wrong_is_a_line(run, folder):
 
 def test_what_would_go_is_said_and_then_goes(run, folder):
     leave_partial(folder)
+    await_flush()
     before = sorted(folder.rglob("*"))
     dry = run("cache", "gc", folder, "--unused-for", "7d", "--dry-run")
     assert sorted(folder.rglob("*")) == before

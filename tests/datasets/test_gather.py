@@ -354,7 +354,7 @@ def test_torchs_loader_asks_for_whole_batches(tmp_path, workers, monkeypatch):
     def refuse(self):
         raise AssertionError
 
-    monkeypatch.setattr(GPTDataset, "_visited", property(refuse))
+    monkeypatch.setattr(GPTDataset, "_visit_arrays", property(refuse))
     for source in (dataset, Subset(dataset, range(len(dataset)))):
         loader = DataLoader(source, batch_size=5, num_workers=workers)
         for batch, want in zip(loader, wanted, strict=True):

@@ -87,7 +87,7 @@ def test_a_size_must_be_positive_and_fit_63_bits(size):
 
 @pytest.mark.parametrize("key", [-1, 2**64])
 def test_a_key_must_fit_64_bits(key):
-    with pytest.raises(ArgumentError, match=r"seed must be in \[0, 2\*\*64\), found"):
+    with pytest.raises(ArgumentError, match=r"seed must be a whole number in \[0, 2\*\*64\), found"):
         images_of([0], 5, key)
 
 

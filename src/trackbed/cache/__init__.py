@@ -8,7 +8,7 @@ from trackbed.cache.memo import Memo, read_memo, write_memo
 from trackbed.cache.notes import await_flush, entry_digest, flushed_note, read_notes
 from trackbed.cache.npy import map_npy, read_npy_spec
 from trackbed.cache.once import Access, Pending, access, collecting, flush_built, open_entry, open_or_build
-from trackbed.cache.opened import Arrays, damage, data_crc32_of, shape_of
+from trackbed.cache.opened import Arrays, arrays_of, damage, data_crc32_of, shape_of
 from trackbed.cache.recall import Recall, recalled, recalling, record_of
 from trackbed.cache.together import bundles_of, find_together, make_together
 from trackbed.cache.traces import without_traces
@@ -37,6 +37,7 @@ __all__ = [
     "StoredEntry",
     "StoredFile",
     "access",
+    "arrays_of",
     "await_entry",
     "await_flush",
     "bundles_of",

@@ -94,6 +94,11 @@ class Pending(Arrays):
         self._advice = advice
 
     @property
+    def opened(self) -> Arrays | None:
+        """The arrays, where they were opened or built; None before."""
+        return self._arrays
+
+    @property
     def is_vouched(self) -> bool:
         """True if another rank of this start has found the entry right, or built it."""
         return self._advice is not None

@@ -19,7 +19,7 @@ from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 from trackbed.kernels import file_stamps
 
-__all__ = ["Arrays", "OpenedArrays", "damage", "data_crc32_of", "shape_of", "specs_of"]
+__all__ = ["Arrays", "OpenedArrays", "arrays_of", "damage", "data_crc32_of", "shape_of", "specs_of"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -79,6 +79,13 @@ class OpenedArrays(Arrays):
             found = mapped[name]
             self._mapped = mapped
         return found
+
+    def together(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """Several of the arrays, at once."""
+        mapped = self._mapped
+        if not mapped or MAPS.is_tight:
+            return [self[name] for name in names]
+        return [mapped[name] for name in names]
 
     def _map(self, name: str) -> npt.NDArray[Any]:
         path, spec = self._place.array(name), self.specs[name]
@@ -145,6 +152,14 @@ def specs_of(arrays: Arrays) -> Mapping[str, ArraySpec]:
 def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
     """The shape of one of the arrays, without mapping it."""
     return specs_of(arrays)[name].shape
+
+
+def arrays_of(arrays: Arrays, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Several arrays, at once: samples ask for them one after the other."""
+    found = getattr(arrays, "opened", arrays)  # of an entry that was pending
+    if isinstance(found, OpenedArrays):
+        return found.together(names)
+    return [arrays[name] for name in names]
 
 
 def data_crc32_of(arrays: Arrays) -> str:

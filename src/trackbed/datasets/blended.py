@@ -334,7 +334,7 @@ class BlendedDataset(_Dataset, Gathering):
 
     def _open_deferred(self) -> None:
         """See that the indices are there."""
-        if self.dataset_index is None:
+        if self.config.order != "instant" and self.dataset_index is None:
             entry = self._entry()
             self._keep(
                 self._open_indices()
@@ -364,14 +364,19 @@ class BlendedDataset(_Dataset, Gathering):
         return self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        outside = np.flatnonzero((positions < -len(self)) | (positions >= len(self)))
-        if len(outside):
-            self._checked(int(positions[outside[0]]))
-        if self.config.order == "instant":
-            return (np.zeros(0, dtype=np.int32), positions) if self._ahead is None else self._ahead.locate(positions)
+        if self.config.order == "instant" and self._ahead is not None:
+            return self._ahead.locate(positions)
         self._open_deferred()
-        datasets, samples = self.dataset_index[positions], self.dataset_sample_index[positions]
-        if len(positions) and not (datasets.min() >= 0 and datasets.max() < len(self.datasets) and samples.min() >= 0):
+        try:
+            if self.config.order == "instant":
+                return np.zeros(0, dtype=np.int32)[positions], positions
+            datasets, samples = self.dataset_index[positions], self.dataset_sample_index[positions]
+        except IndexError:
+            for position in positions.tolist():
+                self._checked(position)
+            raise
+        # A number that is too large is seen by whoever cuts the sample; below 0 it would count from the end.
+        if len(positions) and (samples.min() < 0 or datasets.min() < 0):
             for position in positions.tolist():
                 self.locate(position)
         return datasets.astype(np.int32), samples.astype(np.int64)

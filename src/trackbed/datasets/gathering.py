@@ -154,10 +154,13 @@ class Gatherer:
             return None
         sources = self._sources
         for _ in range(_MOST_ROUNDS):
-            with sources.reading(datasets) as is_cut:
+            is_cut = sources.begin_reading(datasets)
+            try:
                 if not is_cut:
                     return None
                 found = gather(sources.table, datasets, positions, batch.arrays, self._shape, num_threads=num_threads)
+            finally:
+                sources.end_reading()
             if not found.absent:
                 break
             sources.map_files(found.absent)

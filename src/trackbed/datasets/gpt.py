@@ -20,6 +20,7 @@ from trackbed.cache import (
     Entry,
     Pending,
     Recipe,
+    arrays_of,
     data_crc32_of,
     fingerprint,
     in_memory,
@@ -34,10 +35,10 @@ from trackbed.datasets.deferred import advice_on_missing
 from trackbed.datasets.description import md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
-from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
+from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.gpt_together import MOST_VISITS, build_together
-from trackbed.datasets.gpt_visits import VisitedSamples
+from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
 from trackbed.datasets.low_level import identify, let_go, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
@@ -324,7 +325,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_gatherer", "data_checksum", "fingerprint"):
+        for name in ("_indices", "_instant", "_gatherer", "_visited", "data_checksum", "fingerprint"):
             state.pop(name, None)
         if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))
@@ -444,17 +445,26 @@ class GPTDataset(MegatronDataset, Gathering):
                 else open_entry(entry, expected=self._expect_indices, advice=advice_on_missing(self.config))
             )
 
-    @property
+    @cached_property
     def _visited(self) -> VisitedSamples:
-        """Samples as the indices say, which are opened first where that was put off."""
-        self._open_deferred()
+        """Samples as indices say."""
         return VisitedSamples(
             self.dataset,
-            Visits(self.document_index, self.sample_index, self.shuffle_index, self._indices.keep_partial),
             length=self.config.sequence_length + self.config.add_extra_token_to_sequence,
             extra_token=int(self.config.add_extra_token_to_sequence),
-            arrays=self._arrays or {},
+            may_be_short=self._indices.keep_partial,
         )
+
+    @property
+    def _visit_arrays(self) -> VisitArrays:
+        """The indices, which are opened first where that was put off; or what somebody has put in their place."""
+        own = vars(self)
+        if not own.keys().isdisjoint(ARRAYS):
+            self._open_deferred()
+            return VisitArrays(self.document_index, self.sample_index, self.shuffle_index, self._arrays or {})
+        arrays = own["_arrays"]
+        documents, rows, shuffle = arrays_of(arrays, ARRAYS)
+        return VisitArrays(documents, rows, shuffle, arrays)
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`[S + X]` token ids of a sample, filled up with padding, and the documents that they come from.
@@ -463,7 +473,7 @@ class GPTDataset(MegatronDataset, Gathering):
         """
         if self.config.order == "instant":
             return self._instant.read(idx)
-        return self._visited.read(idx, padding=self._pad_token_id)
+        return self._visited.read(self._visit_arrays, idx, padding=self._pad_token_id)
 
     def pieces(self, idx: int) -> list[Piece]:
         """Where the text of a sample comes from, in its order, the extra token included and padding not.
@@ -479,7 +489,7 @@ class GPTDataset(MegatronDataset, Gathering):
         found = (
             self._instant.pieces(idx)
             if self.config.order == "instant"
-            else zip(*self._visited.pieces(idx), strict=True)
+            else zip(*self._visited.pieces(self._visit_arrays, idx), strict=True)
         )
         return [Piece(*one) for one in found if one[1] < one[2]]
 
@@ -487,5 +497,5 @@ class GPTDataset(MegatronDataset, Gathering):
         """Tokens that a sample takes from each of the visits it spans, the extra one included."""
         if self.config.order == "instant":
             return self._instant.piece_lengths(idx)
-        _, starts, stops = self._visited.pieces(idx)
+        _, starts, stops = self._visited.pieces(self._visit_arrays, idx)
         return [stop - start for start, stop in zip(starts, stops, strict=True)]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec, DataPart
 from trackbed.datasets.data_checksum import checksum_lengths
+from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.low_level import data_stamps, most_tokens
 from trackbed.errors import FormatError
 from trackbed.index import runs
@@ -24,12 +25,10 @@ from trackbed.index.samples import sample_index, sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.kernels import available_threads, count_tokens
 
-__all__ = ["ARRAYS", "GPTIndices"]
+__all__ = ["GPTIndices"]
 
 _VISITS_PER_THREAD: Final = 1 << 20
 """Fewer are cut sooner than another thread starts, and other entries are built beside this one."""
-
-ARRAYS: Final = ("document_index", "sample_index", "shuffle_index")
 
 
 @dataclass(frozen=True)

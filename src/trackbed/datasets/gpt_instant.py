@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.data_checksum import checksum_lengths
-from trackbed.datasets.gpt_visits import VisitedSamples
+from trackbed.datasets.gpt_visits import Pieces, VisitArrays, VisitedSamples
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.ahead import OrderAhead
@@ -120,10 +120,17 @@ class InstantSamples:
             np.zeros(1, dtype=np.int64),
         )
 
+    def _repeated_pieces(self) -> Pieces:
+        """Where the only sample of a split that repeats its tokens comes from."""
+        return self._visited.pieces(self._repeated_visits, 0)
+
+    @cached_property
+    def _visited(self) -> VisitedSamples:
+        return VisitedSamples(self.dataset, length=self._length, extra_token=self.extra_token, may_be_short=False)
+
     @property
-    def _only(self) -> VisitedSamples:
-        """The only sample of a split that repeats its tokens."""
-        return VisitedSamples(self.dataset, self.repeated, length=self._length, extra_token=self.extra_token, arrays={})
+    def _repeated_visits(self) -> VisitArrays:
+        return VisitArrays(self.repeated.documents, self.repeated.rows, self.repeated.shuffle, {})
 
     @cached_property
     def order(self) -> InstantOrder:
@@ -198,7 +205,7 @@ class InstantSamples:
         """`[S + X]` tokens of the sample at a position, and the documents that they come from."""
         start = self.stored(position) * self.sequence_length
         if self.repeats:
-            return self._only.read(0, padding=0)
+            return self._visited.read(self._repeated_visits, 0, padding=0)
         length = self.sequence_length + self.extra_token
         tokens = self.dataset.get(self.run[0], offset=start, length=length)  # as far as the split reaches
         first, last = self._documents(start, length)
@@ -208,7 +215,7 @@ class InstantSamples:
         """The documents that the sample at a position comes from, and which of their tokens, half-open."""
         start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
         if self.repeats:
-            return list(zip(*self._only.pieces(0), strict=True))
+            return list(zip(*self._repeated_pieces(), strict=True))
         first, last = self._documents(start, length)
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
         begins = [int(pointer) // size for pointer in pointers[first:last]]

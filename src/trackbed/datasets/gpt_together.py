@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays
-from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
+from trackbed.datasets.gpt_indices import GPTIndices
+from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens.lengths import read_lengths

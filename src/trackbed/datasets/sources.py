@@ -4,8 +4,7 @@ Shapes: B samples of a batch, K datasets.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -51,8 +50,6 @@ class _Placed:
         self.number = number
         self.first_file = first_file
         self.num_files = num_files
-        self.is_whole = False
-        """Whether the kernel may read its samples: its visits may have been released."""
 
     def release(self) -> bool:
         """Take its arrays out of the tables, unless a call reads them. True if they are out."""
@@ -73,43 +70,51 @@ class Sources:
         self._owners: list[_Placed] = []
         """The dataset that each file belongs to."""
         self._placed: dict[int, _Placed] = {}
+        self._whole: set[int] = set()
+        """Datasets that the kernel may read: visits of others may have been released."""
         self._others: set[int] = set()
         """Datasets whose samples take Python."""
         self._lock = TableLock()
         self._watch = _SizeWatch()
 
-    @contextmanager
-    def reading(self, datasets: npt.NDArray[np.int32]) -> Iterator[bool]:
-        """Inside the block, the tables stay as they are. Gives whether all samples can be cut from files.
+    def begin_reading(self, datasets: npt.NDArray[np.int32]) -> bool:
+        """Keep the tables as they are until `end_reading`. Returns whether all samples can be cut from files.
 
         Args:
             datasets: `[B]` datasets that samples are drawn from.
 
         Raises:
-            FormatError: a file was cut short since it was mapped.
+            FormatError: a file was cut short since it was mapped. Then nothing has begun.
         """
         wanted = set(datasets.tolist())
         while True:
-            with self._lock.reading():
-                self._watch.look()
-                if not wanted.isdisjoint(self._others) or self._are_whole(wanted):
-                    yield wanted.isdisjoint(self._others)
-                    return
+            self._watch.look()
+            self._lock.begin_reading()
+            if not wanted.isdisjoint(self._others):
+                return False
+            if self._are_whole(wanted):
+                return True
+            self._lock.end_reading()
             with self._lock.writing():
                 for number in wanted - self._others:
                     self._place(number)
 
+    def end_reading(self) -> None:
+        """Let the tables change again."""
+        self._lock.end_reading()
+
     def _are_whole(self, numbers: set[int]) -> bool:
-        found = [self._placed.get(number) for number in numbers]
         if MAPS.is_tight:
-            for one in found:
-                if one is not None:
-                    MAPS.use(one)
-        return all(one is not None and one.is_whole for one in found)
+            for number in numbers & self._placed.keys():
+                MAPS.use(self._placed[number])
+        return numbers <= self._whole
 
     def _place(self, number: int) -> None:
+        if number in self._whole:
+            return
         placed = self._placed.get(number)
-        if placed is not None and placed.is_whole:
+        if not 0 <= number < len(self._members):  # a damaged index of a blend: asking for the sample says so
+            self._others.add(number)
             return
         pairs = _pairs_of(self._members[number].dataset)
         layout = self._members[number].layout() if pairs else None
@@ -130,7 +135,7 @@ class Sources:
             self.table.place_stretches(number, **files, **layout._asdict())
         else:
             self.table.place_visits(number, **files, visits=layout)
-        placed.is_whole = True
+        self._whole.add(number)
         MAPS.use(placed)
 
     def map_files(self, numbers: Sequence[int]) -> None:
@@ -160,7 +165,7 @@ class Sources:
                 self._watch.remove(number)
             if placed.number in self.table.visits:
                 self.table.remove_visits(placed.number)
-                placed.is_whole = False
+                self._whole.discard(placed.number)
         finally:
             self._lock.end_writing()
         return True
