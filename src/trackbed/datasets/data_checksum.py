@@ -33,6 +33,9 @@ def checksum_lengths(lengths: npt.NDArray[Any]) -> str:
     return f"{value:08x}"
 
 
+_STARTING: Final = Lock()
+
+
 class DataChecksum:
     """The checksum of the data behind a dataset, computed once: in the background, or when it is asked for.
 
@@ -44,18 +47,18 @@ class DataChecksum:
         self._compute = compute
         self._found: str | None = None
         self._error: Exception | None = None
-        self._done = Event()
+        self._done: Event | None = None
+        """Set when it was computed in the background; made there, as most of thousands never are."""
         self._worker = 0
         """Number of the process that computes it in the background; 0 before."""
-        self._lock = Lock()
 
     def start(self) -> None:
         """Begin to compute it in the background."""
-        with self._lock:
+        with _STARTING:
             if self._found is not None or self._worker == os.getpid():
                 return
+            self._done = Event()
             self._worker = os.getpid()
-            self._done.clear()
         Thread(target=self._work, name="trackbed-checksum", daemon=True).start()
 
     def result(self) -> str:
@@ -64,7 +67,7 @@ class DataChecksum:
         Raises:
             Exception: the data cannot be read.
         """
-        if self._found is None and self._worker == os.getpid():
+        if self._found is None and self._worker == os.getpid() and self._done is not None:
             self._done.wait()
         if self._error is not None:
             raise self._error
@@ -77,7 +80,8 @@ class DataChecksum:
             self._found = self._compute()
         except Exception as error:  # noqa: BLE001  it is raised where the checksum is asked for
             self._error = error
-        self._done.set()
+        if self._done is not None:
+            self._done.set()
 
 
 class DatasetFingerprint(str):
