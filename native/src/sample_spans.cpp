@@ -23,6 +23,11 @@ std::int64_t difference(std::int64_t number, std::int64_t from) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(number) - static_cast<std::uint64_t>(from));
 }
 
+// A sum that wraps around, likewise.
+std::int64_t add(std::int64_t number, std::int64_t other) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(other));
+}
+
 bool is_in(std::int64_t number, std::int64_t stop) { return number >= 0 && number < stop; }
 
 // The first of `stop` numbers for which `holds`, where all after it do, too; any other number if they do not.
@@ -164,28 +169,40 @@ class Planner {
       byte += count * token_bytes_;
       if (file.tokens == nullptr) {
         plan_.absent.push_back(number + source_.first_file);
-      } else if (!add_span(file, inside, count, token_bytes_, plan_)) {
+      } else if (!add_span(file, inside, count, token_bytes_, plan_) || !add_borders(file, begin)) {
         return false;
-      } else {
-        add_borders(file, begin);
       }
     }
     return true;
   }
 
-  // Where the file's sequences end inside the sample that begins at a byte.
-  void add_borders(const TokenFile& file, std::int64_t begin) {
+  // Where the file's sequences end inside the sample that begins at a byte. Whether they lie one after the other there.
+  bool add_borders(const TokenFile& file, std::int64_t begin) {
     const auto start_of = [&](std::int64_t sequence) {
       std::int64_t start = 0;
       return __builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), file.first_byte, &start) ? begin
                                                                                                           : start;
     };
-    const std::int64_t stop = begin + (length_ - extra_) * token_bytes_;
-    const auto first =
-        first_that(file.num_sequences, [&](std::int64_t sequence) { return start_of(sequence) > begin; });
-    for (std::int64_t next = first; next < file.num_sequences && start_of(next) < stop; ++next) {
-      plan_.borders.push_back((start_of(next) - begin) / token_bytes_);
+    const std::int64_t last = begin + (length_ - extra_) * token_bytes_;  // where a sample of no extra token ends
+    const std::int64_t stop = std::min(begin + length_ * token_bytes_, add(file.first_byte, file.token_bytes));
+    auto next = first_that(file.num_sequences, [&](std::int64_t sequence) { return start_of(sequence) > begin; });
+    std::int64_t start = file.first_byte;  // of the next sequence, if it begins where the one before it ends
+    if (next > 0) {
+      start = add(start_of(next - 1), load<std::int32_t>(file.lengths, next - 1) * token_bytes_);
     }
+    if (start <= begin && next > 0) {
+      return false;
+    }
+    for (; start < stop; ++next) {
+      if (next == file.num_sequences || start_of(next) != start || load<std::int32_t>(file.lengths, next) < 0) {
+        return false;
+      }
+      if (start > begin && start < last) {
+        plan_.borders.push_back((start - begin) / token_bytes_);
+      }
+      start = add(start, load<std::int32_t>(file.lengths, next) * token_bytes_);
+    }
+    return true;
   }
 
   static constexpr std::int64_t kMostTokens = std::int64_t{1} << 56;

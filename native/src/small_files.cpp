@@ -35,7 +35,8 @@ FileStamp look_at(int folder, const char* name) {
 
 // The file, whose part the system begins to read where it is not in memory.
 Descriptor open_ahead(const char* path, std::int64_t start, std::int64_t size) {
-  Descriptor file(open(path, O_RDONLY | O_CLOEXEC));
+  // Opening a pipe would otherwise wait for a writer.
+  Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file && size > 0) {
     posix_fadvise(file.number(), start, size, POSIX_FADV_WILLNEED);  // a hint
   }

@@ -246,7 +246,7 @@ def test_what_is_wrong_with_a_file_is_not_raised_by_the_rank_that_remembers(tmp_
     loop.symlink_to(loop)
     with collecting() as pending:
         open_(tmp_path / "cache")
-        with pytest.raises(OSError, match="symbolic links"):
+        with pytest.raises(CacheError, match="symbolic links"):
             pending[0].see()
         Start(GPTDataset, SIZES, config_of(tmp_path)).remember(pending, {})
     assert not (tmp_path / "cache" / ".trackbed").exists()

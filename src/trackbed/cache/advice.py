@@ -13,6 +13,7 @@ _ADVICE: Final = {
     errno.EDQUOT: "your quota on path_to_cache must have room: `trackbed cache gc` makes some",
     errno.EMFILE: "the limit on open files (ulimit -n) must be higher",
     errno.ENOMEM: "the system must have room for one more map: see vm.max_map_count, and ulimit -v",
+    errno.ELOOP: "a link must lead to a file: remove it and start again",
     errno.ENOENT: "it was there at the start, and somebody removed it since: start again, and it is built anew",
     errno.ESTALE: "another host removed or replaced it meanwhile: start again",
     errno.EIO: "the disk or the file server reports an error of its own: see its log",

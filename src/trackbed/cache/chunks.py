@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from trackbed.files import CHUNK_BYTES, FileSum, crc32
+from trackbed.errors import FormatError
+from trackbed.files import CHUNK_BYTES, FileSum, crc32, open_regular
 
 __all__ = ["Chunk", "chunks_of", "compare_chunks"]
 
@@ -47,6 +48,8 @@ def compare_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, str]]:
 def _compare(chunk: Chunk) -> str:
     try:
         found = _crc32(chunk)
+    except FormatError as error:
+        return str(error)
     except OSError as error:
         return f"{chunk.path}: {error.strerror}"
     if found == chunk.crc32:
@@ -56,7 +59,7 @@ def _compare(chunk: Chunk) -> str:
 
 def _crc32(chunk: Chunk) -> str:
     value, left = 0, chunk.size_bytes
-    with open(chunk.path, "rb", buffering=0) as file:  # noqa: PTH123  there may be thousands
+    with open(open_regular(chunk.path), "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
         file.seek(chunk.number * CHUNK_BYTES)
         while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
             value = crc32(piece, value)

@@ -136,7 +136,7 @@ def take_inventory(folder: str) -> Inventory:
     manifests = {name.removesuffix(".json"): f"{own}/{name}" for name in own_names if name.endswith(".json")}
     entries = _entries_in(folder, manifests, latest)
     for name in own_names:
-        if _FINGERPRINT.fullmatch(name):
+        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own}/{name}"):  # noqa: PTH112
             entries += _entries_aside(f"{own}/{name}", latest)
     partial = f"{own}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
@@ -191,6 +191,8 @@ def _stored(path: str) -> StoredFile | None:
         status = os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
         return None
+    except OSError:  # a link to itself: reading it says so
+        status = os.lstat(path)
     return StoredFile(path, Stamp.of(status))
 
 
@@ -234,8 +236,8 @@ def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
     """What a manifest says, or what is wrong with it; neither where there is none."""
     try:
         return (None if manifest is None else read_manifest(manifest.path)), []
-    except FormatError as error:
-        return None, [str(error)]
+    except (FormatError, OSError) as error:
+        return None, [_in_words(error)]
 
 
 def _judge_by_manifest(folder: str, record: Manifest, files: Iterable[StoredFile]) -> list[str]:
@@ -263,9 +265,13 @@ def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
             continue
         try:
             header = read_npy_spec(Path(file.path))
-        except (FormatError, FileNotFoundError) as error:
-            problems.append(str(error))
+        except (FormatError, OSError) as error:
+            problems.append(_in_words(error))
             continue
         if header.size_bytes != file.size_bytes:
             problems.append(f"{file.path}: must have {header.size_bytes} bytes, found {file.size_bytes}")
     return problems
+
+
+def _in_words(error: FormatError | OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -5,10 +5,12 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.opened import Arrays, OpenedArrays
 from trackbed.cache.sighting import Sighting, Stamps
 from trackbed.cache.survey import Expected, Finding, State, survey, survey_together
+from trackbed.errors import CacheError
 
 __all__ = ["Look", "find", "look", "look_together"]
 
@@ -40,12 +42,20 @@ def look(entry: Entry, expected: Expected, *, is_vouched: bool = False) -> Look:
         entry: what is wanted.
         expected: what its arrays must look like.
         is_vouched: whether a rank of this start has built the entry, or found it right.
+
+    Raises:
+        CacheError: the system refuses to look at a file.
     """
     place, other = (entry.shared if entry.megatron else entry.aside), ""
-    found = survey(entry, place, expected, is_vouched=is_vouched)
-    if found.state is State.foreign and entry.megatron:
-        place, other = entry.aside, found.why
+    try:
         found = survey(entry, place, expected, is_vouched=is_vouched)
+        if found.state is State.foreign and entry.megatron:
+            place, other = entry.aside, found.why
+            found = survey(entry, place, expected, is_vouched=is_vouched)
+    except OSError as error:
+        where = error.filename or place.directory
+        msg = f"{where}: the index {entry.stem} cannot be looked up: {error.strerror}; {advice_on(error)}"
+        raise CacheError(msg) from error
     return _look_of(entry, place, found, other=other)
 
 

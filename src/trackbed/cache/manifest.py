@@ -1,6 +1,5 @@
 """The manifest of an entry: whose name it is, and what proves that its files are whole."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +10,7 @@ import orjson
 from trackbed.cache.entry import ArraySpec, Entry
 from trackbed.cache.fingerprint import Decisions
 from trackbed.errors import FormatError
-from trackbed.files import FileSum, boot_id
+from trackbed.files import FileSum, boot_id, read_regular
 
 __all__ = ["DataSum", "Manifest", "encode_manifest", "manifest_of", "parse_manifest", "read_manifest"]
 
@@ -73,18 +72,12 @@ def read_manifest(path: str) -> Manifest | None:
 
     Raises:
         FormatError: the file is no manifest.
+        OSError: it cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        raw = read_regular(path)
     except FileNotFoundError:
         return None
-    try:  # thousands of them are read: a file object makes twice the calls
-        size = os.fstat(descriptor).st_size
-        raw = os.read(descriptor, size + 1)
-        while len(raw) < size and (more := os.read(descriptor, size - len(raw))):
-            raw += more
-    finally:
-        os.close(descriptor)
     return parse_manifest(raw, path)
 
 
@@ -106,7 +99,7 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
         boot, data = f"{fields.get('boot', '')}", _data_sum(fields.get("data"))
         return Manifest(fields["fingerprint"], fields["decisions"], files, arrays, boot, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {error}"
+        msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {str(error)[:200]}"
         raise FormatError(msg) from error
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from trackbed.files import crc32, partial_name, publish, write_new
+from trackbed.errors import FormatError
+from trackbed.files import crc32, partial_name, publish, read_regular, write_new
 from trackbed.kernels import available_threads, file_stamps
 
 __all__ = ["Memo", "read_memo", "write_memo"]
@@ -92,13 +93,13 @@ def _encode_names(files: Iterable[str], folder: str) -> Iterator[orjson.Fragment
 def read_memo(path: str, folder: str) -> Memo | None:
     """The memo at `path`; None where there is none, or one that is damaged or of another version."""
     try:
-        head, _, body = Path(path).read_bytes().partition(b"\n")
+        head, _, body = read_regular(path).partition(b"\n")
         found = crc32(body.removesuffix(b"\n"))
         if orjson.loads(head) != {"format": _FORMAT, "version": _VERSION, "crc32": found}:
             return None
         fields = orjson.loads(body)
         return Memo(fields["content"], folder, fields["names"], fields["digests"], found)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, FormatError, ValueError, TypeError, KeyError):
         return None
 
 

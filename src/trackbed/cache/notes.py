@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache.traces import leaves_traces
-from trackbed.files import Stamp, flush_file_system, stamp_of
+from trackbed.errors import FormatError
+from trackbed.files import Stamp, flush_file_system, read_regular, stamp_of
 
 __all__ = [
     "NoteFile",
@@ -79,7 +80,10 @@ def find_note_files(own: str) -> list[NoteFile]:
 def read_notes(own: str) -> Notes:
     """The notes in the folder `own`, which is Trackbed's; read anew when a file was added or removed."""
     folder = f"{own}/notes"
-    stamp = stamp_of(folder)
+    try:
+        stamp = stamp_of(folder)
+    except OSError:  # it cannot be reached: what it says is checked again
+        return _NO_NOTES
     if stamp is None:
         return _NO_NOTES
     known = _READ.get(own)
@@ -91,8 +95,8 @@ def read_notes(own: str) -> Notes:
 def _texts(folder: str) -> Iterable[tuple[str, str]]:
     for path in sorted(Path(folder).glob("*.txt")):
         try:
-            yield str(path), path.read_text(errors="replace")
-        except OSError:  # removed meanwhile, or unreadable: what it said is checked again
+            yield str(path), read_regular(path).decode(errors="replace")
+        except (OSError, FormatError):  # removed meanwhile, or unreadable: what it said is checked again
             continue
 
 
@@ -104,7 +108,11 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
     name = f"{hashlib.sha256(text).hexdigest()[:32]}.txt"
     try:
         Path(own, "notes").mkdir(exist_ok=True)
-        Path(own, "notes", name).write_bytes(text)  # a line that is cut names no entry
+        path = f"{own}/notes/{name}"
+        # Opening a pipe of that name would otherwise wait for a reader.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+        with open(os.open(path, flags, 0o666), "wb") as file:  # noqa: PTH123  a descriptor
+            file.write(text)  # a line that is cut names no entry
     except OSError as error:  # a cache that can only be read is served, too
         logger.debug("%s: no note was left: %s", own, error)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import map_readonly
+from trackbed.files import map_readonly, open_regular
 
 __all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "npy_parts", "read_npy_header", "read_npy_spec"]
 
@@ -69,9 +69,13 @@ def read_npy_spec(path: Path) -> NpyHeader:
 
     Raises:
         FormatError: there is none that can be read.
+        OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        return read_npy_header(file.read(_LONGEST_HEADER), path=path)
+    descriptor = open_regular(path)
+    try:
+        return read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
+    finally:
+        os.close(descriptor)
 
 
 def map_npy(path: str | Path) -> npt.NDArray[Any]:
@@ -81,7 +85,7 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
         FormatError: the file is no `.npy`, or shorter or longer than its header says.
         FileNotFoundError: there is no such file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         header = read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
         size = os.fstat(descriptor).st_size

@@ -74,7 +74,7 @@ class OpenedArrays(Arrays):
         if found is None:
             # All at once: who reads one reads the others, which may be removed by then.
             if self._digest and entry_digest(file_stamps(".", self._place.paths(tuple(self.specs)))) != self._digest:
-                self._refuse(self._place.array(name))
+                self._refuse(*map(self._place.array, self.specs))
             mapped = {one: self._map(one) for one in self.specs}
             found = mapped[name]
             self._mapped = mapped
@@ -119,15 +119,17 @@ class OpenedArrays(Arrays):
             self._refuse(path)
 
     @staticmethod
-    def _refuse(path: str) -> NoReturn:
-        msg = f"{path}: must be the file that was found at the start, found another one in its place: start again"
+    def _refuse(*paths: str) -> NoReturn:
+        found = "found another one in its place" if len(paths) == 1 else "found another one in the place of one of them"
+        what = "the file" if len(paths) == 1 else "the files"
+        msg = f"{', '.join(paths)}: must be {what} that the start found, {found}: start again"
         raise CacheError(msg)
 
     def _is_same_entry(self) -> bool:
         """True if the files are those of another builder of the same entry, who was as fast."""
         try:
             manifest = read_manifest(self._place.manifest) if self._sighting is not None else None
-        except FormatError:
+        except (FormatError, OSError):
             return False
         if manifest is None or self._sighting is None or manifest.fingerprint != self._sighting.fingerprint:
             return False

@@ -1,6 +1,7 @@
 """What lies at the place of an entry: the entry, nothing, a damaged copy of it, or something else."""
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -18,7 +19,7 @@ from trackbed.cache.notes import data_note, entry_digest, flush_later, flushed_n
 from trackbed.cache.npy import read_npy_spec
 from trackbed.cache.sighting import Stamps
 from trackbed.errors import FormatError
-from trackbed.files import CHUNK_BYTES, boot_id, stamp_of
+from trackbed.files import CHUNK_BYTES, boot_id, open_regular, read_regular, stamp_of
 from trackbed.kernels import file_stamps, look_in, read_parts
 
 __all__ = ["Expected", "Finding", "State", "survey", "survey_together"]
@@ -218,7 +219,10 @@ def _by_headers(entry: Entry, paths: Mapping[str, str], expected: Mapping[str, A
 def _judge_description(path: Path, wanted: str) -> Finding:
     if not path.exists():
         return Finding(State.absent)
-    found = path.read_bytes()
+    try:
+        found = read_regular(path)
+    except FormatError as error:
+        return Finding(State.foreign, str(error))
     if found == wanted.encode():
         return Finding(State.whole)
     if wanted.encode().startswith(found):
@@ -259,5 +263,11 @@ def _is_zeroed(found: bytes, wanted: bytes) -> bool:
 
 
 def _begins_with_zeros(path: Path) -> bool:
-    with path.open("rb") as file:
-        return not any(file.read(128))
+    try:
+        descriptor = open_regular(path)
+    except FormatError:
+        return False
+    try:
+        return not any(os.read(descriptor, 128))
+    finally:
+        os.close(descriptor)

@@ -19,7 +19,8 @@ from typing import Final
 from trackbed.cache.entry import Entry
 from trackbed.cache.notes import write_data_notes
 from trackbed.cache.traces import leaves_traces
-from trackbed.files import partial_name, publish, write_new
+from trackbed.errors import FormatError
+from trackbed.files import partial_name, publish, read_regular, write_new
 
 __all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use", "noting", "touch_use", "use_name"]
 
@@ -134,8 +135,8 @@ def find_uses(own: str) -> list[Use]:
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(Path(own, "uses").glob("*.txt")):
-            with contextlib.suppress(FileNotFoundError):
-                names = tuple(path.read_text(errors="replace").split())
+            with contextlib.suppress(OSError, FormatError):  # removed meanwhile, or unreadable
+                names = tuple(read_regular(path).decode(errors="replace").split())
                 found.append(Use(f"{path}", names, path.stat().st_mtime))
     return found
 

@@ -252,7 +252,8 @@ class _Writing:
         """Remove the partial files of these, or of all that did not appear."""
         for name in names or list(self._partials):
             if name in self._partials:
-                Path(self._partials.pop(name)).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # of a folder that cannot be written to, where there is none
+                    Path(self._partials.pop(name)).unlink(missing_ok=True)
         if not names:
             for behind in self._behind.values():
                 behind.stop()

@@ -137,18 +137,20 @@ class GPTDataset(MegatronDataset, Gathering):
 
         Raises:
             ArgumentError: a file is missing, or `sequences_per_dataset` lacks the prefix.
-            FormatError: the pair is damaged.
+            FormatError: the pair is damaged, or its tokens are no integers.
         """
         if dataset_path is None:
             msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
             raise ArgumentError(msg)
         if config.groups is not None and dataset_path in config.groups:
-            return IndexedGroup.open(dataset_path, config.groups[dataset_path], mmap=config.mmap_bin_files)
+            group = IndexedGroup.open(dataset_path, config.groups[dataset_path], mmap=config.mmap_bin_files)
+            _check_type(group)
+            return group
         counts = config.sequences_per_dataset
         if counts and dataset_path not in counts:
             msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"
             raise ArgumentError(msg)
-        return IndexedDataset(
+        dataset = IndexedDataset(
             dataset_path,
             multimodal=False,
             mmap=config.mmap_bin_files,
@@ -157,6 +159,8 @@ class GPTDataset(MegatronDataset, Gathering):
             dtype_code=config.token_dtype_code,
             open_when_read=True,
         )
+        _check_type(dataset)
+        return dataset
 
     def _check_instant(self) -> None:
         if self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence:
@@ -499,3 +503,11 @@ class GPTDataset(MegatronDataset, Gathering):
             return self._instant.piece_lengths(idx)
         _, starts, stops = self._visited.pieces(self._visit_arrays, idx)
         return [stop - start for start, stop in zip(starts, stops, strict=True)]
+
+
+def _check_type(dataset: IndexedDataset | IndexedGroup) -> None:
+    """Refuse numbers that are no token ids."""
+    dtype = np.dtype(dataset.index.dtype)
+    if dtype.kind not in "iu":
+        msg = f"{dataset.path_prefix}: tokens of a GPT dataset must be integers, found {dtype}"
+        raise FormatError(msg)

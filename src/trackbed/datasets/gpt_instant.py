@@ -7,19 +7,19 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import Pieces, VisitArrays, VisitedSamples
-from trackbed.errors import ArgumentError, PlanError
+from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.ahead import OrderAhead
 from trackbed.index.epochs import stretches_per_epoch
 from trackbed.kernels import Visits
-from trackbed.tokens import IndexedDataset, IndexedGroup
+from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
 
 __all__ = ["InstantSamples", "StoredSample"]
 
@@ -80,13 +80,44 @@ class InstantSamples:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens of the split: two entries of the pointer array, and no sum over lengths."""
+        """Tokens of the split: two entries of the pointer array, and no sum over lengths.
+
+        Raises:
+            FormatError: its first or last sequence does not begin where the one before it ends.
+        """
         start, stop = self.run
         if start == stop:
             return 0
+        begin = self._end_of(start - 1) if start else 0
+        last = self._end_of(stop - 2) if stop > 1 else 0
+        self._check_start(start, begin)
+        self._check_start(stop - 1, last)
+        end = self._end_of(stop - 1)
+        if not begin <= last <= end:
+            self._refuse(stop - 1, f"{last} to {end}")
+        return (end - begin) // int(self.dataset.index.dtype_size)
+
+    def _end_of(self, sequence: int) -> int:
+        """The byte at which a sequence ends."""
         index = self.dataset.index
-        last = int(index.sequence_pointers[stop - 1]) // int(index.dtype_size) + int(index.sequence_lengths[stop - 1])
-        return last - int(index.sequence_pointers[start]) // int(index.dtype_size)
+        return int(index.sequence_pointers[sequence]) + int(index.sequence_lengths[sequence]) * int(index.dtype_size)
+
+    def _check_start(self, sequence: int, wanted: int) -> None:
+        """Refuse a sequence that does not begin where the one before it ends."""
+        found = int(self.dataset.index.sequence_pointers[sequence])
+        if found != wanted:
+            self._refuse(sequence, f"one at {found} after one that ends at {wanted}")
+
+    def _refuse(self, sequence: int, found: str) -> NoReturn:
+        where = self.dataset.path_prefix
+        if isinstance(self.dataset, IndexedGroup):
+            member, sequence = self.dataset.find(sequence)
+            where = self.dataset.members[member].path_prefix
+        msg = (
+            f"{get_idx_path(where)}: sequences must lie one after the other, found sequence {sequence} damaged: "
+            f"{found}; `trackbed verify` says what else is wrong"
+        )
+        raise FormatError(msg)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -109,6 +140,8 @@ class InstantSamples:
         start, stop = self.run
         once = np.asarray(self.dataset.index.sequence_lengths[start:stop], dtype=np.int64)
         documents = np.flatnonzero(once)  # empty ones, of which there may be millions, add nothing
+        if (once < 0).any() or int(once.sum()) != self.num_tokens:
+            self._refuse(start, f"{self.num_tokens} tokens in the split, and lengths that make {int(once.sum())}")
         rounds = -(-self._length // self.num_tokens)
         lengths = np.tile(once[documents], rounds)
         ends = np.cumsum(lengths)
@@ -239,10 +272,25 @@ class InstantSamples:
         return [stop - before for before, stop in pairwise(edges)]
 
     def _documents(self, start: int, length: int) -> tuple[int, int]:
-        """The first document that holds tokens `[start, start + length)` of the split, and the one after the last."""
+        """The first document that holds tokens `[start, start + length)` of the split, and the one after the last.
+
+        Raises:
+            FormatError: the documents there do not lie one after the other.
+        """
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
-        lowest, stop = self.run
-        begin = int(pointers[lowest]) + start * size
-        first = bisect_right(pointers, begin, lowest, stop) - 1
-        last = bisect_right(pointers, begin + (length - 1) * size, lowest, stop)
+        begin = self.origin_byte + start * size
+        end = begin + length * size
+        first = bisect_right(pointers, begin, 0, len(pointers)) - 1
+        if first < 0:
+            self._refuse(0, f"none at byte {begin}")
+        last, here = first, begin
+        while here < end:
+            if last == len(pointers):
+                self._refuse(last - 1, f"it ends at {here}, before {end}")
+            if last > first:
+                self._check_start(last, here)
+            here = self._end_of(last)
+            if here <= begin:
+                self._refuse(last, f"it ends at {here}, and byte {begin} lies behind that")
+            last += 1
         return first, last

@@ -20,6 +20,7 @@ from trackbed.files.publish import (
     publish,
     write_new,
 )
+from trackbed.files.regular import open_regular, read_regular
 from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
 from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
 from trackbed.files.writeback import Writeback
@@ -54,9 +55,11 @@ __all__ = [
     "map_readonly",
     "mapped_files",
     "new_partial",
+    "open_regular",
     "partial_name",
     "publish",
     "read_ahead",
+    "read_regular",
     "remove_unless_changed",
     "stamp_of",
     "whereabouts",

@@ -10,10 +10,13 @@ from typing import Any, Final
 
 from isal.isal_zlib import crc32
 
+from trackbed.files.regular import open_regular
+
 __all__ = ["CHUNK_BYTES", "Checksum", "FileSum", "checksum_bytes", "checksum_file", "crc32"]
 
 CHUNK_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 4 << 20
+_DIGITS: Final = 8
 
 
 class Checksum:
@@ -60,9 +63,11 @@ class FileSum:
             ValueError, TypeError: it is no such record.
         """
         found = cls(**record)
-        texts = isinstance(found.crc32, list) and all(isinstance(text, str) for text in found.crc32)
-        if type(found.size_bytes) is not int or not texts:
-            msg = f"size_bytes must be a number and crc32 texts, found {found.size_bytes!r} and {found.crc32!r}"
+        sums = found.crc32 if isinstance(found.crc32, list) else [None]
+        is_size = type(found.size_bytes) is int and 0 <= found.size_bytes < 1 << 63
+        if not is_size or not all(isinstance(text, str) and len(text) == _DIGITS for text in sums):
+            what = f"{str(found.size_bytes)[:80]} and {str(found.crc32)[:80]}"
+            msg = f"size_bytes must be a number and crc32 texts of {_DIGITS} digits, found {what}"
             raise ValueError(msg)
         return found
 
@@ -84,7 +89,7 @@ def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) 
     """The checksums of a file, calling `progress` with the number of bytes after each piece read."""
     checksum = Checksum()
     buffer = bytearray(_READ_BYTES)
-    with path.open("rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
         while count := file.readinto(buffer):
             checksum.update(memoryview(buffer)[:count])
             if progress is not None:

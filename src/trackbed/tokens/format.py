@@ -3,6 +3,7 @@
 Shapes: N sequences, D documents; the file holds D + 1 document borders.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, check_stamp, let_go, map_readonly, read_ahead
+from trackbed.files import Stamp, check_stamp, let_go, map_readonly, open_regular, read_ahead
 from trackbed.kernels import RawIndexEnds, read_index_ends
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.dtype import DType
@@ -27,6 +28,7 @@ __all__ = [
     "IndexEnds",
     "SequenceIndex",
     "encode_header",
+    "explained",
     "is_indexed",
     "map_file",
     "open_index",
@@ -39,6 +41,16 @@ _FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 
 HEADER_BYTES: Final = _FIELDS.size
 _MOST_READ: Final = 1024
 """Files of a call: 8 MiB of what is read of them."""
+
+
+@contextlib.contextmanager
+def explained(path: str | Path) -> Iterator[None]:
+    """Inside the block, an error of the system becomes one of Trackbed's that names the file, or else `path`."""
+    try:
+        yield
+    except OSError as error:
+        msg = f"{error.filename or path}: a pair must be two files that can be read, found: {error.strerror}"
+        raise FormatError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +144,8 @@ class SequenceIndex:
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
         check_stamp(self.path, self.ends.stamp)
-        return map_file(self.path)
+        with explained(self.path):
+            return map_file(self.path)
 
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""
@@ -279,7 +292,7 @@ def _ends_of(raw: RawIndexEnds, path: str | Path, *, multimodal: bool) -> IndexE
 
 def map_file(path: str | Path) -> npt.NDArray[np.uint8]:
     """The bytes of a file, mapped read-only. The map lives as long as any array cut from it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         return map_readonly(descriptor)
     except OSError as error:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, MAPS, Stamp, check_stamp, stamp_of
 from trackbed.tokens.commit import interruption
-from trackbed.tokens.format import IndexEnds, SequenceIndex, open_index
+from trackbed.tokens.format import IndexEnds, SequenceIndex, explained, open_index
 from trackbed.tokens.identity import identity_of
 from trackbed.tokens.opening import Opening, known_opening, note_opening, seen_ahead
 from trackbed.tokens.paths import get_bin_path, get_idx_path
@@ -92,13 +92,15 @@ class IndexedDataset:
 
     def _look(self) -> Opening:
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
-        index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
+        with explained(self.path_prefix):
+            index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
         if index_stamp is None or bin_stamp is None:
             missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
             msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
             msg += interruption(self.path_prefix)
             raise ArgumentError(msg)
-        return Opening(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
+        with explained(self.path_prefix):
+            return Opening(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
 
     def _check(self, ends: IndexEnds, bin_stamp: Stamp) -> None:
         if self.sequences_per_dataset is not None:
@@ -113,7 +115,8 @@ class IndexedDataset:
         if self.open_when_read:
             self.note_use()
             check_stamp(path, self._bin_stamp)
-        return MappedSource.open(path) if self.mmap else FileSource.open(path)
+        with explained(path):
+            return MappedSource.open(path) if self.mmap else FileSource.open(path)
 
     def note_use(self) -> None:
         """Record that its files are in use now: those of other pairs are released first, where too many are open."""

@@ -18,6 +18,7 @@ from trackbed.files import (
     flush_to_disk,
     new_partial,
     publish,
+    read_regular,
 )
 from trackbed.tokens.format import open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
@@ -100,15 +101,15 @@ def read_seal(path: Path) -> Seal:
         FormatError: it is not one, or of another version.
         FileNotFoundError: there is no such file.
     """
-    raw = path.read_bytes()
+    raw = read_regular(path)
     try:
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("version"))
         if found != (FORMAT, VERSION):
-            msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {found}"
+            msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {str(found)[:200]}"
             raise FormatError(msg)
         files = {name: FileSum.from_json(fields.pop(name)) for name in ("bin", "idx")}
         return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {error}"
+        msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {str(error)[:200]}"
         raise FormatError(msg) from error

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import DESCRIPTORS, Stamp, stamp_of
+from trackbed.files import DESCRIPTORS, Stamp, open_regular, stamp_of
 from trackbed.tokens.format import map_file
 
 __all__ = ["FileSource", "MappedSource", "Source"]
@@ -90,7 +90,7 @@ class FileSource:
     def open(cls, path: str | Path) -> "FileSource":
         """Open the file at `path`. Where too many are open, those used least recently are closed first."""
         DESCRIPTORS.make_room()
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         DESCRIPTORS.opened(descriptor)
         return cls(descriptor, path)
 

@@ -76,7 +76,7 @@ def verify_content(path_prefix: str, *, progress: Callable[[int], None] | None =
     for field in ("dtype", "sequences", "documents"):
         found, wanted = getattr(verified, field), getattr(sealed, field)
         if found != wanted:
-            msg = f"{get_idx_path(path_prefix)}: the seal says {field} {wanted}, found {found}"
+            msg = f"{get_idx_path(path_prefix)}: the seal says {field} {str(wanted)[:200]}, found {found}"
             raise FormatError(msg)
     _check_bytes(Path(get_idx_path(path_prefix)), sealed.idx, progress)
     _check_bytes(Path(get_bin_path(path_prefix)), sealed.bin, progress)

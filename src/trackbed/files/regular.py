@@ -1,0 +1,66 @@
+"""Opening files that somebody else may have put there: a pipe would wait for a writer, a device would never end."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from trackbed.errors import FormatError
+
+__all__ = ["open_regular", "read_regular"]
+
+_MOST_BYTES: Final = 1 << 30
+"""Bytes of a file that is read whole: notes, manifests and seals have a millionth of them."""
+
+
+def open_regular(path: str | Path) -> int:
+    """Opens a regular file for reading. Returns its descriptor.
+
+    Raises:
+        FormatError: it is a folder, a pipe, a device or a socket.
+        OSError: it cannot be opened.
+    """
+    return _opened(path)[0]
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Reads a regular file of up to 1 GiB.
+
+    Raises:
+        FormatError: it is no regular file, or larger.
+        OSError: it cannot be read.
+    """
+    descriptor, size = _opened(path)
+    try:
+        if size > _MOST_BYTES:
+            msg = f"{path}: must have {_MOST_BYTES} bytes at most, found {size}"
+            raise FormatError(msg)
+        raw = os.read(descriptor, size + 1)
+        while len(raw) < size and (more := os.read(descriptor, size - len(raw))):
+            raw += more
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
+    return raw
+
+
+def _opened(path: str | Path) -> tuple[int, int]:
+    """The descriptor of a regular file, and its size in bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        msg = f"{path}: must be a regular file, found {_kind(status.st_mode)}"
+        raise FormatError(msg)
+    return descriptor, status.st_size
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    return next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")
