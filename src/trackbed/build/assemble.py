@@ -158,9 +158,9 @@ class BlendedMegatronDatasetBuilder:
                 forget_shared_runs()
                 for dataset in built:
                     _check_length(dataset)
-        flush_built(pending)
         if builders.is_first:
             start.remember(pending, pairs)
+        flush_built(pending)  # last: its thread would hold up what follows
         return built
 
     def _build(self, settle: "_Settle" = lambda _built: None) -> list[Any]:
