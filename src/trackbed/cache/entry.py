@@ -1,10 +1,9 @@
 """An entry of the cache: the arrays of one index, their names and what they must look like."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,14 +20,16 @@ class ArraySpec:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DataPart:
+class DataPart(Protocol):
     """The part of the data that an index is computed from: its files may be replaced under the same identity."""
 
-    stamps: str
-    """Inode, size and time of the files when they were opened, as text."""
-    checksum: Callable[[], str]
-    """CRC-32 of that part in eight hexadecimal digits. May read all of it."""
+    @property
+    def stamps(self) -> str:
+        """Inode, size and time of the files when they were opened, as text."""
+
+    @property
+    def checksum(self) -> str:
+        """CRC-32 of that part in eight hexadecimal digits. May read all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Entry:
     data: DataPart | None = None
     """The part of the data that the arrays are computed from; None where the decisions hold all of it."""
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the decisions."""
         return self.known_fingerprint or fingerprint(self.decisions)

@@ -48,7 +48,7 @@ class Manifest:
 
 def manifest_of(entry: Entry, files: Mapping[str, FileSum], arrays: Mapping[str, ArraySpec]) -> Manifest:
     """The manifest of an entry that this process has built now."""
-    data = None if entry.data is None else DataSum(entry.data.checksum(), entry.data.stamps)
+    data = None if entry.data is None else DataSum(entry.data.checksum, entry.data.stamps)
     return Manifest(entry.fingerprint, entry.decisions, files, arrays, boot_id(), data)
 
 

@@ -141,7 +141,7 @@ class Pending(Arrays):
             stamps: of its files, as in a `Sighting`.
         """
         place = self._place or self.entry.shared
-        data_crc32 = "" if self.entry.data is None else self.entry.data.checksum()
+        data_crc32 = "" if self.entry.data is None else self.entry.data.checksum
         self._sighting = Sighting(place, self.entry.arrays, specs, stamps, self.entry.fingerprint, data_crc32)
         self._arrays = OpenedArrays(place, specs, data_crc32=data_crc32, sighting=self._sighting)
         self._is_built = True

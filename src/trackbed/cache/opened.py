@@ -5,7 +5,7 @@ time, and more maps than the system gives a process. Where there are too many, t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy.typing as npt
 
@@ -22,6 +22,9 @@ from trackbed.kernels import file_stamps
 __all__ = ["Arrays", "OpenedArrays", "arrays_of", "damage", "data_crc32_of", "shape_of", "specs_of"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+"""One for all: thousands of entries are opened, and few are read at a start."""
 
 
 class OpenedArrays(Arrays):
@@ -49,13 +52,13 @@ class OpenedArrays(Arrays):
         self._place = place
         self._sighting = sighting
         self._digest = digest
-        self._seen: dict[str, Stamp | None] = {}
+        self._seen: Mapping[str, Stamp | None] = _NOTHING
         """Files that were mapped."""
-        self._mapped: dict[str, npt.NDArray[Any]] = {}
+        self._mapped: Arrays = _NOTHING
 
     def release(self) -> bool:
         """Drop the maps, to be made again when they are needed; arrays that are held stay valid. Always True."""
-        self._mapped = {}
+        self._mapped = _NOTHING
         return True
 
     def path_of(self, name: str) -> str:
@@ -110,7 +113,7 @@ class OpenedArrays(Arrays):
         """Refuse a file that has taken the place of the one that was found: it may be of other data."""
         found = stamp_of(path)
         wanted = self._seen.get(name) if self._sighting is None else self._sighting.stamp_of(name)
-        self._seen.setdefault(name, found)
+        self._seen = {name: found, **self._seen}
         if found is None or wanted is None or found == wanted:
             return
         # On other machines' disks, the time of a file that was just written may still change.

@@ -161,7 +161,7 @@ def _judge_content(entry: Entry, place: Place, manifest: Manifest, stamps: Stamp
                 return problem
         flush_later({entry.own: [stamps]})
     if entry.data is not None and manifest.data is not None and not _is_of_data(entry, manifest, stamps):
-        found = entry.data.checksum()
+        found = entry.data.checksum
         if found != manifest.data.crc32:
             return f"{place.manifest}: must be of data with the checksum {found}, found {manifest.data.crc32}"
         note_data(entry.own, data_note(entry_digest(stamps), entry.data.stamps))

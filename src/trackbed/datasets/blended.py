@@ -156,11 +156,14 @@ class BlendedDataset(_Dataset, Gathering):
             raise AttributeError(msg)
         return self.__getattribute__(name)  # of a property that failed this raises its own words once more
 
-    @cached_property
+    @property
     def fingerprint(self) -> DatasetFingerprint:
         """SHA-256 of everything that decides the samples, the identity of all files included."""
-        text = fingerprint({**self._decisions, "description": self.unique_description})
-        return DatasetFingerprint.of(text, self.data_checksum)
+        return DatasetFingerprint.of(self._fingerprint, self)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint({**self._decisions, "description": self.unique_description})
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
@@ -271,7 +274,7 @@ class BlendedDataset(_Dataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_gatherer", "data_checksum", "fingerprint"):
+        for name in ("_gatherer", "data_checksum"):
             state.pop(name, None)
         if self.config.order != "instant" and self.config.path_to_cache is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))

@@ -6,7 +6,7 @@ Shapes: N sequences.
 import os
 from collections.abc import Callable
 from threading import Event, Lock, Thread
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -84,19 +84,30 @@ class DataChecksum:
             self._done.set()
 
 
+class _HasData(Protocol):
+    @property
+    def data_checksum(self) -> DataChecksum:
+        """The checksum of the data behind it."""
+
+
 class DatasetFingerprint(str):
     """The fingerprint of a dataset, with the checksum of its data: a sampler that is given it keeps both."""
 
-    __slots__ = ("data",)
+    __slots__ = ("_dataset",)
 
-    data: DataChecksum
+    _dataset: _HasData
 
     @classmethod
-    def of(cls, text: str, data: DataChecksum) -> "DatasetFingerprint":
-        """The fingerprint `text` of a dataset whose data have this checksum."""
+    def of(cls, text: str, dataset: _HasData) -> "DatasetFingerprint":
+        """The fingerprint `text` of a dataset."""
         made = cls(text)
-        made.data = data
+        made._dataset = dataset
         return made
+
+    @property
+    def data(self) -> DataChecksum:
+        """The checksum of the dataset's data."""
+        return self._dataset.data_checksum
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         """A copy is plain text."""

@@ -226,12 +226,15 @@ class GPTDataset(MegatronDataset, Gathering):
         """SHA-256 of what decides the indices."""
         return fingerprint(self._decisions)
 
-    @cached_property
+    @property
     def fingerprint(self) -> DatasetFingerprint:
         """SHA-256 of what decides the samples: files by their identity, configuration and order."""
+        return DatasetFingerprint.of(self._fingerprint, self)
+
+    @cached_property
+    def _fingerprint(self) -> str:
         shaping = [getattr(self.config, name) for name in _SHAPING]
-        text = fingerprint({"all": [self._decided, md5_of(self.unique_description), self._pad_token_id, *shaping]})
-        return DatasetFingerprint.of(text, self.data_checksum)
+        return fingerprint({"all": [self._decided, md5_of(self.unique_description), self._pad_token_id, *shaping]})
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
@@ -267,7 +270,7 @@ class GPTDataset(MegatronDataset, Gathering):
             arrays=ARRAYS,
             decisions=self._decisions,
             known_fingerprint=self._decided,
-            data=self._indices.data_part,
+            data=self._indices if self._indices.stamps else None,
         )
 
     def _open_indices(self) -> Arrays:
@@ -329,7 +332,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs: indices that lie in the cache are opened there again."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_gatherer", "_visited", "data_checksum", "fingerprint"):
+        for name in ("_indices", "_instant", "_gatherer", "_visited", "data_checksum"):
             state.pop(name, None)
         if self.config.order != "instant" and self._entry() is not None:
             state.update(dict.fromkeys(("_arrays", *ARRAYS)))

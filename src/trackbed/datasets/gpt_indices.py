@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache import Allocate, Arrays, ArraySpec, DataPart
+from trackbed.cache import Allocate, Arrays, ArraySpec
 from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.low_level import data_stamps, most_tokens
@@ -83,11 +83,10 @@ class GPTIndices:
         """Take the checksum from the split's lengths, which were read for something else."""
         vars(self)["checksum"] = checksum_lengths(lengths)
 
-    @property
-    def data_part(self) -> DataPart | None:
-        """The lengths that decide the arrays; None where `decisions` holds them, as the dataset has no files."""
-        stamps = data_stamps(self.dataset)
-        return None if stamps is None else DataPart(stamps, lambda: self.checksum)
+    @cached_property
+    def stamps(self) -> str:
+        """Inode, size and time of the files of the lengths, as text; empty where `decisions` holds the lengths."""
+        return data_stamps(self.dataset) or ""
 
     def plan_over(self, lengths: npt.NDArray[np.int32]) -> EpochPlan:
         """The plan, given the tokens in each of the split's documents. Raises what `plan` does."""
