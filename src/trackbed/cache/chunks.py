@@ -59,7 +59,7 @@ def _compare(chunk: Chunk) -> str:
 
 def _crc32(chunk: Chunk) -> str:
     value, left = 0, chunk.size_bytes
-    with open(open_regular(chunk.path), "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
+    with open(open_regular(chunk.path)[0], "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
         file.seek(chunk.number * CHUNK_BYTES)
         while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
             value = crc32(piece, value)

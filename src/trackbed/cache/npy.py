@@ -71,7 +71,7 @@ def read_npy_spec(path: Path) -> NpyHeader:
         FormatError: there is none that can be read.
         OSError: the file cannot be read.
     """
-    descriptor = open_regular(path)
+    descriptor, _ = open_regular(path)
     try:
         return read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
     finally:
@@ -85,16 +85,15 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
         FormatError: the file is no `.npy`, or shorter or longer than its header says.
         FileNotFoundError: there is no such file.
     """
-    descriptor = open_regular(path)
+    descriptor, size = open_regular(path)
     try:
         header = read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
-        size = os.fstat(descriptor).st_size
         if size != header.size_bytes:
             msg = f"{path}: {header.dtype} of shape {header.shape} makes {header.size_bytes} bytes, found {size}"
             raise FormatError(msg)
         if size == header.data_at:
             return np.empty(header.shape, dtype=header.dtype)
-        mapped = map_readonly(descriptor)
+        mapped = map_readonly(descriptor, size)
     except OSError as error:
         error.filename = str(path)
         raise

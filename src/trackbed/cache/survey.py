@@ -264,7 +264,7 @@ def _is_zeroed(found: bytes, wanted: bytes) -> bool:
 
 def _begins_with_zeros(path: Path) -> bool:
     try:
-        descriptor = open_regular(path)
+        descriptor, _ = open_regular(path)
     except FormatError:
         return False
     try:

@@ -89,7 +89,7 @@ def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) 
     """The checksums of a file, calling `progress` with the number of bytes after each piece read."""
     checksum = Checksum()
     buffer = bytearray(_READ_BYTES)
-    with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
+    with open(open_regular(path)[0], "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
         while count := file.readinto(buffer):
             checksum.update(memoryview(buffer)[:count])
             if progress is not None:

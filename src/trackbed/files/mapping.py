@@ -39,7 +39,7 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
+def map_readonly(descriptor: int, size: int | None = None) -> npt.NDArray[np.uint8]:
     """The bytes of an open file, mapped read-only. The map lives as long as any array cut from it.
 
     A file of up to 4 KiB is read into memory instead. Where there are many maps, those used least recently are released
@@ -47,11 +47,12 @@ def map_readonly(descriptor: int) -> npt.NDArray[np.uint8]:
 
     Args:
         descriptor: of the file; may be closed afterwards.
+        size: bytes of the file, if they are known.
 
     Raises:
         OSError: the file cannot be mapped, or this process has as many maps as it may.
     """
-    size = os.fstat(descriptor).st_size
+    size = os.fstat(descriptor).st_size if size is None else size
     if size <= _READ_BYTES:
         return np.frombuffer(os.pread(descriptor, size, 0), dtype=np.uint8)
     MAPS.make_room()

@@ -13,14 +13,20 @@ _MOST_BYTES: Final = 1 << 30
 """Bytes of a file that is read whole: notes, manifests and seals have a millionth of them."""
 
 
-def open_regular(path: str | Path) -> int:
-    """Opens a regular file for reading. Returns its descriptor.
+def open_regular(path: str | Path) -> tuple[int, int]:
+    """Opens a regular file for reading. Returns its descriptor, and its size in bytes.
 
     Raises:
         FormatError: it is a folder, a pipe, a device or a socket.
         OSError: it cannot be opened.
     """
-    return _opened(path)[0]
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        msg = f"{path}: must be a regular file, found {_kind(status.st_mode)}"
+        raise FormatError(msg)
+    return descriptor, status.st_size
 
 
 def read_regular(path: str | Path) -> bytes:
@@ -30,7 +36,7 @@ def read_regular(path: str | Path) -> bytes:
         FormatError: it is no regular file, or larger.
         OSError: it cannot be read.
     """
-    descriptor, size = _opened(path)
+    descriptor, size = open_regular(path)
     try:
         if size > _MOST_BYTES:
             msg = f"{path}: must have {_MOST_BYTES} bytes at most, found {size}"
@@ -44,21 +50,6 @@ def read_regular(path: str | Path) -> bytes:
     finally:
         os.close(descriptor)
     return raw
-
-
-def _opened(path: str | Path) -> tuple[int, int]:
-    """The descriptor of a regular file, and its size in bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        msg = f"{path}: must be a regular file, found {_kind(status.st_mode)}"
-        raise FormatError(msg)
-    return descriptor, status.st_size
 
 
 def _kind(mode: int) -> str:

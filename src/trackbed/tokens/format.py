@@ -3,7 +3,6 @@
 Shapes: N sequences, D documents; the file holds D + 1 document borders.
 """
 
-import contextlib
 import hashlib
 import os
 import struct
@@ -43,14 +42,22 @@ _MOST_READ: Final = 1024
 """Files of a call: 8 MiB of what is read of them."""
 
 
-@contextlib.contextmanager
-def explained(path: str | Path) -> Iterator[None]:
+class explained:  # noqa: N801  it is used like a function; a generator would take longer than the calls inside
     """Inside the block, an error of the system becomes one of Trackbed's that names the file, or else `path`."""
-    try:
-        yield
-    except OSError as error:
-        msg = f"{error.filename or path}: a pair must be two files that can be read, found: {error.strerror}"
-        raise FormatError(msg) from error
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            where = error.filename or self._path
+            msg = f"{where}: a pair must be two files that can be read, found: {error.strerror}"
+            raise FormatError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +299,9 @@ def _ends_of(raw: RawIndexEnds, path: str | Path, *, multimodal: bool) -> IndexE
 
 def map_file(path: str | Path) -> npt.NDArray[np.uint8]:
     """The bytes of a file, mapped read-only. The map lives as long as any array cut from it."""
-    descriptor = open_regular(path)
+    descriptor, size = open_regular(path)
     try:
-        return map_readonly(descriptor)
+        return map_readonly(descriptor, size)
     except OSError as error:
         error.filename = str(path)
         raise

@@ -94,12 +94,11 @@ class IndexedDataset:
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         with explained(self.path_prefix):
             index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
-        if index_stamp is None or bin_stamp is None:
-            missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
-            msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
-            msg += interruption(self.path_prefix)
-            raise ArgumentError(msg)
-        with explained(self.path_prefix):
+            if index_stamp is None or bin_stamp is None:
+                missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
+                msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
+                msg += interruption(self.path_prefix)
+                raise ArgumentError(msg)
             return Opening(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
 
     def _check(self, ends: IndexEnds, bin_stamp: Stamp) -> None:

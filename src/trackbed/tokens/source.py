@@ -90,7 +90,7 @@ class FileSource:
     def open(cls, path: str | Path) -> "FileSource":
         """Open the file at `path`. Where too many are open, those used least recently are closed first."""
         DESCRIPTORS.make_room()
-        descriptor = open_regular(path)
+        descriptor, _ = open_regular(path)
         DESCRIPTORS.opened(descriptor)
         return cls(descriptor, path)
 
