@@ -194,7 +194,7 @@ def _positions(indices: Indices) -> npt.NDArray[np.int64]:
     if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
         msg = f"indices must be a vector of integers, found {found.dtype} of shape {list(found.shape)}"
         raise ArgumentError(msg)
-    if found.dtype == np.uint64 and len(found) and int(found.max()) > _HIGHEST:
+    if found.dtype.kind == "u" and len(found) and int(found.max()) > _HIGHEST:
         msg = f"a sample must be below 2**63, found {int(found.max())}"
         raise IndexError(msg)
     return np.ascontiguousarray(found, dtype=np.int64)

@@ -90,10 +90,12 @@ class Sources:
         while True:
             self._watch.look()
             self._lock.begin_reading()
+            if wanted <= self._whole:
+                if MAPS.is_tight:
+                    self._note_use(wanted)
+                return True
             if not wanted.isdisjoint(self._others):
                 return False
-            if self._are_whole(wanted):
-                return True
             self._lock.end_reading()
             with self._lock.writing():
                 for number in wanted - self._others:
@@ -103,11 +105,9 @@ class Sources:
         """Let the tables change again."""
         self._lock.end_reading()
 
-    def _are_whole(self, numbers: set[int]) -> bool:
-        if MAPS.is_tight:
-            for number in numbers & self._placed.keys():
-                MAPS.use(self._placed[number])
-        return numbers <= self._whole
+    def _note_use(self, numbers: set[int]) -> None:
+        for number in numbers:
+            MAPS.use(self._placed[number])
 
     def _place(self, number: int) -> None:
         if number in self._whole:

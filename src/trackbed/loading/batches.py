@@ -4,7 +4,8 @@ Shapes: B samples of a batch, K datasets of a blend.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,9 +151,10 @@ class BatchLoader:
         state = self._position() if self._run is None else dict(self._state or {})
         return state if self._data is None else {**state, "data_checksum": self._data.result()}
 
-    def _position(self) -> dict[str, Any]:
-        """The sampler's position, without the checksum of the data where the sampler leaves it out."""
-        return self.sampler.position_state() if isinstance(self.sampler, Positioned) else self.sampler.state_dict()
+    @cached_property
+    def _position(self) -> Callable[[], dict[str, Any]]:
+        """Gives the sampler's position, without the checksum of the data where the sampler leaves it out."""
+        return self.sampler.position_state if isinstance(self.sampler, Positioned) else self.sampler.state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, by a loader or by a sampler, on any number of ranks.
