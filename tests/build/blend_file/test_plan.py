@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blends import VOCAB, write_pair, write_pairs
@@ -131,6 +131,23 @@ def test_the_plan_has_the_builders_numbers_for_any_blend(tmp_path, order, shapes
         return
     plan.problems.stop()
     check(plan, built, order)
+
+
+@with_files
+@given(st.integers(1, 30), st.integers(1, 30))
+@example(1, 16)
+def test_what_the_builder_builds_is_not_refused_by_a_plan_that_may_be_one_off(tmp_path, train, valid):
+    entries = ""
+    for number, weight in enumerate((4, 0.0625, 0.0625)):
+        write_pair(tmp_path / f"one{number}", [70] * 3, seed=number)
+        entries += f"[[dataset]]\npath = 'one{number}'\nweight = {weight}\n"
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    blend = measured(tmp_path, f"split = '8,2'\nsize.train = {train}\nsize.valid = {valid}\n{entries}")
+    try:
+        build(blend)
+    except OversampleError:
+        return
+    plan_blend(blend).problems.stop()
 
 
 def test_stages_are_counted_as_the_order_counts_them(data):

@@ -184,7 +184,8 @@ class DrawCounter:
             return Shortfall(
                 "", f"must have tokens for {needed:,} samples of {length:,}, found {self.tokens[number]:,}"
             )
-        if wanted > available and self._config.order != "instant":
+        is_exact = self._config.order != "megatron"  # else give or take one: the builder draws, and counts
+        if wanted - (not is_exact) > available and self._config.order != "instant":
             return Shortfall("", self._undersized(wanted, available))
         if limit is None or (self._is_blended and self._config.blend_when_exhausted == "reweight"):
             return None
