@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.comm import run_ranks
-from trackbed.errors import ArgumentError, CacheError
+from trackbed.errors import ArgumentError, CacheError, FormatError
 from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from trackbed.tokens import IndexedDataset
 
@@ -89,6 +90,41 @@ def check_made_again(folder, *, order, shape, kind, seed):
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_pair_made_again_is_built_for_anew_and_old_positions_are_refused(tmp_path, order, shape, kind):
     check_made_again(tmp_path / "case", order=order, shape=shape, kind=kind, seed=3)
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pair_rewritten_in_place_whose_times_were_put_back_is_built_for_anew(tmp_path, order, is_remembered):
+    """As an archive with fixed times does, unpacked over the old pair: inode, size and time are the same."""
+    lengths = lengths_of(5)
+    write_pair(tmp_path / "pair", lengths)
+    write_pair(tmp_path / "again", changed(lengths, "permuted", np.random.default_rng(5)))
+    config = config_of(tmp_path, "cache", order=order, shape="alone")
+    for _ in range(1 + is_remembered):
+        state = next(samplers_of(build(config, SIZES)[0])).state_dict()
+    for ending in ("bin", "idx"):
+        path = tmp_path / f"pair.{ending}"
+        before = path.stat()
+        path.write_bytes((tmp_path / f"again.{ending}").read_bytes())
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        found = path.stat()
+        assert (found.st_ino, found.st_size, found.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    again = build(config, SIZES)[0]
+    assert content(again) == content(build(config_of(tmp_path, "fresh", order=order, shape="alone"), SIZES)[0])
+    with pytest.raises(ArgumentError, match="data_checksum was"):
+        next(samplers_of(again)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_copy_in_another_process_does_not_read_a_pair_made_again_meanwhile(tmp_path, order):
+    lengths = lengths_of(6)
+    write_pair(tmp_path / "pair", lengths)
+    train = build(config_of(tmp_path, "cache", order=order, shape="alone"), SIZES)[0]
+    sent = pickle.dumps(train)
+    assert content(pickle.loads(sent)) == content(train)
+    write_pair(tmp_path / "pair", lengths, seed=77)
+    with pytest.raises(FormatError, match=r"pair\.idx: the file must be the one that was opened, found another one"):
+        pickle.loads(sent)
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def test_damage_that_is_found_while_building_is_told_to_every_rank(host, wanted,
     host.damage_lengths(1)
     ranks = run(host, who=1, threads=threads)
     check_told(ranks, 1, "FormatError: data/")
-    assert "split train: documents must have at least 0 and together at most" in ranks[0]["raised"]
+    assert "split train: documents must have at least 0 tokens and" in ranks[0]["raised"]
     assert host.partials() == []
     check_clean(host, wanted, monkeypatch)
 

@@ -84,6 +84,17 @@ def test_what_was_used_least_recently_is_released(tmp_path, order, few_maps):
     assert tokens_of(train, range(400)) == wanted
 
 
+def test_every_map_of_the_order_instant_can_be_released(tmp_path, monkeypatch):
+    """A start maps every index, and a pair that makes room must not be the one that is forgotten."""
+    config = config_of(tmp_path, "instant")
+    monkeypatch.setattr(MAPS, "most", MAPS.count + 30)
+    train = build(config, (400, None, None))[0]
+    assert MAPS.count <= MAPS.most
+    for dataset in train.datasets:
+        dataset[0]
+        assert MAPS.count <= MAPS.most + 2
+
+
 def test_views_of_what_was_released_stay_valid(tmp_path, few_maps):
     pairs = [IndexedDataset(prefix, open_when_read=True) for prefix in pairs_of(tmp_path)]
     held = [pair[7] for pair in pairs]

@@ -1,5 +1,6 @@
 """The secret that the ranks of one user share."""
 
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -55,3 +56,9 @@ def test_where_it_cannot_be_made_the_error_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         shared_secret(tmp_path / "file" / "secret")
+
+
+def test_a_pipe_in_its_place_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "secret", 0o600)
+    with pytest.raises(FormatError, match="secret: must be a regular file, found a pipe"):
+        shared_secret(tmp_path / "secret")

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blends import write_pairs
+from blends import write_pair, write_pairs
 from tidy import remove_folder
 
 BLEND = """\
@@ -112,6 +113,24 @@ def test_megatron_core_starts_from_them(run, blend):
         "build", "blend.toml", "--for", "megatron-core", "--tokenizer-identity", IDENTITY,
         "--check-against", "megatron-core",
     )  # fmt: skip
+    assert found.exit_code == 0, found.stderr
+    assert "builds nothing" in found.stdout
+
+
+def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(run, blend):
+    options = ["build", "blend.toml", "--for", "megatron-core", "--tokenizer-identity", IDENTITY]
+    assert run(*options).exit_code == 0
+    write_pair(blend / "pair1", [9] * 77)
+    found = run(*options)
+    assert found.exit_code == 1
+    assert "an index of other data, as of a corpus that was made again: remove NAME-*" in found.stderr
+    names = re.findall(r"[0-9a-f]{32}-[A-Za-z]+-[a-z]+", found.stderr)
+    assert names  # of the splits whose number of samples is the same
+    for name in names:
+        for path in ((blend / "cache" / ".trackbed" / f"{name}.json"), *(blend / "cache").glob(f"{name}-*")):
+            path.unlink()
+    remove_folder(blend / "cache" / ".trackbed" / "starts")
+    found = run(*options, "--check-against", "megatron-core")
     assert found.exit_code == 0, found.stderr
     assert "builds nothing" in found.stdout
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -413,3 +414,26 @@ def test_out_must_be_a_batch(tmp_path, out):
     dataset = build(gpt_config(None, blend=(write_pairs(tmp_path), [3, 2, 1]), split="1"), (50, None, None))[0]
     with pytest.raises(ArgumentError, match="out must be a Batch"):
         dataset.gather([0], out=out)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_child_forked_while_another_thread_changes_the_tables_does_not_wait_for_it(tmp_path, order):
+    prefix = write_pair(tmp_path / "pair", [9] * 300)
+    train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), split="1", order=order), (40, None, None))[0]
+    wanted = train.gather(range(8))["tokens"].tolist()
+    gatherer = train._gathered()
+    with gatherer._sources._lock.writing(), gatherer._sources._lock._mutex:
+        found = run_in_fork(lambda: train.gather(range(8))["tokens"].tolist())
+    assert found == wanted
+
+
+def test_an_interrupted_reader_holds_nobody_up(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [9] * 300)
+    train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), split="1"), (40, None, None))[0]
+    wanted = train.gather(range(8))["tokens"].tolist()
+    sources = train._gathered()._sources
+    sources._lock.begin_reading()  # and never ends, as Ctrl-C came
+    assert train.gather(range(8))["tokens"].tolist() == wanted
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(sources.release, sources._placed[0]).result(timeout=60)
+    assert train.gather(range(8))["tokens"].tolist() == wanted

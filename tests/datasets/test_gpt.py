@@ -281,7 +281,7 @@ def test_lengths_that_the_file_has_no_room_for_are_refused_before_anything_is_bu
     raw[34:38] = np.int32(50_000_000).tobytes()
     (tmp_path / "pair.idx").write_bytes(raw)
     config = gpt_config(tmp_path / "cache", blend=([prefix], None), split="1")
-    with pytest.raises(FormatError, match=r"pair, split train: .* at most 8 tokens, found 50000000"):
+    with pytest.raises(FormatError, match=r"pair, split train: .* 8 together at most, found 50000000"):
         build(config, (None, None, None))
 
 

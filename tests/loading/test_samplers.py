@@ -1,9 +1,12 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import build, gpt_config, tokens_of, write_pairs
+from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.errors import ArgumentError
 from trackbed.loading import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from trackbed.loading.counted import CountedBatches
@@ -223,3 +226,14 @@ def test_a_state_that_is_no_mapping_is_refused(state):
     ):
         with pytest.raises(ArgumentError, match="a state must be a mapping"):
             one.load_state_dict(state)
+
+
+@pytest.mark.parametrize("order", ["megatron", "instant"])
+def test_a_sampler_can_be_pickled_with_the_checksum_of_its_data(tmp_path, order):
+    prefix = write_pair(tmp_path / "pair", [9] * 300)
+    train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), split="1", order=order), (40, None, None))[0]
+    sampler = MegatronPretrainingSampler(len(train), 0, 4, 0, 1, fingerprint=train.fingerprint)
+    sampler.state_dict()
+    for copied in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
+        assert copied.state_dict() == sampler.state_dict()
+        assert next(iter(copied)) == [0, 1, 2, 3]

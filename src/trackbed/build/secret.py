@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import FormatError
-from trackbed.files import claim, flush_to_disk, partial_name
+from trackbed.files import claim, flush_to_disk, open_regular, partial_name
 
 __all__ = ["SECRET_BYTES", "secret_path", "shared_secret"]
 
@@ -34,7 +34,7 @@ def shared_secret(path: Path) -> bytes:
     """
     if not path.exists():
         _create(path)
-    with path.open("rb") as file:
+    with open(open_regular(path)[0], "rb") as file:  # noqa: PTH123  a descriptor
         status = os.fstat(file.fileno())
         text = file.read(2 * SECRET_BYTES + 2)
     mode = stat.S_IMODE(status.st_mode)

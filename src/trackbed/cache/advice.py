@@ -21,10 +21,16 @@ _ADVICE: Final = {
 _OTHERS: Final = "path_to_cache must name a folder with room that you may write to"
 
 
-def advice_on(error: OSError) -> str:
+_NO_FOLDER: Final = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR)
+"""What is said of a folder that cannot be made."""
+
+
+def advice_on(error: OSError, *, is_writing: bool = False) -> str:
     """What must hold, so that it goes well next time.
 
     >>> advice_on(OSError(errno.ESTALE, "Stale file handle"))
     'another host removed or replaced it meanwhile: start again'
     """
+    if is_writing and error.errno in _NO_FOLDER:
+        return _OTHERS
     return _ADVICE.get(error.errno or 0, _OTHERS)

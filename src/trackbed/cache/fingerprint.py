@@ -12,6 +12,12 @@ _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allo
 Decisions = Mapping[str, Any]
 """Everything that decides the bytes of an entry, as JSON values by name."""
 
+_WORDS: Final = {
+    "data": "other files, as of a corpus that was made again",
+    "datasets": "other ones, or of other data",
+}
+"""What is said of decisions that are sums and counts of bytes."""
+
 
 def canonical(decisions: Decisions) -> str:
     """The one JSON text of equal decisions: keys sorted, no spaces, doubles in full.
@@ -39,7 +45,7 @@ def differences(old: Decisions, new: Decisions) -> str:
     """
     names = sorted({*old, *new})
     return "; ".join(
-        f"{name}: {_short(old.get(name))}, now {_short(new.get(name))}"
+        f"{name}: {_WORDS.get(name) or f'{_short(old.get(name))}, now {_short(new.get(name))}'}"
         for name in names
         if old.get(name) != new.get(name)
     )

@@ -18,14 +18,16 @@ import numpy.typing as npt
 import orjson
 
 from trackbed.errors import FormatError
-from trackbed.files import crc32, partial_name, publish, read_regular, write_new
+from trackbed.files import changed_ns, crc32, partial_name, publish, read_regular, write_new
 from trackbed.kernels import available_threads, file_stamps
 
 __all__ = ["Memo", "read_memo", "write_memo"]
 
 _FORMAT: Final = "trackbed-memo"
-_VERSION: Final = 4
+_VERSION: Final = 5
 _CHUNK_FILES: Final = 1024
+_IDX: Final = ".idx"
+"""Ends the names of pairs' indices, which are absolute."""
 
 
 class Memo(NamedTuple):
@@ -51,7 +53,8 @@ class Memo(NamedTuple):
         names = list(chain.from_iterable(self.names[chunk] for chunk in chunks))
         stamps = file_stamps(self.folder, names, num_threads=available_threads())
         parts = np.split(stamps, range(_CHUNK_FILES, len(stamps), _CHUNK_FILES)) if chunks else []
-        return [_digest(part) for part in parts] == [self.digests[chunk] for chunk in chunks]
+        found = [_digest(part, self.names[chunk], self.folder) for part, chunk in zip(parts, chunks, strict=True)]
+        return found == [self.digests[chunk] for chunk in chunks]
 
 
 def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray[np.int64], content: Any) -> None:
@@ -68,8 +71,9 @@ def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray
         OSError: it cannot be written.
     """
     parts = [stamps[first : first + _CHUNK_FILES] for first in range(0, len(stamps), _CHUNK_FILES)]
-    digests = [_digest(part) for part in parts]
-    body = orjson.dumps({"names": list(_encode_names(files, folder)), "digests": digests, "content": content})
+    names = list(_chunks_of(files, folder))
+    digests = [_digest(part, some, folder) for part, some in zip(parts, names, strict=True)]
+    body = orjson.dumps({"names": names, "digests": digests, "content": content})
     head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": crc32(body)})
     partials = f"{folder}/.trackbed/partial"
     for needed in (os.path.dirname(path), partials):  # noqa: PTH120
@@ -83,11 +87,11 @@ def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray
         raise
 
 
-def _encode_names(files: Iterable[str], folder: str) -> Iterator[orjson.Fragment]:
-    """The names of each chunk of files, as JSON: as objects, all of them would take several MiB."""
+def _chunks_of(files: Iterable[str], folder: str) -> Iterator[list[str]]:
+    """The names of each chunk of files."""
     start, rest = f"{folder}/", iter(files)
     while names := [name.removeprefix(start) for name in islice(rest, _CHUNK_FILES)]:
-        yield orjson.Fragment(orjson.dumps(names))
+        yield names
 
 
 def read_memo(path: str, folder: str) -> Memo | None:
@@ -103,5 +107,9 @@ def read_memo(path: str, folder: str) -> Memo | None:
         return None
 
 
-def _digest(stamps: npt.NDArray[np.int64]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data).hexdigest()
+def _digest(stamps: npt.NDArray[np.int64], names: Sequence[str], folder: str) -> str:
+    """Digest of what files were; of `.idx` files, whose times may be set back, with the time that nobody can set."""
+    changes = [changed_ns(os.path.join(folder, name)) for name in names if name.endswith(_IDX)]  # noqa: PTH118
+    found = hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data)
+    found.update(np.array(changes, dtype="<i8").data)
+    return found.hexdigest()

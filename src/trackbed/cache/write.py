@@ -172,7 +172,8 @@ class _Writing:
             yield
         except OSError as error:
             where = error.filename or self._place.directory
-            msg = f"{where}: the index {self._entry.stem} cannot be written: {error.strerror}; {advice_on(error)}"
+            msg = f"{where}: the index {self._entry.stem} cannot be written: {error.strerror}; "
+            msg += advice_on(error, is_writing=True)
             raise CacheError(msg) from error
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, CacheError
 
 if TYPE_CHECKING:
     from trackbed.build import MeasuredBlend
@@ -22,6 +22,7 @@ __all__ = ["build"]
 _MEGATRON: Final = "megatron-core"
 MOST_DATASETS: Final = 32_766
 """What its int16 dataset numbers hold."""
+MOST_SHOWN: Final = 20
 
 
 @click.command()
@@ -84,7 +85,9 @@ def build(
         if group.rank == 0:
             show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)
         return
-    _run(make, group, config)
+    built = _run(make, group, config)
+    if (reader == _MEGATRON or check_against is not None) and group.rank == 0:
+        _check_names(built, config)
     if check_against is not None and group.rank == 0:
         from trackbed.cli.check_against import check_against_megatron
 
@@ -170,22 +173,41 @@ def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
         raise ArgumentError(msg)
 
 
-def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -> None:
-    """Build, and show on the first process how far it is."""
+def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
+    """Refuse indices that do not lie under megatron-core's names, where it would read others."""
+    datasets = [
+        dataset for one in built for dataset in (one if isinstance(one, list) else [one]) if dataset is not None
+    ]
+    members = [member for dataset in datasets for member in getattr(dataset, "datasets", [])]
+    paths = [path for dataset in (*datasets, *members) for path in dataset.index_paths[:1]]
+    aside = sorted({Path(path).name.rpartition("-")[0] for path in paths if "/.trackbed/" in path})
+    if aside:
+        more = f", and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
+        msg = (
+            f"{config.path_to_cache}: every index must lie under {_MEGATRON}'s name, found {len(aside)} names "
+            "that hold an index of other data, as of a corpus that was made again: remove NAME-* and "
+            f".trackbed/NAME.json of each, and .trackbed/starts, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
+        )
+        raise CacheError(msg)
+
+
+def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -> list[Any]:
+    """Build, and show on the first process how far it is. Returns the datasets."""
     from trackbed.cache import await_flush
     from trackbed.cli.build_progress import show_building
 
     started = monotonic()
     with show_building(group) as progress:
-        built = make(group=group, progress=progress).build()
+        built: list[Any] = make(group=group, progress=progress).build()
     await_flush()  # else a loss of power would have the next job check what was built
     if group.rank > 0:
-        return
+        return built
     names = ("train", "valid", "test")
     samples = ", ".join(f"{name} {_length(one):,}" for name, one in zip(names, built, strict=True) if one is not None)
     where = "there is nothing to build" if config.order == "instant" else f"indices are in {config.path_to_cache}"
     processes = f" with {group.size} processes" if group.size > 1 else ""
     click.echo(f"{where}, after {monotonic() - started:.1f} s{processes}; samples: {samples}")
+    return built
 
 
 def _length(built: Any) -> int:

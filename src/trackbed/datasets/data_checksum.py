@@ -75,6 +75,10 @@ class DataChecksum:
             self._found = self._compute()
         return self._found
 
+    def __reduce__(self) -> tuple[Callable[[str], "DataChecksum"], tuple[str]]:
+        """A copy knows the checksum, for which it may have to be computed now."""
+        return _known, (self.result(),)
+
     def _work(self) -> None:
         try:
             self._found = self._compute()
@@ -82,6 +86,10 @@ class DataChecksum:
             self._error = error
         if self._done is not None:
             self._done.set()
+
+
+def _known(found: str) -> DataChecksum:
+    return DataChecksum(lambda: found)
 
 
 class _HasData(Protocol):

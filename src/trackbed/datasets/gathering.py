@@ -3,6 +3,8 @@
 Shapes: B samples of a batch, K datasets of a blend, S tokens of a sample.
 """
 
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -46,6 +48,13 @@ class Gathering(ABC):
         """All samples, in their order. What a sample raises goes up, an IndexError included."""
         for position in range(len(self)):
             yield self[position]
+
+    @property
+    def index_paths(self) -> list[str]:
+        """Paths of its index files; none where it has no index, or one in memory."""
+        arrays = vars(self).get("_arrays")
+        path_of = getattr(arrays, "path_of", None)
+        return [] if arrays is None or path_of is None else [path for path in map(path_of, arrays) if "/" in path]
 
     @abstractmethod
     def _gathered(self) -> "Gatherer | None":
@@ -126,6 +135,7 @@ class Gatherer:
         has_eod = isinstance(eod, (int, np.integer))
         self._members = members
         self._sources = Sources(members)
+        _GATHERERS.add(self)
         self._shape = SampleShape(
             length=config.sequence_length,
             extra=int(config.add_extra_token_to_sequence),
@@ -142,6 +152,10 @@ class Gatherer:
             has_borders=config.create_cu_seqlens,
         )
 
+    def forget(self) -> None:
+        """Begin anew, with nothing mapped: a process may be forked while another thread changes the tables."""
+        self._sources = Sources(self._members)
+
     @cached_property
     def _causal_mask(self) -> torch.Tensor | None:
         return self._members[0].causal_mask if self._spec.has_mask and self._spec.shares_mask else None
@@ -154,9 +168,8 @@ class Gatherer:
             return None
         sources = self._sources
         for _ in range(_MOST_ROUNDS):
-            is_cut = sources.begin_reading(datasets)
-            try:
-                if not is_cut:
+            try:  # an interrupt may come at any moment from here on
+                if not sources.begin_reading(datasets):
                     return None
                 found = gather(sources.table, datasets, positions, batch.arrays, self._shape, num_threads=num_threads)
             finally:
@@ -187,6 +200,17 @@ class Gatherer:
         if out.arrays is None or ("attention_mask" in out.shared, has_own) != (wants_shared, wants_own):
             out.take(self.empty_batch(size, pinned=False))
         return out
+
+
+_GATHERERS: Final["weakref.WeakSet[Gatherer]"] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for gatherer in list(_GATHERERS):
+        gatherer.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _positions(indices: Indices) -> npt.NDArray[np.int64]:

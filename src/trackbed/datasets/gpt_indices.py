@@ -92,8 +92,10 @@ class GPTIndices:
         """The plan, given the tokens in each of the split's documents. Raises what `plan` does."""
         total, shortest = count_tokens(np.asarray(lengths, dtype=np.int32))
         room = most_tokens(self.dataset)
+        found = f"one of {shortest}" if shortest < 0 else f"{total} together"
         if shortest < 0 or (room is not None and total > room):
-            msg = f"documents must have at least 0 and together at most {room} tokens, found {total}"
+            most = "" if room is None else f" and {room} together at most"
+            msg = f"documents must have at least 0 tokens{most}, found {found}; `trackbed verify` says where"
             raise FormatError(msg)
         return plan_epochs(
             total,

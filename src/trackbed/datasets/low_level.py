@@ -19,13 +19,16 @@ def identify(dataset: Any) -> dict[str, Any]:
 
 
 def data_stamps(dataset: Any) -> str | None:
-    """Inode, size and time of its index files when they were opened, as text; None where it has none."""
+    """Inode, size and times of its index files when they were opened, as text; None where it has none."""
     if isinstance(dataset, IndexedDataset):
-        return " ".join(map(str, dataset.index.ends.stamp))
+        return _stamps_of(dataset)
     if isinstance(dataset, IndexedGroup):
-        stamps = ";".join(" ".join(map(str, member.index.ends.stamp)) for member in dataset.members)
-        return hashlib.sha256(stamps.encode()).hexdigest()
+        return hashlib.sha256(";".join(map(_stamps_of, dataset.members)).encode()).hexdigest()
     return None
+
+
+def _stamps_of(pair: IndexedDataset) -> str:
+    return " ".join(map(str, (*pair.index.ends.stamp, pair.changed_ns)))
 
 
 def most_tokens(dataset: Any) -> int | None:

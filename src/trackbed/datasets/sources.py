@@ -102,7 +102,7 @@ class Sources:
                     self._place(number)
 
     def end_reading(self) -> None:
-        """Let the tables change again."""
+        """Let the tables change again, if this thread keeps them."""
         self._lock.end_reading()
 
     def _note_use(self, numbers: set[int]) -> None:

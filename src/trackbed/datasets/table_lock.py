@@ -1,4 +1,8 @@
-"""A lock that many readers hold at once, or one writer alone."""
+"""One writer, or many readers; and a writer that does not wait.
+
+An interrupt may come between any two steps of a thread. So a lock knows who reads and who writes: whatever a thread has
+left behind ends when it asks again.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +17,8 @@ class TableLock:
     def __init__(self) -> None:
         self._mutex = Lock()
         self._changed = Condition(self._mutex)
-        self._readers = 0
+        self._readers: set[int] = set()
+        """Threads that read."""
         self._waiting = 0
         self._writer = 0
         """The thread that writes; 0 for none."""
@@ -21,38 +26,45 @@ class TableLock:
 
     def begin_reading(self) -> None:
         """Keep writers out until `end_reading`."""
+        me = get_ident()
         with self._mutex:
+            if self._writer == me:  # left behind
+                self._writer = self._depth = 0
             while self._writer:
                 self._wait()
-            self._readers += 1
+            self._readers.add(me)
 
     def end_reading(self) -> None:
-        """End what `begin_reading` began."""
+        """End what `begin_reading` began, if it did."""
         with self._mutex:
-            self._readers -= 1
+            self._readers.discard(get_ident())
             self._notify()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Inside the block nobody else reads or writes."""
-        with self._mutex:
-            while self._readers or self._writer:
-                self._wait()
-            self._writer, self._depth = get_ident(), 1
+        me = get_ident()
         try:
+            with self._mutex:
+                self._readers.discard(me)  # left behind
+                while self._readers or self._writer not in (0, me):
+                    self._wait()
+                self._writer, self._depth = me, 1
             yield
         finally:
-            self.end_writing()
+            if self._writer == me:
+                self.end_writing()
 
     def try_writing(self) -> bool:
-        """Begin to write if no other thread reads or writes. True if this thread writes now: `end_writing` follows.
+        """Begin to write, up to `end_writing`, if nobody else reads or writes. Returns whether it has begun.
 
         A thread that writes already may begin once more.
         """
+        me = get_ident()
         with self._mutex:
-            if self._readers or self._writer not in (0, get_ident()):
+            if self._readers or self._writer not in (0, me):
                 return False
-            self._writer = get_ident()
+            self._writer = me
             self._depth += 1
             return True
 
@@ -60,8 +72,8 @@ class TableLock:
         """End what `try_writing` began."""
         with self._mutex:
             self._depth -= 1
-            if self._depth == 0:
-                self._writer = 0
+            if self._depth <= 0:
+                self._writer = self._depth = 0
                 self._notify()
 
     def _wait(self) -> None:

@@ -22,7 +22,7 @@ from trackbed.files.publish import (
 )
 from trackbed.files.regular import open_regular, read_regular
 from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
-from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
+from trackbed.files.stamp import Stamp, changed_ns, check_stamp, remove_unless_changed, stamp_of
 from trackbed.files.writeback import Writeback
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Writer",
     "WrittenBehind",
     "boot_id",
+    "changed_ns",
     "check_stamp",
     "checksum_bytes",
     "checksum_file",

@@ -4,6 +4,7 @@ A job reads thousands of datasets, each from several files. The system gives a p
 (`vm.max_map_count`) and of open files (`ulimit -n`), which a container often cannot change.
 """
 
+import os
 import resource
 import weakref
 from collections import OrderedDict
@@ -40,6 +41,11 @@ class ResourceLimit:
         self._most = most
         self._live: set[int] = set()
         self._holders: OrderedDict[int, weakref.ref[Holder]] = OrderedDict()
+        self._lock = RLock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        """Take a new lock: another thread of the process that was forked may have held the old one."""
         self._lock = RLock()
 
     @cached_property

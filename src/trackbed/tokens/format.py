@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, check_stamp, let_go, map_readonly, open_regular, read_ahead
+from trackbed.files import MAPS, Stamp, check_stamp, let_go, map_readonly, open_regular, read_ahead
 from trackbed.kernels import RawIndexEnds, read_index_ends
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.dtype import DType
@@ -145,6 +145,8 @@ class SequenceIndex:
         self.document_count = ends.header.document_count
         self.ends = ends
         self.path = path
+        self.is_releasable = False
+        """Whether the map may be dropped where there are too many: it is made again when it is needed."""
         self._multimodal = multimodal
         self._has_own_borders = False
 
@@ -152,7 +154,10 @@ class SequenceIndex:
     def _mapped(self) -> npt.NDArray[np.uint8]:
         check_stamp(self.path, self.ends.stamp)
         with explained(self.path):
-            return map_file(self.path)
+            mapped = map_file(self.path)
+        if self.is_releasable:
+            MAPS.use(self)  # not before: to make room for the map it might be released, and not be known again
+        return mapped
 
     def map(self) -> None:
         """Map the file now: who reads it later reads it as it is."""
@@ -167,11 +172,12 @@ class SequenceIndex:
         if "_mapped" in vars(self):
             let_go(self._mapped)
 
-    def release(self) -> None:
-        """Drop the map, to be made again when it is needed; arrays that were cut from it stay valid."""
+    def release(self) -> bool:
+        """Drop the map, to be made again when it is needed; arrays that were cut from it stay valid. Always True."""
         for name in ("_mapped", "sequence_lengths", "sequence_pointers", "sequence_modes", "document_indices"):
             if name != "document_indices" or not self._has_own_borders:
                 vars(self).pop(name, None)
+        return True
 
     def replace_document_indices(self, borders: npt.NDArray[np.int64]) -> None:
         """Use other document borders than those of the file."""

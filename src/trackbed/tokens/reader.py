@@ -6,13 +6,13 @@ Shapes: N sequences, D documents, T tokens of one sequence.
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import DESCRIPTORS, MAPS, Stamp, check_stamp, stamp_of
+from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, changed_ns, check_stamp, stamp_of
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import IndexEnds, SequenceIndex, explained, open_index
 from trackbed.tokens.identity import identity_of
@@ -23,6 +23,10 @@ from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
 __all__ = ["IndexedDataset"]
 
 Moded = tuple[Tokens, np.int8]
+
+
+_OPENED: Final = ("index", "_bin_bytes", "bin_reader", "changed_ns")
+"""Attributes that a copy in another process finds out anew."""
 
 
 class IndexedDataset:
@@ -86,6 +90,7 @@ class IndexedDataset:
             opening = known
         self._bin_stamp = opening.bin_stamp
         self.index = SequenceIndex(get_idx_path(self.path_prefix), opening.ends, multimodal=self.multimodal)
+        self.index.is_releasable = self.open_when_read
         if not self.open_when_read:
             self.index.map()
             _ = self.bin_reader
@@ -112,10 +117,11 @@ class IndexedDataset:
         """The bytes of the `.bin`."""
         path = get_bin_path(self.path_prefix)
         if self.open_when_read:
-            self.note_use()
             check_stamp(path, self._bin_stamp)
         with explained(path):
-            return MappedSource.open(path) if self.mmap else FileSource.open(path)
+            source = MappedSource.open(path) if self.mmap else FileSource.open(path)
+        self.note_use()  # not before: to make room it might be released, and not be known again
+        return source
 
     def note_use(self) -> None:
         """Record that its files are in use now: those of other pairs are released first, where too many are open."""
@@ -130,11 +136,21 @@ class IndexedDataset:
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("index", "_bin_bytes", "bin_reader")}
+        state = {name: value for name, value in vars(self).items() if name not in _OPENED}
+        return {**state, "_opened": (boot_id(), self.index.ends.stamp, self._bin_stamp)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        boot, index_stamp, bin_stamp = state["_opened"]
+        vars(self).update({name: value for name, value in state.items() if name != "_opened"})
+        if self.open_when_read and boot and boot == boot_id():  # on another host, the same files have other numbers
+            check_stamp(get_idx_path(self.path_prefix), index_stamp)
+            check_stamp(get_bin_path(self.path_prefix), bin_stamp)
         self._open()
+
+    @cached_property
+    def changed_ns(self) -> int:
+        """Time of the last change of the `.idx` of any kind, which nobody can set back; -1 if it is gone."""
+        return changed_ns(get_idx_path(self.path_prefix))
 
     @property
     def identity(self) -> dict[str, Any]:

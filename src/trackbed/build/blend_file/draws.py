@@ -3,8 +3,10 @@
 Shapes: K datasets of a split.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 
 from trackbed.build.blend_file.measure import MeasuredBlend
@@ -201,8 +203,9 @@ class DrawCounter:
 
     def _over_limit(self, number: int, wanted: int, limit: float, short: int) -> str:
         return (
-            f"must be at least {self.epochs(number, wanted):.4g} to give {wanted:,} samples, found {limit:g}, "
-            f"which gives {wanted - short:,}: short by {short:,} samples, {short * self.sequence_length:,} tokens"
+            f"must be at least {_rounded_up(self.epochs(number, wanted)):g} to give {wanted:,} samples, "
+            f"found {limit:g}, which gives {wanted - short:,}: "
+            f"short by {short:,} samples, {short * self.sequence_length:,} tokens"
         )
 
     def _most(self, number: int, limit: float) -> int:
@@ -217,3 +220,15 @@ class DrawCounter:
         if self._config.order == "instant":
             return samples / self._per_epoch(number) if self._per_epoch(number) else 0.0
         return samples * self._config.sequence_length / self.tokens[number] if self.tokens[number] else 0.0
+
+
+def _rounded_up(number: float) -> float:
+    """The next number of four digits, so that whoever takes it takes enough.
+
+    >>> _rounded_up(80_623.4), _rounded_up(6.4581), _rounded_up(0.0)
+    (80630.0, 6.459, 0.0)
+    """
+    if number <= 0:
+        return 0.0
+    unit = Decimal(1).scaleb(math.floor(math.log10(number)) - 3)
+    return float((Decimal(number) / unit).to_integral_value(ROUND_CEILING) * unit)
