@@ -1,9 +1,10 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 
-from blends import build, gpt_config, write_pairs
+from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import BlendedMegatronDatasetConfig, GPTDataset, GPTDatasetConfig, NullTokenizer
 from trackbed.errors import ArgumentError
 from trackbed.index import InstantOrder, Permutation
@@ -131,3 +132,25 @@ def test_every_order_refuses_a_seed_that_is_no_whole_number(value):
     ):
         with pytest.raises(ArgumentError, match="whole number"):
             make()
+
+
+def test_numbers_of_numpy_are_taken(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [9] * 30)
+    wanted = None
+    for number in (int, np.int64):
+        options = {"sequence_length": number(8), "random_seed": number(3), "split": "1"}
+        train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), **options), (number(20), None, None))[0]
+        wanted = tokens_of(train, range(20)) if wanted is None else wanted
+        assert tokens_of(train, range(20)) == wanted
+
+
+@pytest.mark.parametrize("weight", ["1", "x", 10**400, None, b"1", float("nan"), -1])
+def test_a_weight_that_is_no_finite_number_is_refused(weight):
+    with pytest.raises(ArgumentError, match="must have finite weights of at least 0"):
+        gpt_config(None, blend=(["a", "b"], [weight, 1]), split="1")
+
+
+@pytest.mark.parametrize("cache", ["a\0b", 5, b"x"])
+def test_a_cache_that_is_no_path_is_refused(cache):
+    with pytest.raises(ArgumentError, match="path_to_cache must be the path of a folder or None, found"):
+        gpt_config(None, path_to_cache=cache, blend=(["a"], None), split="1")

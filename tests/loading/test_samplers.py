@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -208,7 +209,7 @@ def test_a_random_order_refuses_a_micro_batch_that_changes_the_permutation():
 
 @pytest.mark.parametrize("consumed", [-4, None, "7"])
 def test_a_state_without_a_position_is_refused(consumed):
-    with pytest.raises(ArgumentError, match=f"consumed_samples of at least 0, found {consumed!r}"):
+    with pytest.raises(ArgumentError, match=re.escape(f"consumed_samples in [0, 2**62), found {consumed!r}")):
         sequential().load_state_dict({**sequential().state_dict(), "consumed_samples": consumed})
 
 
@@ -237,3 +238,21 @@ def test_a_sampler_can_be_pickled_with_the_checksum_of_its_data(tmp_path, order)
     for copied in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
         assert copied.state_dict() == sampler.state_dict()
         assert next(iter(copied)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("samples_per_epoch", value) for value in ("x", b"x", -1, True, 1.5, 10**30)],
+        *[("consumed_samples", value) for value in (True, 10**30, -1, "1", None)],
+    ],
+)
+def test_a_state_with_odd_numbers_is_refused(tmp_path, name, value):
+    prefix = write_pair(tmp_path / "pair", [9] * 300)
+    train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), split="1"), (40, None, None))[0]
+    for sampler in (
+        MegatronPretrainingSampler(len(train), 0, 4, 0, 1, fingerprint=train.fingerprint),
+        MegatronPretrainingRandomSampler(train, len(train), 0, 4, 0, 1, data_sharding=False),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            sampler.load_state_dict({**sampler.state_dict(), name: value})

@@ -6,6 +6,7 @@ The one place that asks which processes there are.
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 from trackbed.build.agreement import request_of
@@ -71,7 +72,7 @@ class BlendedMegatronDatasetBuilder:
     ) -> None:
         check_sizes(sizes, config)
         self.cls = cls
-        self.sizes = sizes
+        self.sizes = [None if size is None else index(size) for size in sizes]
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self._group = group

@@ -1,8 +1,10 @@
 """What decides the samples of a blend: the configuration that all dataset classes share."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError
@@ -153,6 +155,7 @@ class BlendedMegatronDatasetConfig:
             if not (is_whole(value) and start <= value < stop):
                 msg = f"{name} must be a whole number {words}, found {value!r}"
                 raise ArgumentError(msg)
+            setattr(self, name, index(value))  # one of NumPy's is no JSON, of which names of files are made
         if not self.mid_level_dataset_surplus >= 0:
             msg = f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}"
             raise ArgumentError(msg)
@@ -175,6 +178,10 @@ class BlendedMegatronDatasetConfig:
                 raise ArgumentError(msg)
 
     def _check_cache_options(self) -> None:
+        cache = self.path_to_cache
+        if cache is not None and (not isinstance(cache, (str, os.PathLike)) or "\0" in str(cache)):
+            msg = f"path_to_cache must be the path of a folder or None, found {cache!r}"
+            raise ArgumentError(msg)
         for option in ("fast_cache_load", "defer_npy_index_mmap"):
             if getattr(self, option) and self.order == "instant":
                 msg = f"{option} must be False with order='instant', which has no indices to load, found True"
@@ -199,6 +206,14 @@ class BlendedMegatronDatasetConfig:
                 _check_blend(f"blend_per_split[{split.name}]", blend)
 
 
+def _is_weight(value: Any) -> bool:
+    """True for a number that is finite, in doubles, and at least 0."""
+    try:
+        return not isinstance(value, (str, bytes)) and 0 <= float(value) < float("inf")
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
 def _check_blend(name: str, blend: Blend) -> None:
     if isinstance(blend, str) or len(blend) != 2 or isinstance(blend[0], str):
         msg = f"{name} must be a list of prefixes, and a list of weights or None, found {blend!r}"
@@ -213,6 +228,6 @@ def _check_blend(name: str, blend: Blend) -> None:
     if weights is not None and len(weights) != len(prefixes):
         msg = f"{name} must have as many weights as prefixes, found {len(weights)} and {len(prefixes)}"
         raise ArgumentError(msg)
-    if weights is not None and not (all(0 <= weight < float("inf") for weight in weights) and any(weights)):
+    if weights is not None and not (all(map(_is_weight, weights)) and any(weights)):
         msg = f"{name} must have finite weights of at least 0 that are not all 0, found {weights}"
         raise ArgumentError(msg)

@@ -4,15 +4,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from operator import index
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError
+from trackbed.kernels.whole import is_whole
 
 __all__ = ["Position", "check_data_checksum", "check_mapping"]
 
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1
+_MOST_SAMPLES: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,13 @@ class Position:
                 found = getattr(self, name)
                 msg = f"a run can go on only with the {name} it had: {state.get(name)!r}, found {found!r}"
                 raise ArgumentError(msg)
-        consumed = state.get("consumed_samples")
-        if not isinstance(consumed, int) or consumed < 0:
-            msg = f"the state of a sampler must have consumed_samples of at least 0, found {consumed!r}"
+        consumed: Any = state.get("consumed_samples")
+        if not is_whole(consumed) or not 0 <= consumed < _MOST_SAMPLES:
+            msg = f"the state of a sampler must have consumed_samples in [0, 2**62), found {consumed!r}"
+            raise ArgumentError(msg)
+        per_epoch: Any = state.get("samples_per_epoch")
+        if per_epoch is not None and (not is_whole(per_epoch) or not 0 < per_epoch < _MOST_SAMPLES):
+            msg = f"the state of a sampler must have samples_per_epoch in [1, 2**62) or None, found {per_epoch!r}"
             raise ArgumentError(msg)
         epochs = {consumed // size for size in (state.get("samples_per_epoch"), self.samples_per_epoch) if size}
         if state.get("samples_per_epoch") != self.samples_per_epoch and epochs != {0}:
@@ -67,7 +74,7 @@ class Position:
                 f"{state.get('samples_per_epoch')}, found {self.samples_per_epoch}"
             )
             raise ArgumentError(msg)
-        return replace(self, consumed_samples=consumed)
+        return replace(self, consumed_samples=index(consumed))
 
 
 def check_mapping(state: object) -> None:
