@@ -108,7 +108,7 @@ def read_memo(path: str, folder: str) -> Memo | None:
 
 
 def _digest(stamps: npt.NDArray[np.int64], names: Sequence[str], folder: str) -> str:
-    """Digest of what files were; of `.idx` files, whose times may be set back, with the time that nobody can set."""
+    """Digest of what files were; of `.idx` files with the time of their last change, which cannot be set."""
     changes = [changed_ns(os.path.join(folder, name)) for name in names if name.endswith(_IDX)]  # noqa: PTH118
     found = hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data)
     found.update(np.array(changes, dtype="<i8").data)

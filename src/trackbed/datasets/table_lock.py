@@ -1,7 +1,7 @@
 """One writer, or many readers; and a writer that does not wait.
 
-An interrupt may come between any two steps of a thread. So a lock knows who reads and who writes: whatever a thread has
-left behind ends when it asks again.
+Ctrl-C may interrupt a thread between any two steps. The lock therefore keeps the numbers of the threads that read or
+write, and drops what an interrupted thread has left behind when that thread asks again.
 """
 
 from collections.abc import Iterator

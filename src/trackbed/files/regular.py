@@ -1,4 +1,4 @@
-"""Opening files that somebody else may have put there: a pipe would wait for a writer, a device would never end."""
+"""Opens and reads regular files only: opening a pipe waits for a writer, and reading a device may never end."""
 
 import os
 import stat

@@ -47,8 +47,8 @@ def stamp_of(path: str | Path) -> Stamp | None:
 def changed_ns(path: str) -> int:
     """Nanoseconds since 1970 at which a file last changed in any way; -1 of one that cannot be looked at.
 
-    Archives and `rsync -t` set the time back at which a file was written, but not this one. It changes with the mode
-    and the number of names, too.
+    Archives and `rsync -t` set the time of writing; they cannot set this one. It also changes with the mode and the
+    number of names.
     """
     try:
         return os.stat(path).st_ctime_ns  # noqa: PTH116  as above

@@ -149,7 +149,7 @@ class IndexedDataset:
 
     @cached_property
     def changed_ns(self) -> int:
-        """Time of the last change of the `.idx` of any kind, which nobody can set back; -1 if it is gone."""
+        """Nanoseconds since 1970 at which the `.idx` last changed in any way; -1 if it is gone."""
         return changed_ns(get_idx_path(self.path_prefix))
 
     @property

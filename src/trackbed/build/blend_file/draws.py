@@ -223,7 +223,7 @@ class DrawCounter:
 
 
 def _rounded_up(number: float) -> float:
-    """The next number of four digits, so that whoever takes it takes enough.
+    """The number rounded up to four digits, so that the limit in the message is high enough.
 
     >>> _rounded_up(80_623.4), _rounded_up(6.4581), _rounded_up(0.0)
     (80630.0, 6.459, 0.0)
