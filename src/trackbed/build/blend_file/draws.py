@@ -184,7 +184,9 @@ class DrawCounter:
         if (built or wanted) and not available:
             needed = max(built or 0, wanted)
             return Shortfall(
-                "", f"must have tokens for {needed:,} samples of {length:,}, found {self.tokens[number]:,}"
+                "",
+                f"must have tokens for {needed:,} samples of {length:,}, found {self.tokens[number]:,}: "
+                "take another split, put it into a group, or leave it out of this split by `splits`",
             )
         is_exact = self._config.order != "megatron"  # else give or take one: the builder draws, and counts
         if wanted - (not is_exact) > available and self._config.order != "instant":
