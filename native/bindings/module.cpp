@@ -169,7 +169,8 @@ std::pair<int, std::size_t> write_files(nb::bytes names, nb::list parts, Array<c
   return {error.number, error.file};
 }
 
-void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, int num_threads, nb::handle callback) {
+void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, Array<std::int64_t> changes,
+                 int num_threads, nb::handle callback) {
   static_assert(sizeof(trackbed::FileStamp) == 3 * sizeof(std::int64_t));
   trackbed::Poll poll = poll_of(callback);
   const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
@@ -177,8 +178,12 @@ void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, 
   if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\0')) < found.size()) {
     throw nb::value_error("each name must end with a zero byte");
   }
+  if (changes.size() != 0 && changes.size() != found.size()) {
+    throw nb::value_error("there must be as many changes as stamps, or none");
+  }
+  const std::span<std::int64_t> changed{changes.data(), changes.size()};
   const nb::gil_scoped_release no_gil;
-  trackbed::file_stamps(folder.c_str(), text, found, num_threads, poll);
+  trackbed::file_stamps(folder.c_str(), text, found, changed, num_threads, poll);
 }
 
 void read_parts(nb::bytes paths, Array<const std::int64_t> starts, Array<const std::int64_t> sizes,
@@ -361,7 +366,7 @@ NB_MODULE(_native, m) {
   m.def("publish_file_sets", &publish_file_sets, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
-  m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);
   m.def("count_tokens", &count_tokens);
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });

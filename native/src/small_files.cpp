@@ -25,12 +25,14 @@ int write_file(const char* path, std::span<const std::span<const std::byte>> par
 
 constexpr FileStamp kNone{.inode = -1, .size_bytes = -1, .modified_ns = -1};
 
-FileStamp look_at(int folder, const char* name) {
+// Looks at a file; says when it last changed in any way, if that is wanted.
+FileStamp look_at(int folder, const char* name, std::int64_t* changed_ns) {
   struct stat status;
-  if (fstatat(folder, name, &status, 0) != 0) {
-    return kNone;
+  const bool is_there = fstatat(folder, name, &status, 0) == 0;
+  if (changed_ns != nullptr) {
+    *changed_ns = is_there ? std::int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec : -1;
   }
-  return stamp_of(status);
+  return is_there ? stamp_of(status) : kNone;
 }
 
 // The file, whose part the system begins to read where it is not in memory.
@@ -93,13 +95,15 @@ FileError write_files(Names paths, std::span<const std::span<const std::byte>> p
   return {.number = 0, .file = 0};
 }
 
-void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, int num_threads, Poll& poll) {
+void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, std::span<std::int64_t> changes,
+                 int num_threads, Poll& poll) {
   const std::vector<const char*> starts = starts_of(names, stamps.size());
   const Descriptor opened = open_folder(folder);  // without it only absolute names are found
   const auto count = static_cast<std::int64_t>(stamps.size());
   run_parallel((count + kFilesPerTask - 1) / kFilesPerTask, num_threads, poll, kFilesPerTask, [&](std::int64_t task) {
     for (std::int64_t file = task * kFilesPerTask; file < std::min(count, (task + 1) * kFilesPerTask); ++file) {
-      stamps[static_cast<std::size_t>(file)] = look_at(opened.number(), starts[static_cast<std::size_t>(file)]);
+      const auto number = static_cast<std::size_t>(file);
+      stamps[number] = look_at(opened.number(), starts[number], changes.empty() ? nullptr : &changes[number]);
     }
   });
 }

@@ -508,7 +508,7 @@ void test_file_stamps() {
   for (const int threads : {1, 2, 7}) {
     trackbed::Poll poll;
     std::vector<trackbed::FileStamp> stamps(kFiles);
-    trackbed::file_stamps(folder.c_str(), names, stamps, threads, poll);
+    trackbed::file_stamps(folder.c_str(), names, stamps, {}, threads, poll);
     for (std::size_t file = 0; file < kFiles; ++file) {
       const std::int64_t wanted = file % 7 == 0 ? -1 : static_cast<std::int64_t>(file);
       check(stamps[file].size_bytes == wanted && (stamps[file].inode < 0) == (wanted < 0),

@@ -38,7 +38,9 @@ void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<con
                 std::span<std::byte> content, std::span<FileStamp> stamps, Poll& poll);
 
 // Looks at as many files as there are stamps.
-// Requires: as many names as stamps, below `folder` or absolute. One call of the system a file, and one for the folder.
-void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, int num_threads, Poll& poll);
+// Requires: as many names as stamps, below `folder` or absolute, and as many changes or none: the time at which each
+// file last changed in any way, in nanoseconds since 1970. One call of the system a file, and one for the folder.
+void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, std::span<std::int64_t> changes,
+                 int num_threads, Poll& poll);
 
 }  // namespace trackbed

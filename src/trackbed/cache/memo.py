@@ -9,7 +9,7 @@ Shapes: N files.
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,8 +18,8 @@ import numpy.typing as npt
 import orjson
 
 from trackbed.errors import FormatError
-from trackbed.files import changed_ns, crc32, partial_name, publish, read_regular, write_new
-from trackbed.kernels import available_threads, file_stamps
+from trackbed.files import crc32, partial_name, publish, read_regular, write_new
+from trackbed.kernels import available_threads, stamps_and_changes
 
 __all__ = ["Memo", "read_memo", "write_memo"]
 
@@ -51,10 +51,10 @@ class Memo(NamedTuple):
     def holds(self, chunks: Sequence[int]) -> bool:
         """Whether no file of these parts has changed. Any other process may look at the other parts."""
         names = list(chain.from_iterable(self.names[chunk] for chunk in chunks))
-        stamps = file_stamps(self.folder, names, num_threads=available_threads())
-        parts = np.split(stamps, range(_CHUNK_FILES, len(stamps), _CHUNK_FILES)) if chunks else []
-        found = [_digest(part, self.names[chunk], self.folder) for part, chunk in zip(parts, chunks, strict=True)]
-        return found == [self.digests[chunk] for chunk in chunks]
+        stamps, changes = stamps_and_changes(self.folder, names, num_threads=available_threads())
+        return list(_digests_of(names, stamps, changes[_are_indices(names)])) == [
+            self.digests[chunk] for chunk in chunks
+        ]
 
 
 def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray[np.int64], content: Any) -> None:
@@ -70,10 +70,12 @@ def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray
     Raises:
         OSError: it cannot be written.
     """
-    parts = [stamps[first : first + _CHUNK_FILES] for first in range(0, len(stamps), _CHUNK_FILES)]
-    names = list(_chunks_of(files, folder))
-    digests = [_digest(part, some, folder) for part, some in zip(parts, names, strict=True)]
-    body = orjson.dumps({"names": names, "digests": digests, "content": content})
+    names = [name.removeprefix(f"{folder}/") for name in files]
+    indices = [name for name in names if name.endswith(_IDX)]
+    _, changes = stamps_and_changes(folder, indices, num_threads=available_threads())
+    digests = list(_digests_of(names, stamps, changes))
+    chunks = [names[first : first + _CHUNK_FILES] for first in range(0, len(names), _CHUNK_FILES)]
+    body = orjson.dumps({"names": chunks, "digests": digests, "content": content})
     head = orjson.dumps({"format": _FORMAT, "version": _VERSION, "crc32": crc32(body)})
     partials = f"{folder}/.trackbed/partial"
     for needed in (os.path.dirname(path), partials):  # noqa: PTH120
@@ -85,13 +87,6 @@ def write_memo(path: str, folder: str, files: Iterable[str], stamps: npt.NDArray
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
-
-
-def _chunks_of(files: Iterable[str], folder: str) -> Iterator[list[str]]:
-    """The names of each chunk of files."""
-    start, rest = f"{folder}/", iter(files)
-    while names := [name.removeprefix(start) for name in islice(rest, _CHUNK_FILES)]:
-        yield names
 
 
 def read_memo(path: str, folder: str) -> Memo | None:
@@ -107,9 +102,14 @@ def read_memo(path: str, folder: str) -> Memo | None:
         return None
 
 
-def _digest(stamps: npt.NDArray[np.int64], names: Sequence[str], folder: str) -> str:
-    """Digest of what files were; of `.idx` files with the time of their last change, which cannot be set."""
-    changes = [changed_ns(os.path.join(folder, name)) for name in names if name.endswith(_IDX)]  # noqa: PTH118
-    found = hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data)
-    found.update(np.array(changes, dtype="<i8").data)
-    return found.hexdigest()
+def _digests_of(names: Sequence[str], stamps: npt.NDArray[np.int64], changes: npt.NDArray[np.int64]) -> Iterator[str]:
+    """Digest of what the files of each chunk were, and when those that are an `.idx` last changed in any way."""
+    rows = np.column_stack([stamps, np.zeros(len(names), dtype=np.int64)])
+    rows[_are_indices(names), 3] = changes
+    for first in range(0, len(rows), _CHUNK_FILES):
+        part = np.ascontiguousarray(rows[first : first + _CHUNK_FILES], dtype="<i8")
+        yield hashlib.sha256(part.data).hexdigest()
+
+
+def _are_indices(names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    return np.fromiter((name.endswith(_IDX) for name in names), dtype=bool, count=len(names))

@@ -23,6 +23,7 @@ from trackbed.kernels.small_files import (
     joined_names,
     publish_file_sets,
     read_parts,
+    stamps_and_changes,
     stamps_of_joined,
     write_files,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "read_parts",
     "sample_index",
     "small_indices",
+    "stamps_and_changes",
     "stamps_of_joined",
     "watched",
     "write_files",

@@ -69,6 +69,7 @@ def file_stamps(
     folder: bytes,
     names: bytes,
     stamps: npt.NDArray[np.int64],
+    changes: npt.NDArray[np.int64],
     num_threads: int,
     poll: _Poll,
     /,

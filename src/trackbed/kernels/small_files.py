@@ -25,6 +25,7 @@ __all__ = [
     "joined_names",
     "publish_file_sets",
     "read_parts",
+    "stamps_and_changes",
     "stamps_of_joined",
     "write_files",
 ]
@@ -172,8 +173,34 @@ def stamps_of_joined(
 ) -> npt.NDArray[np.int64]:
     """`file_stamps` of `count` names that were joined by `joined_names`, once for many looks."""
     stamps = np.empty((count, 3), dtype=np.int64)
-    _native.file_stamps(os.fsencode(folder), joined, stamps.reshape(-1), max(num_threads, 1), current_poll(poll))
+    _look(folder, joined, stamps, np.empty(0, dtype=np.int64), num_threads, poll)
     return stamps
+
+
+def stamps_and_changes(
+    folder: str, names: Sequence[str], *, num_threads: int = 1, poll: Poll = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """`file_stamps`, and the time at which each file last changed in any way.
+
+    That time is `[N]` int64, in nanoseconds since 1970; -1 where there is no file. Archives
+    and `rsync -t` set the time of writing; they cannot set that of the last change.
+    """
+    stamps, changes = np.empty((len(names), 3), dtype=np.int64), np.empty(len(names), dtype=np.int64)
+    _look(folder, joined_names(names), stamps, changes, num_threads, poll)
+    return stamps, changes
+
+
+def _look(
+    folder: str,
+    joined: bytes,
+    stamps: npt.NDArray[np.int64],
+    changes: npt.NDArray[np.int64],
+    num_threads: int,
+    poll: Poll,
+) -> None:
+    _native.file_stamps(
+        os.fsencode(folder), joined, stamps.reshape(-1), changes, max(num_threads, 1), current_poll(poll)
+    )
 
 
 def joined_names(names: Sequence[str]) -> bytes:
