@@ -14,7 +14,7 @@ import torch
 from megatron.core.tokenizers import MegatronTokenizer
 
 from benchmarks.harness import Comparison, compare
-from trackbed.build import BlendedMegatronDatasetBuilder
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from benchmarks.harness import machine
-from trackbed.build import BlendedMegatronDatasetBuilder
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 from trackbed.loading import BatchLoader
 from trackbed.tokens import IndexedDatasetBuilder

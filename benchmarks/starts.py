@@ -196,7 +196,7 @@ def _builder(asked: dict[str, Any]) -> Any:
     }
     wanted = [samples, samples // 100, samples // 100]
     if asked["library"] == "trackbed":
-        from trackbed.build import BlendedMegatronDatasetBuilder
+        from trackbed.builder import BlendedMegatronDatasetBuilder
         from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 
         config = GPTDatasetConfig(tokenizer=NullTokenizer(50_000), **options)

@@ -52,7 +52,7 @@ def make_pairs(folder: Path, documents: int) -> None:
 
 def start(folder: Path, order: str) -> dict[str, Any]:
     """From `build()` to the first batch, in this process."""
-    from trackbed.build import BlendedMegatronDatasetBuilder
+    from trackbed.builder import BlendedMegatronDatasetBuilder
     from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
     from trackbed.kernels import available_threads
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from model import GPT, ModelConfig
-from trackbed.build import BlendedMegatronDatasetBuilder
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, HuggingFaceTokenizer
 from trackbed.loading import MegatronPretrainingSampler
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trackbed.build import BlendedMegatronDatasetBuilder
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 from trackbed.tokens import IndexedDatasetBuilder
 

@@ -7,7 +7,7 @@ from cases import VOCAB, cases
 from hypothesis import strategies as st
 from observe import describe
 
-from trackbed.build import BlendedMegatronDatasetBuilder
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from trackbed.cache import Access, ArraySpec, Entry, access, open_or_build, write
 from trackbed.errors import CacheError
-from trackbed.files import behind, checksum
+from trackbed.files import background_writeback, checksum
 
 NUMBERS = np.arange(10, dtype=np.int32)
 
@@ -276,7 +276,7 @@ def test_a_build_that_fails_half_way_leaves_nothing(tmp_path, failure):
 @pytest.mark.parametrize("says_how_far", [True, False])
 def test_a_very_large_array_is_written_out_behind(tmp_path, monkeypatch, says_how_far):
     monkeypatch.setattr(write, "_BEHIND_BYTES", 4 << 20)
-    monkeypatch.setattr(behind, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(background_writeback, "CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", 1 << 20)
     seen = []
 

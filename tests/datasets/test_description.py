@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from blends import GPTDataset, gpt_config, write_pair
 from trackbed.datasets.description import alike, being_alike, describe
 from trackbed.index import Split
-from trackbed.index.runs import run
+from trackbed.index.ranges import run
 from trackbed.tokens import IndexedDataset
 
 VALUES = st.recursive(

@@ -14,7 +14,7 @@ from trackbed.datasets import gpt_together
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_together import build_together
 from trackbed.errors import FormatError, TrackbedError
-from trackbed.index.runs import run
+from trackbed.index.ranges import run
 from trackbed.tokens import IndexedDataset
 
 NUMBERS = itertools.count()

@@ -11,7 +11,7 @@ import pytest
 
 from trackbed.preprocess.messages import receive, send
 from trackbed.preprocess.pool import map_in_order
-from trackbed.preprocess.slots import NUM_SLOTS, Slots
+from trackbed.preprocess.shared_memory import NUM_SLOTS, Slots
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import click
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trackbed.build import BlendPlan
+    from trackbed.builder import BlendPlan
 
 __all__ = ["blend"]
 
@@ -20,7 +20,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number that is meant."""
-        from trackbed.build.blend_file import parse_count
+        from trackbed.builder.blend_file import parse_count
 
         try:
             count = parse_count(str(value))
@@ -46,7 +46,7 @@ def blend(
     BLEND.toml names datasets, weights and sizes. For each dataset this shows the tokens, samples and epochs that a run
     will take from it, and for each stage the proportions. Exit status 1 if a dataset falls short.
     """
-    from trackbed.build.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
+    from trackbed.builder.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
 
     if tokens is not None and samples is not None:
         msg = "--tokens and --samples exclude each other"

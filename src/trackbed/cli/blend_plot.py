@@ -7,8 +7,8 @@ from trackbed.cli.blend_table import Chosen, compact, largest_first
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trackbed.build import BlendPlan
-    from trackbed.build.blend_file import SplitPlan
+    from trackbed.builder import BlendPlan
+    from trackbed.builder.blend_file import SplitPlan
 
 __all__ = ["draw_plan"]
 

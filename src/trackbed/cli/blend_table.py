@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trackbed.build import BlendPlan
-    from trackbed.build.blend_file import DatasetPlan, SplitPlan
+    from trackbed.builder import BlendPlan
+    from trackbed.builder.blend_file import DatasetPlan, SplitPlan
 
 __all__ = ["compact", "largest_first", "show_plan"]
 

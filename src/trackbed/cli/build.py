@@ -13,7 +13,7 @@ import click
 from trackbed.errors import ArgumentError, CacheError
 
 if TYPE_CHECKING:
-    from trackbed.build import MeasuredBlend
+    from trackbed.builder import MeasuredBlend
     from trackbed.comm import Group
     from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
 
@@ -64,7 +64,7 @@ def build(
     again. Processes on several hosts meet at MASTER_ADDR, or at the first host of the Slurm step; they listen there
     and on no other interface.
     """
-    from trackbed.build import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+    from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
     from trackbed.comm.launch import group_from_environment, has_several_ranks
 
     if ranks is not None and not plan_only:
@@ -113,7 +113,7 @@ def _config(
 
 def _secret(path: str | None, config: "GPTDatasetConfig") -> bytes:
     """What the processes share, from the file that is given or else from the cache."""
-    from trackbed.build.secret import secret_path, shared_secret
+    from trackbed.builder.secret import secret_path, shared_secret
 
     if path is None and config.path_to_cache is None:
         msg = "--secret-file must name a file where several processes meet without a cache, found neither"
@@ -146,8 +146,8 @@ def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> A
     """The file's tokenizer under this identity; one that has nothing else where the file names none; None without."""
     from dataclasses import replace
 
-    from trackbed.build.blend_file import StatedTokenizer
-    from trackbed.build.blend_file.tokenizer import make_tokenizer
+    from trackbed.builder.blend_file import StatedTokenizer
+    from trackbed.builder.blend_file.tokenizer import make_tokenizer
 
     if identity is None:
         return None

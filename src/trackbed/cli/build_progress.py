@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 if TYPE_CHECKING:
-    from trackbed.build.making import Progress
+    from trackbed.builder.executor import Progress
     from trackbed.comm import Group
 
 __all__ = ["show_building"]

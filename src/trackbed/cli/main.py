@@ -24,7 +24,7 @@ from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
-from trackbed.cli.unheeding import leave
+from trackbed.cli.uninterruptible import leave
 from trackbed.cli.verify import verify
 
 __all__ = ["main", "trackbed"]

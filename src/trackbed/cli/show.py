@@ -25,7 +25,7 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
 
     {-Marked-} is what no loss is computed for. Indices that are not there yet are built.
     """
-    from trackbed.build import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+    from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
     from trackbed.loading import provenance
 
     blend = measure_blend(read_blend_file(path))

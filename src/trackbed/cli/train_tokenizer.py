@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trackbed.cli.parse import format_option, record_limit_option, split_keys
-from trackbed.cli.unheeding import run_in_thread
+from trackbed.cli.uninterruptible import run_in_thread
 
 if TYPE_CHECKING:
     from trackbed.preprocess.config import Format

@@ -11,7 +11,7 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
 from trackbed.comm.group import SOLO, Group
-from trackbed.comm.listening import LOOPBACK, listen_at, own_addresses
+from trackbed.comm.server_socket import LOOPBACK, listen_at, own_addresses
 from trackbed.comm.slurm import first_host, step_port
 from trackbed.comm.store import Store
 from trackbed.comm.store_group import StoreGroup

@@ -3,8 +3,8 @@
 import time
 from typing import Final, TypeVar
 
-from trackbed.comm.meeting import Meeting
-from trackbed.comm.vigil import LOOKS_PER_TIMEOUT
+from trackbed.comm.rendezvous import Meeting
+from trackbed.comm.watchdog import LOOKS_PER_TIMEOUT
 
 __all__ = ["SharedStep", "Stopped", "cause_of"]
 

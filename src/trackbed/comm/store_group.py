@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from trackbed.comm.group import Step, check_source
-from trackbed.comm.meeting import Conclude, Meeting, publish
-from trackbed.comm.member import Arrival, Member, Record
+from trackbed.comm.participant import Arrival, Member, Record
+from trackbed.comm.rendezvous import Conclude, Meeting, publish
 from trackbed.comm.report import (
     Failure,
     Verdict,

@@ -39,9 +39,9 @@ from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, description_now
 from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
-from trackbed.index.ahead import OrderAhead
 from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
+from trackbed.index.prefetch import OrderAhead
 from trackbed.index.splits import normalize
 
 __all__ = ["BlendedDataset", "blend"]

@@ -17,7 +17,7 @@ from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.low_level import data_stamps, most_tokens
 from trackbed.errors import FormatError
-from trackbed.index import runs
+from trackbed.index import ranges
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
 from trackbed.index.legacy_random import LegacyShuffle
@@ -164,9 +164,9 @@ class GPTIndices:
     @cached_property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return runs.run(0, len(self.lengths)) if self.documents is None else self.documents
+        return ranges.run(0, len(self.lengths)) if self.documents is None else self.documents
 
     @cached_property
     def run(self) -> tuple[int, int] | None:
         """First document and the one after the last, where they are consecutive: they nearly always are."""
-        return (0, len(self.lengths)) if self.documents is None else runs.bounds_of(self.documents)
+        return (0, len(self.lengths)) if self.documents is None else ranges.bounds_of(self.documents)

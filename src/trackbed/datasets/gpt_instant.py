@@ -16,8 +16,8 @@ from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import Pieces, VisitArrays, VisitedSamples
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
-from trackbed.index.ahead import OrderAhead
 from trackbed.index.epochs import stretches_per_epoch
+from trackbed.index.prefetch import OrderAhead
 from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
 

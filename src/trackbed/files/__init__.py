@@ -1,12 +1,12 @@
 """Files that appear whole under their final name or not at all, and checksums of them."""
 
-from trackbed.files.behind import WrittenBehind
+from trackbed.files.background_writeback import WrittenBehind
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.flush import flush_file_system
 from trackbed.files.local import is_local, is_on_this_machine, whereabouts
-from trackbed.files.mapped import mapped_files
 from trackbed.files.mapping import let_go, map_readonly, read_ahead
+from trackbed.files.proc_maps import mapped_files
 from trackbed.files.publish import (
     PartialFile,
     Writer,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trackbed.index.epochs import EpochPlan
 from trackbed.index.legacy_random import LegacyShuffle
-from trackbed.index.runs import bounds_of
+from trackbed.index.ranges import bounds_of
 
 __all__ = ["document_index", "document_index_dtype"]
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from trackbed import kernels
 from trackbed.errors import ArgumentError
-from trackbed.index.runs import count_from
-from trackbed.index.shared_runs import Drawn, SharedRuns
+from trackbed.index.ranges import count_from
+from trackbed.index.shuffle_cache import Drawn, SharedRuns
 
 __all__ = ["LegacyShuffle", "forget_shared_runs", "legacy_shuffle"]
 

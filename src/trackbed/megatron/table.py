@@ -10,7 +10,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "BlendedDataset": "trackbed.datasets.blended:BlendedDataset",
     },
     "datasets.blended_megatron_dataset_builder": {
-        "BlendedMegatronDatasetBuilder": "trackbed.build.assemble:BlendedMegatronDatasetBuilder",
+        "BlendedMegatronDatasetBuilder": "trackbed.builder.builder:BlendedMegatronDatasetBuilder",
     },
     "datasets.blended_megatron_dataset_config": {
         "BlendedMegatronDatasetConfig": "trackbed.datasets.config:BlendedMegatronDatasetConfig",

@@ -1,9 +1,9 @@
 """Raw text to indexed files: JSON lines, plain text and Parquet, tokenised on all cores, and what belongs to it."""
 
 from trackbed.preprocess.config import PreprocessConfig, available_cores, output_prefix
-from trackbed.preprocess.engine import preprocess
 from trackbed.preprocess.inspection import Bucket, FirstDocument, Inspection, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
+from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
 from trackbed.preprocess.tokenizer import BYTES, open_fastest_tokenizer, open_tokenizer

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trackbed.preprocess.slots import Slots
+from trackbed.preprocess.shared_memory import Slots
 
 __all__ = ["Received", "receive", "send"]
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from trackbed.datasets.one_core import one_core
 from trackbed.errors import TrackbedError
 from trackbed.preprocess.messages import receive, send
-from trackbed.preprocess.slots import NUM_SLOTS, Slots
+from trackbed.preprocess.shared_memory import NUM_SLOTS, Slots
 
 __all__ = ["map_in_order"]
 

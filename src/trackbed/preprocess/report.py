@@ -6,7 +6,7 @@ from typing import Any, Final
 from trackbed.errors import FormatError
 from trackbed.preprocess.config import PreprocessConfig, output_prefix
 from trackbed.preprocess.inputs import Inputs
-from trackbed.preprocess.places import Places
+from trackbed.preprocess.line_numbers import Places
 from trackbed.preprocess.plan import Chunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
 

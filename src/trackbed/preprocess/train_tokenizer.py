@@ -11,8 +11,8 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.preprocess.config import CHUNK_BYTES, MAX_RECORD_BYTES, Format, Progress, check_reading, layout_of
 from trackbed.preprocess.inputs import InputFile, find_inputs
+from trackbed.preprocess.line_numbers import Places
 from trackbed.preprocess.long_text import split_text
-from trackbed.preprocess.places import Places
 from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord, Record, read_piece
 

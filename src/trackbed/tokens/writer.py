@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 from trackbed.files import FileSum, clear_dead_partials, flush_to_disk, let_go, new_partial
+from trackbed.tokens.append_file import GrowingData
 from trackbed.tokens.commit import PairFiles, commit_pair
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import Header, SequenceIndex, open_index
-from trackbed.tokens.growing import GrowingData
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import Seal, write_seal
 from trackbed.tokens.verify import verify

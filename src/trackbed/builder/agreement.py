@@ -1,0 +1,204 @@
+"""What each rank asks for, compared by content: file sizes, digests and options, but not the folders that files lie in.
+
+Shapes: I items of a request, in the same order on every rank.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from trackbed.builder.sizes import blend_of
+from trackbed.cache import Pending
+from trackbed.datasets.blended import BlendedDataset
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.gpt import GPTDataset
+from trackbed.datasets.megatron import MegatronDataset
+from trackbed.index.splits import Split
+
+__all__ = ["Difference", "Item", "Request", "find_difference", "first_difference", "request_of"]
+
+_OPTIONS: Final = (
+    "order",
+    "blend_stages",
+    "blend_max_epochs",
+    "blend_when_exhausted",
+    "shuffle_block",
+    "shuffle_window",
+    "multiple_validation_sets",
+)
+_DIGITS: Final = 12
+_MOST_CHARACTERS: Final = 80
+_NOT_THERE: Final = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that a rank asks for."""
+
+    name: str
+    """What it is called in a message, such as the prefix of a pair. Not compared."""
+    key: str
+    """Text that is the same on two ranks if and only if `fields()` is."""
+    fields: Callable[[], dict[str, Any]]
+    """What is compared, by name."""
+    has_to_agree: bool = True
+    """False if ranks may differ: where the class of a dataset is not Trackbed's, nothing says what its data are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """All that a rank asks for."""
+
+    items: Sequence[Item]
+    """`[I]`"""
+
+    def digest(self, *, has_to_agree: bool) -> str:
+        """Digest of the items that have to agree, or of the others."""
+        keys = [item.key if item.has_to_agree is has_to_agree else "" for item in self.items]
+        return _digest("\n".join(keys)) if any(keys) else ""
+
+    def digests(self, *, has_to_agree: bool) -> list[str]:
+        """`[I]` digest of each item; an empty one where it is of the other kind."""
+        return [_digest(item.key) if item.has_to_agree is has_to_agree else "" for item in self.items]
+
+    def describe(self, number: int) -> list[Any]:
+        """Name and fields of an item, as JSON values; nothing of one that there is not."""
+        if number >= len(self.items):
+            return [_NOT_THERE, {}]
+        item = self.items[number]
+        return [item.name, json.loads(json.dumps(item.fields(), default=_plain))]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What two ranks ask for differently."""
+
+    ranks: tuple[int, int]
+    names: tuple[str, str]
+    """What the item is called on each."""
+    field: str
+    values: tuple[str, str]
+    """JSON of what each has, cut to a readable length."""
+
+    def __str__(self) -> str:
+        first, second = self.ranks
+        where = self.names[0] if self.names[0] == self.names[1] else f"{self.names[0]} (rank {second}: {self.names[1]})"
+        return f"{where}: {self.field} is {self.values[0]} on rank {first} and {self.values[1]} on rank {second}"
+
+
+def request_of(
+    built: Iterable[Any],
+    cls: type[MegatronDataset],
+    sizes: Sequence[int | None],
+    config: BlendedMegatronDatasetConfig,
+) -> Request:
+    """What a rank asks for that has made these datasets.
+
+    Args:
+        built: datasets and blends, None for those that there are not; or lists of them.
+        cls: class of the datasets.
+        sizes: samples asked for per split.
+        config: what decides the samples.
+    """
+    options = _options_of(cls, sizes, config)
+    items = [Item("the arguments of the builder", json.dumps(options, default=_plain), lambda: options)]
+    for one in built:
+        for dataset in one if isinstance(one, list) else [one]:
+            items += _items_of(dataset)
+    return Request(items)
+
+
+def _items_of(dataset: Any) -> list[Item]:
+    if isinstance(dataset, BlendedDataset):
+        name = f"the blend of split {dataset.split.name}"
+        fields = partial(_fields_of_blend, dataset)
+        key = json.dumps(fields(), default=_plain)
+        return [Item(name, key, fields), *[item for member in dataset.datasets for item in _items_of(member)]]
+    if not isinstance(dataset, MegatronDataset):
+        return []
+    name = f"{dataset.dataset_path}, split {dataset.index_split.name}"
+    if _has_index(dataset):
+        return [Item(name, dataset.content_key, dataset.content)]
+    return [Item(name, dataset.unique_description, lambda: dict(dataset.unique_identifiers), has_to_agree=False)]
+
+
+def _has_index(dataset: MegatronDataset) -> bool:
+    """True for classes of ours, and for others' that keep an index in the cache."""
+    is_own = type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return is_own or isinstance(dataset, GPTDataset) or any(isinstance(one, Pending) for one in vars(dataset).values())
+
+
+def _fields_of_blend(blend: BlendedDataset) -> dict[str, Any]:
+    return {"num_datasets": len(blend.datasets), "weights": blend.weights, "size": blend.size}
+
+
+def _options_of(
+    cls: type[MegatronDataset], sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig
+) -> dict[str, Any]:
+    options: dict[str, Any] = {"class": cls.__name__}
+    options["sizes"] = {split.name: size for split, size in zip(Split, sizes, strict=True)}
+    options.update({name: getattr(config, name) for name in _OPTIONS})
+    for split in Split:
+        blend = blend_of(split, config)
+        options[f"number of datasets of split {split.name}"] = 0 if blend is None else len(blend[0])
+        options[f"weights of split {split.name}"] = (
+            "given" if blend is not None and blend[1] is not None else "not given"
+        )
+    return options
+
+
+def first_difference(digests: Sequence[Sequence[str] | None]) -> int:
+    """Number of the first item in which two ranks differ, given the digests of both, and None for all other ranks.
+
+    >>> first_difference([["a", "b"], None, ["a", "c", "d"]]), first_difference([["a"], ["a", "b"]])
+    (1, 1)
+    """
+    first, second = (one for one in digests if one is not None)
+    shared = min(len(first), len(second))
+    return next((number for number in range(shared) if first[number] != second[number]), shared)
+
+
+def find_difference(described: Sequence[Any]) -> list[Any]:
+    """Names, field and values that differ, given `Request.describe` of two ranks, and None for all other ranks.
+
+    >>> find_difference([["a", {"seed": 1, "size": [5, 6]}], None, ["b", {"seed": 1, "size": [5, 7]}]])
+    [['a', 'b'], 'size[1]', ['6', '7']]
+    """
+    first, second = (one for one in described if one is not None)
+    field, values = _first_field(first[1], second[1])
+    return [[first[0], second[0]], field, [_short(value) for value in values]]
+
+
+def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[Any, Any]]:
+    """Path and values of the first difference of two JSON values, as deep inside them as both have the same shape."""
+    steps: Iterable[tuple[str, Any, Any]] = ()
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = dict.fromkeys((*first, *second))
+        start = f"{path}." if path else ""
+        steps = ((f"{start}{name}", first.get(name), second.get(name)) for name in names)
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        steps = ((f"{path}[{k}]", *pair) for k, pair in enumerate(zip(first, second, strict=True)))
+    for step, one, other in steps:
+        if one != other:
+            return _first_field(one, other, step)
+    return path or "what is asked for", (first, second)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _plain(value: Any) -> Any:
+    """JSON for a value that is none: numbers of NumPy, tokenizers, and others by their class."""
+    if hasattr(value, "item"):
+        return value.item()
+    identifiers = getattr(value, "unique_identifiers", None)
+    return dict(identifiers) if identifiers is not None else type(value).__name__

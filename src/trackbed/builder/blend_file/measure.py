@@ -1,0 +1,183 @@
+"""What a blend file means for the data that is there: weights, sizes, and the configuration that builds it.
+
+Shapes: K datasets of a split.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trackbed.builder.blend_file.description import BlendFile
+from trackbed.builder.blend_file.members import Member, find_members
+from trackbed.builder.blend_file.tables import Problems
+from trackbed.builder.blend_file.tokenizer import StatedTokenizer, make_tokenizer
+from trackbed.builder.blend_file.weights import Wanted, plan_weights
+from trackbed.builder.sizes import check_sizes
+from trackbed.datasets.config import Blend
+from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.index.splits import (
+    Bounds,
+    Split,
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+
+__all__ = ["MeasuredBlend", "measure_blend"]
+
+_NOBODY: Final = StatedTokenizer(eod=0, vocab_size=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredBlend:
+    """A blend file and the data that it names: everything that a builder asks for."""
+
+    file: BlendFile
+    members: tuple[Member, ...]
+    """All datasets, in the file's order."""
+    weights: tuple[tuple[float, ...] | None, ...]
+    """For each split `[K]` weights of its datasets; None where they are taken whole."""
+    sizes: tuple[int | None, int | None, int | None]
+    """Samples of each split, as `BlendedMegatronDatasetBuilder` takes them."""
+
+    @property
+    def dataset_class(self) -> Any:
+        """The class of the datasets that are blended."""
+        return self.file.dataset_class
+
+    def of(self, split: Split) -> tuple[Member, ...]:
+        """The `[K]` datasets of a split."""
+        return tuple(member for member in self.members if member.split_tokens[split.value] is not None)
+
+    def config(self, *, tokenizer: Any | None = None, cache: str | None = None) -> GPTDatasetConfig:
+        """The configuration that builds this blend.
+
+        Args:
+            tokenizer: in place of the one that the file names.
+            cache: in place of the folder that the file names.
+
+        Raises:
+            BlendFileError: neither the file nor the caller names a tokenizer, or fields contradict each other.
+            ArgumentError: the file's tokenizer cannot be read.
+        """
+        if tokenizer is None:
+            if self.file.tokenizer is None:
+                problems = self.file.problems()
+                problems.add(("tokenizer",), "must be given to build a dataset, found none")
+                problems.stop()
+            tokenizer = make_tokenizer(self.file.tokenizer)  # type: ignore[arg-type]  # given, or stop has raised
+        return self._config(tokenizer, cache or self.file.cache)
+
+    def plan_config(self) -> GPTDatasetConfig:
+        """A configuration to plan with: the same, but for the tokenizer, which decides no sizes."""
+        return self._config(_NOBODY, self.file.cache)
+
+    def _config(self, tokenizer: Any, cache: str | None) -> GPTDatasetConfig:
+        file = self.file
+        groups = {member.prefix: list(member.pairs) for member in self.members if member.entry.kind == "group"}
+        try:
+            return GPTDatasetConfig(
+                random_seed=file.seed,
+                sequence_length=file.sequence_length,
+                path_to_cache=cache,
+                tokenizer=tokenizer,
+                order=file.order,
+                groups=groups or None,
+                **self._blends(),
+                **self._instant_options(),
+                **file.options,
+            )
+        except ArgumentError as error:
+            problems = file.problems()
+            option = str(error).split(maxsplit=1)[0]
+            problems.add(("options", option) if option in file.options else (), str(error))
+            problems.stop()
+            raise
+
+    def _blends(self) -> dict[str, Any]:
+        if self.file.split is not None:
+            return {"blend": self._blend(Split.train), "split": self.file.split}
+        return {"blend_per_split": [self._blend(split) if self.of(split) else None for split in Split]}
+
+    def _blend(self, split: Split) -> Blend:
+        members = self.members if self.file.split is not None else self.of(split)
+        weights = self.weights[split.value]
+        return [member.prefix for member in members], None if weights is None else list(weights)
+
+    def _instant_options(self) -> dict[str, Any]:
+        if self.file.order != "instant":
+            return {}
+        members = self.of(Split.train)
+        limits = [member.entry.max_epochs for member in members]
+        stages = [(stage.first_sample, _stage_weights(dict(stage.weights), members)) for stage in self.file.stages]
+        several = len(members) > 1  # one alone is not blended: its limit is checked by the plan
+        return {
+            "blend_stages": stages or None,
+            "blend_max_epochs": limits if several and any(limits) else None,
+        }
+
+
+def _stage_weights(weights: dict[str, float], members: Sequence[Member]) -> list[float]:
+    return [weights.get(member.entry.name, 0.0) * member.part for member in members]
+
+
+def measure_blend(file: BlendFile) -> MeasuredBlend:
+    """Find the data that a blend file names, and work out weights and sizes.
+
+    Raises:
+        BlendFileError: a dataset is missing or damaged, or cannot give what is wanted of it; all that is wrong, each
+            with its line.
+    """
+    problems = file.problems()
+    members = find_members(file.datasets, _bounds(file), problems)
+    problems.stop()
+    blend = _weighed(file, members, problems)
+    problems.stop()
+    config = blend.plan_config()
+    try:
+        check_sizes(blend.sizes, config)
+    except ArgumentError as error:
+        problems.add(("size",), str(error))
+    problems.stop()
+    return blend
+
+
+def _bounds(file: BlendFile) -> tuple[Bounds | None, ...]:
+    if file.split is None:
+        return ((0.0, 1.0),) * len(Split)
+    return tuple(convert_split_vector_to_split_matrix(parse_and_normalize_split(file.split)))
+
+
+def _weighed(file: BlendFile, members: tuple[Member, ...], problems: Problems) -> MeasuredBlend:
+    """The blend with weights and sizes. A file that divides every dataset has the same weights in all splits."""
+    weights: list[tuple[float, ...] | None] = []
+    sizes = [file.sizes.of(split) for split in Split]
+    if file.options.get("full_validation"):
+        sizes[Split.valid.value] = None
+    for split in Split:
+        mine = [one for one in members if file.split is not None or one.split_tokens[split.value] is not None]
+        if file.split is not None and weights:
+            weights.append(weights[0])
+            continue
+        found = None
+        try:
+            if mine:
+                wanted = [_wanted(one, split) for one in mine]
+                found, sizes[split.value] = plan_weights(
+                    wanted, size=sizes[split.value], sequence_length=file.sequence_length
+                )
+        except PlanError as error:
+            problems.add(mine[0].entry.where[:1], f"of {split.name}: {error}")
+        weights.append(None if found is None else tuple(found))
+    return MeasuredBlend(file=file, members=members, weights=tuple(weights), sizes=(sizes[0], sizes[1], sizes[2]))
+
+
+def _wanted(member: Member, split: Split) -> Wanted:
+    entry = member.entry
+    return Wanted(
+        measure=entry.measure,
+        amount=entry.amount,
+        tokens=member.tokens,
+        split_tokens=member.split_tokens[split.value] or 0,
+        part=member.part if entry.measure == "weight" else 1.0,
+    )

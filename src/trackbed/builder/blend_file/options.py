@@ -1,0 +1,45 @@
+"""The fields of `GPTDatasetConfig` that a blend file's `[options]` may set, each with its rule."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trackbed.builder.blend_file.tables import FLAG, NUMBER, WHOLE, WHOLE_POSITIVE, Rule, TableReader, one_of
+
+__all__ = ["OPTIONS", "read_options"]
+
+OPTIONS: Final[Mapping[str, Rule]] = {
+    "add_extra_token_to_sequence": FLAG,
+    "allow_ambiguous_pad_tokens": FLAG,
+    "blend_when_exhausted": one_of(["raise", "reweight"]),
+    "context_parallel_size": WHOLE_POSITIVE,
+    "create_attention_mask": FLAG,
+    "create_cu_seqlens": FLAG,
+    "data_parallel_size": WHOLE_POSITIVE,
+    "defer_npy_index_mmap": FLAG,
+    "drop_last_partial_validation_sequence": FLAG,
+    "eod_mask_loss": FLAG,
+    "fast_cache_load": FLAG,
+    "full_validation": FLAG,
+    "mid_level_dataset_surplus": NUMBER,
+    "mmap_bin_files": FLAG,
+    "multiple_validation_sets": FLAG,
+    "num_dataset_builder_threads": WHOLE_POSITIVE,
+    "renormalize_blend_weights": FLAG,
+    "reset_attention_mask": FLAG,
+    "reset_position_ids": FLAG,
+    "sequence_parallel_size": WHOLE,
+    "shuffle_block": WHOLE_POSITIVE,
+    "shuffle_window": WHOLE_POSITIVE,
+}
+_MUST_BE_GIVEN: Final = ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
+"""Fields without a default in Megatron Core; a blend file leaves them at false."""
+
+
+def read_options(table: TableReader) -> dict[str, Any]:
+    """The options that are given, and those that a configuration cannot do without."""
+    given = {name: table.take(name, rule) for name, rule in OPTIONS.items()}
+    table.done()
+    return {
+        **dict.fromkeys(_MUST_BE_GIVEN, False),
+        **{name: value for name, value in given.items() if value is not None},
+    }

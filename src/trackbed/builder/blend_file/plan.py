@@ -1,0 +1,124 @@
+"""The dry run of a blend: what every dataset gives to every split and stage, by the builder's own rules.
+
+Shapes: K datasets of a split, T stages.
+"""
+
+from dataclasses import dataclass
+
+from trackbed.builder.blend_file.draws import DrawCounter, Draws, StagePlan
+from trackbed.builder.blend_file.measure import MeasuredBlend
+from trackbed.builder.blend_file.members import Member
+from trackbed.builder.blend_file.tables import Problems
+from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.index import Split
+
+__all__ = ["BlendPlan", "DatasetPlan", "SplitPlan", "plan_blend"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetPlan:
+    """What one dataset gives to a split."""
+
+    name: str
+    prefix: str
+    pairs: int
+    """Pairs that it is read from."""
+    documents: int
+    """In the whole dataset."""
+    tokens: int
+    """In its part of the split."""
+    weight: float
+    """Its share of the samples."""
+    samples: int
+    """Samples that the blend draws from it; in the order "megatron" give or take one."""
+    samples_built: int
+    """Samples that its indices are built for at least: with the surplus."""
+    tokens_drawn: int
+    epochs: float
+    """How often the samples drawn go through its tokens."""
+    max_epochs: float | None
+    shortfall: str | None
+    """What it falls short of, and by how much; None if of nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """What a split is made from."""
+
+    split: str
+    samples: int
+    """Samples of the blend: at least as many as were asked for."""
+    tokens: int
+    datasets: tuple[DatasetPlan, ...]
+    stages: tuple[StagePlan, ...]
+    """`[T]` at least one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendPlan:
+    """What a blend file comes to."""
+
+    order: str
+    sequence_length: int
+    splits: tuple[SplitPlan, ...]
+    """Those that have data."""
+    problems: Problems
+    """The shortfalls of all datasets; `stop` raises them."""
+
+
+def plan_blend(blend: MeasuredBlend) -> BlendPlan:
+    """What every dataset gives, if this blend is built. Takes no look at the data.
+
+    A dataset that cannot give what is wanted of it is no error here: `problems` has them all.
+    """
+    problems = blend.file.problems()
+    config = blend.plan_config()
+    plans = [_plan_split(blend, config, split, problems) for split in Split if blend.of(split)]
+    return BlendPlan(
+        order=blend.file.order,
+        sequence_length=blend.file.sequence_length,
+        splits=tuple(plans),
+        problems=problems,
+    )
+
+
+def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, problems: Problems) -> SplitPlan:
+    counter, members = DrawCounter(blend, config, split), blend.of(split)
+    draws, stages = counter.count()
+    datasets = []
+    for number, member in enumerate(members):
+        short = counter.shortfall(number, draws)
+        if short is not None:
+            where = (*member.entry.where, *([short.key] if short.key else []))
+            problems.add(where, f"of {member.name!r}, split {split.name}, {short.text}")
+        datasets.append(_plan_dataset(counter, member, number, draws, None if short is None else short.text))
+    if counter.failure is not None:
+        problems.add(("dataset",), f"of {split.name}: {counter.failure}")
+    return SplitPlan(
+        split=split.name,
+        samples=draws.size,
+        tokens=draws.size * config.sequence_length,
+        datasets=tuple(datasets),
+        stages=stages,
+    )
+
+
+def _plan_dataset(
+    counter: DrawCounter, member: Member, number: int, draws: Draws, shortfall: str | None
+) -> DatasetPlan:
+    built = draws.built[number]
+    drawn = draws.drawn[number]
+    return DatasetPlan(
+        name=member.name,
+        prefix=member.prefix,
+        pairs=len(member.pairs),
+        documents=member.documents,
+        tokens=counter.tokens[number],
+        weight=draws.weights[number],
+        samples=drawn,
+        samples_built=counter.available(number, None) if built is None else built,
+        tokens_drawn=drawn * counter.sequence_length,
+        epochs=counter.epochs(number, drawn),
+        max_epochs=counter.limits[number],
+        shortfall=shortfall,
+    )
