@@ -32,9 +32,7 @@
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
-#include "trackbed/file_sets.hpp"
 #include "trackbed/gather.hpp"
-#include "trackbed/index_ends.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -43,7 +41,6 @@
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
-#include "trackbed/small_files.hpp"
 #include "trackbed/small_indices.hpp"
 #include "trackbed/split_mix.hpp"
 #include "trackbed/token_count.hpp"
@@ -488,157 +485,6 @@ void test_count_tokens(std::size_t rounds) {
     }
     const trackbed::TokenCount found = trackbed::count_tokens(lengths);
     check(found.tokens == tokens && found.shortest == shortest, "tokens of " + std::to_string(lengths.size() / 4));
-  }
-}
-
-// ---------------------------------------------------------------- looking at files
-
-void test_file_stamps() {
-  const std::string folder = std::filesystem::temp_directory_path() / ("trackbed" + std::to_string(getpid()));
-  std::filesystem::create_directory(folder);
-  std::string names;
-  constexpr std::size_t kFiles = 700;
-  for (std::size_t file = 0; file < kFiles; ++file) {
-    const std::string name = (file % 2 == 0 ? "" : folder + "/") + std::to_string(file);
-    names.append(name).push_back('\0');
-    if (file % 7 != 0) {
-      std::ofstream(std::filesystem::path(folder) / std::to_string(file)) << std::string(file, 'x');
-    }
-  }
-  for (const int threads : {1, 2, 7}) {
-    trackbed::Poll poll;
-    std::vector<trackbed::FileStamp> stamps(kFiles);
-    trackbed::file_stamps(folder.c_str(), names, stamps, {}, threads, poll);
-    for (std::size_t file = 0; file < kFiles; ++file) {
-      const std::int64_t wanted = file % 7 == 0 ? -1 : static_cast<std::int64_t>(file);
-      check(stamps[file].size_bytes == wanted && (stamps[file].inode < 0) == (wanted < 0),
-            "stamp of file " + std::to_string(file));
-    }
-  }
-  std::filesystem::remove_all(folder);
-}
-
-void test_write_files() {
-  const std::string folder = std::filesystem::temp_directory_path() / ("trackbed-written" + std::to_string(getpid()));
-  std::filesystem::create_directory(folder);
-  std::vector<std::byte> bytes(300'000);
-  const std::span<const std::byte> all(bytes);
-  const std::vector<std::span<const std::byte>> parts{all, all.first(0), all.first(7)};
-  const auto named = [&](std::initializer_list<const char*> names) {
-    std::string joined;
-    for (const char* name : names) {
-      joined.append(folder).append("/").append(name).push_back('\0');
-    }
-    return joined;
-  };
-  const std::vector<std::int64_t> counts{2, 0, 1};
-  trackbed::Poll poll;
-  const std::string names = named({"a", "b", "c"});
-  check(trackbed::write_files(names, parts, counts, poll).number == 0, "write_files");
-  const trackbed::FileError again = trackbed::write_files(names, parts, counts, poll);
-  check(again.number == EEXIST && again.file == 0, "write_files of a file that is there");
-  for (const auto& [name, size] : {std::pair{"a", 300'000}, std::pair{"b", 0}, std::pair{"c", 7}}) {
-    check(std::filesystem::file_size(folder + "/" + name) == static_cast<std::uintmax_t>(size), name);
-  }
-  std::filesystem::remove_all(folder);
-}
-
-void test_read_parts() {
-  const std::string path = std::filesystem::temp_directory_path() / ("trackbed-read" + std::to_string(getpid()));
-  std::ofstream(path) << "0123456789";
-  std::string paths = path;
-  paths.push_back('\0');
-  paths += paths + "absent";
-  paths.push_back('\0');
-  const std::vector<std::int64_t> starts{2, 8, 0};
-  const std::vector<std::int64_t> sizes{3, 3, 1};
-  std::vector<std::byte> content(7);
-  std::vector<trackbed::FileStamp> stamps(3);
-  trackbed::Poll poll;
-  trackbed::read_parts(paths, starts, sizes, content, stamps, poll);
-  check(stamps[0].size_bytes == 10 && stamps[1].inode == -1 && stamps[2].inode == -1, "read_parts stamps");
-  check(content[0] == std::byte{'2'} && content[2] == std::byte{'4'}, "read_parts content");
-  std::filesystem::remove(path);
-}
-
-// An index of 400 sequences whose pointers end beyond its head, one that says it has more, and none.
-void test_read_index_ends() {
-  namespace fs = std::filesystem;
-  const std::string path = fs::temp_directory_path() / ("trackbed-ends" + std::to_string(getpid()));
-  constexpr std::int64_t kSequences = 400;
-  std::string content(34 + 12 * kSequences + 8 * (kSequences + 1), 'x');
-  const auto put = [&](std::int64_t at, std::int64_t number, std::size_t size) {
-    std::memcpy(content.data() + at, &number, size);
-  };
-  put(18, kSequences, 8);
-  put(26, kSequences + 1, 8);
-  put(34 + 4 * (kSequences - 1), -3, 4);
-  put(34 + 12 * kSequences - 8, -5, 8);
-  put(static_cast<std::int64_t>(content.size()) - 8, 7, 8);
-  std::ofstream(path + "a") << content;
-  put(18, std::int64_t{1} << 62, 8);
-  std::ofstream(path + "b") << content;
-  std::string paths;
-  for (const char* name : {"a", "b", "c"}) {
-    paths.append(path).append(name).push_back('\0');
-  }
-  for (const int threads : {1, 3}) {
-    std::vector<std::byte> read(3 * trackbed::kIndexEndsBytes);
-    std::vector<trackbed::IndexEnds> ends(3);
-    trackbed::Poll poll;
-    trackbed::read_index_ends(paths, read, ends, threads, poll);
-    check(ends[0].error == 0 && ends[0].head_bytes == 4130 && ends[0].tail_bytes == 4096, "index ends: bytes");
-    check(ends[0].last_length == -3 && ends[0].last_pointer == -5 && ends[0].last_border == 7, "index ends: numbers");
-    check(ends[1].error == 0 && ends[1].last_pointer == 0 && ends[1].last_border == 0, "index ends: counts too high");
-    check(ends[2].error == ENOENT && ends[2].stamp.size_bytes == -1, "index ends: no file");
-    check(std::memcmp(read.data() + 4130, content.data() + content.size() - 4096, 4096) == 0, "index ends: tail");
-  }
-  fs::remove(path + "a");
-  fs::remove(path + "b");
-}
-
-// Sets of files with names and without, one that is taken, and one whose files are there.
-void test_publish_file_sets() {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / ("trackbed-sets" + std::to_string(getpid()));
-  for (const bool may_be_unnamed : {false, true}) {
-    for (const char* name : {"files", "claims", "partials"}) {
-      fs::create_directories(folder / name);
-    }
-    std::ofstream(folder / "files" / "b-1") << "old";  // nobody has claimed it
-    std::ofstream(folder / "claims" / "c.json") << "taken";
-    const std::string files = folder / "files";
-    const std::string claims = folder / "claims";
-    const std::string partials = folder / "partials";
-    const trackbed::FileSetNames names{.files = files.c_str(),
-                                       .claims = claims.c_str(),
-                                       .stems = std::span("a\0b\0c\0d", 8),
-                                       .endings = std::span("-1\0-2\0.json", 12),
-                                       .partials = partials.c_str(),
-                                       .partial_ending = ".partial",
-                                       .may_be_unnamed = may_be_unnamed};
-    const std::vector<std::byte> bytes(5000);
-    const std::span<const std::byte> all(bytes);
-    std::vector<std::span<const std::byte>> parts;
-    std::vector<std::int64_t> counts;
-    for (int set = 0; set < 4; ++set) {
-      parts.insert(parts.end(), {all.first(3), all, all.first(7), all.first(1), all.first(0)});
-      counts.insert(counts.end(), {2, 1, 2});
-    }
-    std::vector<trackbed::FileStamp> stamps(12);
-    std::vector<std::int32_t> errors(4);
-    trackbed::Poll poll;
-    trackbed::publish_file_sets(names, parts, counts, stamps, errors, poll);
-    check(errors == std::vector<std::int32_t>{0, EEXIST, EEXIST, 0}, "publish_file_sets errors");
-    for (const char* stem : {"a", "d"}) {
-      const bool is_right = fs::file_size(folder / "files" / (std::string(stem) + "-1")) == 5003 &&
-                            fs::file_size(folder / "files" / (std::string(stem) + "-2")) == 7 &&
-                            fs::file_size(folder / "claims" / (std::string(stem) + ".json")) == 1;
-      check(is_right, "publish_file_sets files of " + std::string(stem));
-    }
-    check(stamps[9].size_bytes == 5003 && stamps[11].size_bytes == 1, "publish_file_sets stamps");
-    check(!fs::exists(folder / "files" / "c-1") && fs::is_empty(partials), "publish_file_sets leaves nothing");
-    fs::remove_all(folder);
   }
 }
 
@@ -1856,11 +1702,6 @@ int main(int argc, char** argv) {
   test_run_parallel();
   test_narrow(41 * scale);
   test_count_tokens(200 * scale);
-  test_file_stamps();
-  test_write_files();
-  test_read_parts();
-  test_read_index_ends();
-  test_publish_file_sets();
   test_small_indices(200 * scale);
   test_permutation(400 * scale);
   test_block_permutation(200 * scale);

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from trackbed.builder.sizes import blend_of
-from trackbed.cache import Pending
+from trackbed.cache import LazyArrays
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
@@ -128,7 +128,9 @@ def _items_of(dataset: Any) -> list[Item]:
 def _has_index(dataset: MegatronDataset) -> bool:
     """True for classes of ours, and for others' that keep an index in the cache."""
     is_own = type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return is_own or isinstance(dataset, GPTDataset) or any(isinstance(one, Pending) for one in vars(dataset).values())
+    return (
+        is_own or isinstance(dataset, GPTDataset) or any(isinstance(one, LazyArrays) for one in vars(dataset).values())
+    )
 
 
 def _fields_of_blend(blend: BlendedDataset) -> dict[str, Any]:

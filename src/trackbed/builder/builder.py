@@ -4,32 +4,31 @@ The one place that asks which processes there are.
 """
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
 from typing import Any
 
 from trackbed.builder.agreement import request_of
-from trackbed.builder.coordinator import Builders, tasks_of
-from trackbed.builder.executor import Progress
-from trackbed.builder.plan import Plan, Task, plan_tasks
+from trackbed.builder.coordinator import Coordinator
+from trackbed.builder.executor import Progress, tasks_of
+from trackbed.builder.schedule import Plan, Task, plan_tasks
 from trackbed.builder.sizes import blend_of, check_sizes, plan_shares
-from trackbed.builder.warm_start import Start
-from trackbed.cache import Access, access, collecting, flush_built, without_traces
+from trackbed.cache import LazyArrays, flush_later, look_up
+from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.description import being_alike
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.start import Start, current_start
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
-from trackbed.files import whereabouts
+from trackbed.files import Stamps, whereabouts
 from trackbed.index.legacy_random import forget_shared_runs
 from trackbed.index.ranges import run
 from trackbed.index.splits import Bounds, Split, normalize, split_range
-from trackbed.kernels import look_in, watched
-from trackbed.tokens.opening import look_ahead, openings
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
@@ -92,15 +91,15 @@ class BlendedMegatronDatasetBuilder:
         Raises:
             The same as `build`, as far as it is seen without building.
         """
-        with without_traces():
-            with collecting() as pending, contextlib.suppress(_LengthsUnknown):
+        start = Start(leave_notes=False)
+        with start.active(), contextlib.suppress(_LengthsUnknown):
 
-                def settle(_built: Sequence[Any]) -> None:
-                    if not all(one.find() for one in pending):
-                        raise _LengthsUnknown
+            def settle(_built: Sequence[Any]) -> None:
+                if _find_missing(start.requested):
+                    raise _LengthsUnknown
 
-                self._build(settle)
-            tasks = tasks_of([one for one in pending if not one.find()])
+            self._build(settle)
+        tasks = tasks_of(_find_missing(start.requested))
         return tasks, plan_tasks(tasks, num_ranks)
 
     def build(self) -> list[Any]:
@@ -123,17 +122,17 @@ class BlendedMegatronDatasetBuilder:
         group = self._group or current_group()
         wants = self.is_built_on_rank if group is not None else lambda: True
         if self.config.fast_cache_load:
-            with access(Access.open_only, advice=_NOT_FAST):
+            with Start(open_only=_NOT_FAST).active():
                 return self._build() if wants() else [None] * len(Split)
-        with contextlib.ExitStack() as whole:
-            # One process alone has nobody to meet, nor to tell of its errors.
-            return self._build_or_recall(SOLO if group is None or group.size == 1 else group, wants, whole)
+        # One process alone has nobody to wait for, nor to report its errors to.
+        return self._build_with(SOLO if group is None or group.size == 1 else group, wants)
 
-    def _build_or_recall(self, group: Group, asked: Callable[[], bool], whole: contextlib.ExitStack) -> list[Any]:
-        with group.together("building the indices") as step, watched(step.poll):
+    def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[Any]:
+        start = Start()
+        with group.together("building the indices") as step, polling(step.poll):
             wants = asked()
             path = self.config.path_to_cache
-            builders = Builders(
+            coordinator = Coordinator(
                 group,
                 wants=wants,
                 num_threads=self.config.num_dataset_builder_threads,
@@ -141,27 +140,20 @@ class BlendedMegatronDatasetBuilder:
                 progress=self._progress,
             )
             if not wants:
-                builders.attend()
+                coordinator.attend()
                 return [None] * len(Split)
-            whole.enter_context(being_alike())
-            start = Start(self.cls, self.sizes, self.config)
-            # Ranks may differ in whether there is a key; one alone need not ask.
-            if (start.key is not None or group.size > 1) and builders.holds(start.memo, start.key):
-                return start.recalled(self._build)
-            with collecting() as pending, openings() as pairs:
+            with start.active():
 
                 def settle(built: Sequence[Any], *, is_last: bool = False) -> None:
                     request = partial(request_of, built, self.cls, self.sizes, self.config)
-                    builders.settle(pending, request, is_last=is_last)
+                    coordinator.settle(start.requested, request, is_last=is_last)
 
                 built = self._build(settle)
                 settle(built, is_last=True)
                 forget_shared_runs()
                 for dataset in built:
                     _check_length(dataset)
-        if builders.is_first:
-            start.remember(pending, pairs)
-        flush_built(pending)  # last: its thread would hold up what follows
+        _flush_built(start.requested)  # last: its thread would slow down what follows
         return built
 
     def _build(self, settle: "_Settle" = lambda _built: None) -> list[Any]:
@@ -248,11 +240,13 @@ class BlendedMegatronDatasetBuilder:
         """For each prefix, a dataset per split whose bounds are given."""
         if self.cls.build_low_level_dataset is GPTDataset.build_low_level_dataset:  # else it opens who knows what
             groups = getattr(self.config, "groups", None) or {}
-            look_ahead(prefix for prefix in prefixes if prefix is not None and prefix not in groups)
+            start = current_start()
+            if start is not None:
+                start.read_headers(prefix for prefix in prefixes if prefix is not None and prefix not in groups)
         return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
 
     def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:
-        look_in()  # there may be thousands, on a slow file system
+        check_cancelled()  # there may be thousands, on a slow file system
         low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
         num_elements = self.cls.numel_low_level_dataset(low_level)
         datasets: list[Any] = []
@@ -297,6 +291,25 @@ def build_generic_dataset(
     if group is not None and not is_built_on_rank():
         return None
     return cls(*args)
+
+
+def _find_missing(requested: Sequence[LazyArrays]) -> list[LazyArrays]:
+    """Looks up indices without leaving notes. Returns those that are missing."""
+    unknown = [one for one in requested if not one.is_resolved]
+    requests = [one.request for one in unknown if one.request is not None]
+    for one, found in zip(unknown, look_up(requests, leave_notes=False), strict=True):
+        one.note(found)
+    return [one for one in unknown if not one.is_resolved]
+
+
+def _flush_built(requested: Sequence[LazyArrays]) -> None:
+    """Flushes in the background what this process has built, and then notes that it is on the disk."""
+    stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
+    for one in requested:
+        found = one.last_found
+        if found is not None and found.is_built and found.stamps is not None:
+            stamps[one.entry.own].append(found.stamps)
+    flush_later(stamps)
 
 
 def _check_length(dataset: Any) -> None:

@@ -1,179 +1,166 @@
-"""Building the entries that are one rank's to build, on its threads."""
+"""Building the indices that a rank takes, on its threads."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from itertools import chain
+from itertools import count
 from threading import BoundedSemaphore, Event, Lock
-from typing import Final, Self
 
-from trackbed.cache import Pending, bundles_of, make_together
-from trackbed.kernels import look_in, watched
+from trackbed.builder.schedule import Task, chunks_of
+from trackbed.cache import LazyArrays, build_batch
+from trackbed.cancellation import check_cancelled, polling
+from trackbed.errors import TrackbedError
 
-__all__ = ["Bundle", "Progress", "make_all", "parts_of", "read_ahead"]
+__all__ = ["Executor", "Progress", "tasks_of"]
 
 Progress = Callable[[int, int, float], None]
-"""Called with the entries that this rank has built, those that the plan gives it, and by what they cost the share of
-these that is done: at first with none built, and by one thread at a time. A rank that takes over from others gets
-beyond its plan, and above 1."""
-
-Bundle = Sequence[Pending]
-"""Entries that are built in one call: see `bundles_of`."""
-
-_PARTS_PER_RANK: Final = 64
-_LEAST_PART: Final = 2e7
-"""What a rank builds comes in so many parts, and as many of what is open to all, if all are equally fast; each of at
-least so many nanoseconds, as to ask for one takes 1e5."""
+"""Called with the number of indices that this rank has built, the number that all ranks build, and the part of the cost
+of all that this rank has done: first with none built, and by one thread at a time."""
 
 
-def parts_of(pending: Sequence[Pending], num_ranks: int = 1) -> list[list[Bundle]]:
-    """Cut entries that some ranks build into parts that one takes at a time. Pure, and the same on every rank.
+class Executor:
+    """Threads that build indices, chunk by chunk.
 
     Args:
-        pending: in the order in which they are to be built.
-        num_ranks: at least 1.
+        wanted: indices that are missing, in the same order on every rank that builds them.
+        num_ranks: number of these ranks, at least 1.
+        num_threads: threads that compute at once, at least 1. Small indices, whose files take most of the time, have
+            one thread more.
+        progress: called after each index that was built.
+        num_total: number of indices that are built in all caches; by default those wanted.
+        share: part of the cost of all caches that is this one's.
     """
-    enough = max(_LEAST_PART, sum(one.cost for one in pending) / num_ranks / _PARTS_PER_RANK)
-    parts: list[list[Bundle]] = []
-    cost = enough
-    for bundle in bundles_of(pending):
-        if cost >= enough:
-            parts.append([])
-            cost = 0.0
-        parts[-1].append(bundle)
-        cost += sum(one.cost for one in bundle)
-    return parts
 
+    def __init__(
+        self,
+        wanted: Sequence[LazyArrays],
+        *,
+        num_ranks: int = 1,
+        num_threads: int,
+        progress: Progress | None = None,
+        num_total: int | None = None,
+        share: float = 1.0,
+    ) -> None:
+        self._wanted = wanted
+        self._tasks = tasks_of(wanted)
+        self._chunks = chunks_of(self._tasks, num_ranks)
+        self._is_alone = num_ranks == 1
+        self._num_threads = num_threads
+        self._progress = progress
+        self._total = len(wanted) if num_total is None else num_total
+        self.cost = sum(task.cost for task in self._tasks)
+        """Estimated time to build all, in nanoseconds of one thread."""
+        self._share_per_cost = share / self.cost if self.cost else 0.0
+        self._done = 0
+        self._done_cost = 0.0
+        self._lock = Lock()
+        self._stopped = Event()
+        self._computing = BoundedSemaphore(num_threads)
 
-def make_all(
-    pending: Sequence[Pending],
-    *,
-    num_threads: int,
-    blend_has_thread: bool = False,
-    progress: Progress | None = None,
-    planned: Sequence[Pending] | None = None,
-    taken: Iterable[Bundle] = (),
-) -> None:
-    """Build these entries, in their order; a blend, which one thread builds, beside the others.
+    def run(self, take: Callable[[], int] | None = None) -> None:
+        """Builds the chunks that this rank takes.
 
-    Args:
-        pending: blends first.
-        num_threads: at least 1. Small entries, whose files take most of the time, have two.
-        blend_has_thread: whether blends are built by one thread more.
-        progress: told of each entry that was built.
-        planned: those that the progress is measured by, if not `pending`.
-        taken: what is built after these; each bundle is asked for when there is time for it.
+        Args:
+            take: returns the number of the next chunk that no rank has taken; past the last one when there is none. By
+                default this rank takes all, and builds blends on a thread of their own.
 
-    Raises:
-        Exception: what was raised first. Everything that was still running is stopped then.
-    """
-    making = _Making(pending if planned is None else planned, progress)
-    making.begin()
-    building = BoundedSemaphore(num_threads)
-    blends = bundles_of([one for one in pending if one.is_blend])
-    parts = parts_of([one for one in pending if not one.is_blend])
-    others = list(chain.from_iterable(parts))
-    num_lanes = max(num_threads, 1 + any(len(bundle) > 1 for bundle in others))
-    num_lanes = max(num_lanes, 2) if taken else min(num_lanes, len(others))
-    queue = _Queue(chain(_in_turn(parts), _ask_when_free(taken, building)))
-    blending: AbstractContextManager[object] = nullcontext() if blend_has_thread else building
-    lanes = [(iter(blends), blending)] * bool(blends) + [(queue, building)] * num_lanes
-    if len(lanes) < 2:
-        making.make_each(chain(blends, queue), building)
-        return
-    with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, watched(making.look):
-        futures = [pool.submit(copy_context().run, making.make_each, lane, alone) for lane, alone in lanes]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        except BaseException:
-            making.stopped.set()
-            raise
+        Raises:
+            Exception: the first error. Whatever still runs is stopped.
+        """
+        take = count().__next__ if take is None else take
+        if self._progress is not None and self._chunks:
+            self._progress(0, self._total, 0.0)
+        num_blends = sum(self._is_blend(chunk) for chunk in self._chunks) if self._is_alone else 0
+        num_others = len(self._chunks) - num_blends
+        queues = [_Queue(self, iter(range(num_blends)))] if num_blends else []
+        numbers = iter(range(num_blends, len(self._chunks))) if self._is_alone else iter(take, -1)
+        num_workers = self._num_threads + any(task.is_small for task in self._tasks)
+        queues += [_Queue(self, numbers)] * min(num_workers, num_others)  # one queue, which the threads share
+        if len(queues) < 2:
+            for queue in queues:
+                self._work(queue)
+            return
+        with ThreadPoolExecutor(len(queues), thread_name_prefix="trackbed-build") as pool, polling(self._check_stopped):
+            futures = [pool.submit(copy_context().run, self._work, queue) for queue in queues]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            except BaseException:
+                self._stopped.set()
+                raise
+
+    def _check_stopped(self, _done: int) -> None:
+        if self._stopped.is_set():
+            raise CancelledError
+
+    def _is_blend(self, chunk: Sequence[int]) -> bool:
+        return self._tasks[chunk[0]].is_blend
+
+    def _work(self, queue: "_Queue") -> None:
+        for chunk in queue:
+            check_cancelled()
+            needs_core = not self._tasks[chunk[0]].is_small and not (self._is_alone and self._is_blend(chunk))
+            with self._computing if needs_core else nullcontext():
+                self._build(chunk)
+
+    def _build(self, chunk: Sequence[int]) -> None:
+        by_request = {id(one.request): number for number in chunk if (one := self._wanted[number]).request is not None}
+        requests = [one.request for number in chunk if (one := self._wanted[number]).request is not None]
+        known = [self._wanted[number].last_found for number in by_request.values()]
+        for request, found in build_batch(requests, known):
+            number = by_request[id(request)]
+            self._wanted[number].note(found)
+            with self._lock:
+                self._done += 1
+                self._done_cost += self._tasks[number].cost
+                if self._progress is not None:
+                    self._progress(self._done, self._total, self._done_cost * self._share_per_cost)
+
+    def chunk(self, number: int) -> Sequence[int] | None:
+        """Returns a chunk, whose data are read from the disk from now on; None past the last one."""
+        if number >= len(self._chunks):
+            return None
+        for one in (self._wanted[task] for task in self._chunks[number]):
+            check_cancelled()
+            if one.request is not None:
+                with suppress(OSError, TrackbedError):  # building says what is wrong
+                    one.request.kind.read_ahead(one.request)
+        return self._chunks[number]
 
 
 class _Queue:
-    """An iterator that threads may share."""
+    """Iterator over chunks that threads share; it is one chunk ahead, so that the data of that one are read meanwhile.
 
-    def __init__(self, bundles: Iterable[Bundle]) -> None:
-        self._bundles = iter(bundles)
+    Args:
+        executor: gives the chunks.
+        numbers: numbers of the chunks to take.
+    """
+
+    def __init__(self, executor: Executor, numbers: Iterator[int]) -> None:
+        self._chunks = (chunk for number in numbers for chunk in [executor.chunk(number)])
         self._lock = Lock()
+        self._ahead: list[Sequence[int] | None] = []
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> "_Queue":
         return self
 
-    def __next__(self) -> Bundle:
+    def __next__(self) -> Sequence[int]:
         with self._lock:
-            return next(self._bundles)
+            chunk = self._ahead.pop() if self._ahead else next(self._chunks, None)
+            self._ahead.append(None if chunk is None else next(self._chunks, None))
+        if chunk is None:
+            raise StopIteration
+        return chunk
 
 
-class _Making:
-    """How far the building of some entries is."""
-
-    def __init__(self, pending: Sequence[Pending], progress: Progress | None) -> None:
-        self.stopped = Event()
-        self._total = len(pending)
-        self._cost = sum(one.cost for one in pending)
-        self._done = 0
-        self._done_cost = 0.0
-        self._progress = progress
-        self._lock = Lock()
-
-    def begin(self) -> None:
-        """Tell what is to be done, if anything is."""
-        if self._progress is not None and self._total:
-            self._progress(0, self._total, 0.0)
-
-    def look(self, _done: int) -> None:
-        """End kernels that are of no use any more."""
-        if self.stopped.is_set():
-            raise CancelledError
-
-    def make_each(self, bundles: Iterable[Bundle], alone: AbstractContextManager[object]) -> None:
-        """Build bundles of entries until there are no more.
-
-        Args:
-            bundles: of `bundles_of`.
-            alone: entered for each entry that is built on its own.
-        """
-        for bundle in bundles:
-            look_in(self._done)  # kernels of small entries end before they would
-            make_together(bundle, alone=alone)
-            with self._lock:
-                for one in bundle:
-                    self._tell(one)
-
-    def _tell(self, one: Pending) -> None:
-        """Tell that an entry was built."""
-        self._done += 1
-        self._done_cost += one.cost
-        if self._progress is not None:
-            self._progress(self._done, self._total, self._done_cost / self._cost if self._cost else 1.0)
-
-
-def _in_turn(parts: Sequence[Sequence[Bundle]]) -> Iterator[Bundle]:
-    """The bundles of these parts, where what one part reads is asked for while the part before it is built."""
-    ahead = iter(parts)
-    read_ahead(next(ahead, []))
-    for part in parts:
-        read_ahead(next(ahead, []))
-        yield from part
-
-
-def read_ahead(part: Sequence[Bundle]) -> None:
-    """Have the system begin to read what building a part reads."""
-    for one in chain.from_iterable(part):
-        look_in()
-        one.read_ahead()
-
-
-def _ask_when_free(bundles: Iterable[Bundle], building: AbstractContextManager[object]) -> Iterator[Bundle]:
-    """The bundles, each asked for when not all threads are building: else another rank may have time for it sooner."""
-    rest = iter(bundles)
-    while True:
-        with building:
-            bundle = next(rest, None)
-        if bundle is None:
-            return
-        yield bundle
+def tasks_of(arrays: Sequence[LazyArrays]) -> list[Task]:
+    """Returns the task of building each of these indices; one that is there costs nothing."""
+    names = [f"{one.entry.stem} {number}" for number, one in enumerate(arrays)]
+    return [
+        Task(name, 0.0)
+        if (request := one.request) is None
+        else Task(name, request.cost, request.kind.is_blend, request.is_small)
+        for name, one in zip(names, arrays, strict=True)
+    ]

@@ -32,7 +32,7 @@ class DataPart(Protocol):
         """CRC-32 of that part in eight hexadecimal digits. May read all of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One index, before anybody knows whether it is there.
 
@@ -71,6 +71,10 @@ class Entry:
         """Where Megatron Core looks for it."""
         return Place(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
 
+    def place(self, *, is_aside: bool) -> "Place":
+        """One of the two places where it can be."""
+        return self.aside if is_aside else self.shared
+
     @property
     def aside(self) -> "Place":
         """Where it lies when the shared place holds something else."""
@@ -93,6 +97,10 @@ class Place:
     def files(self, arrays: tuple[str, ...]) -> Mapping[str, str]:
         """All paths, by what they hold, in the order in which they are written."""
         return dict(zip(("description", *arrays), self.paths(arrays)[:-1], strict=True))
+
+    def names(self, arrays: tuple[str, ...]) -> list[str]:
+        """File names of description and arrays."""
+        return [f"{self.stem}-description.txt", *[f"{self.stem}-{name}.npy" for name in arrays]]
 
     def paths(self, arrays: tuple[str, ...]) -> list[str]:
         """All paths, the manifest's last."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile
+from trackbed.cache.inventory import Condition, Inventory, StoredEntry
+from trackbed.cache.last_used import DAY_SECONDS, Use, last_uses
 from trackbed.cache.notes import NoteFile
-from trackbed.cache.uses import DAY_SECONDS, Use, last_uses
 from trackbed.files import PartialFile, Writer, mapped_files, remove_unless_changed
 
 __all__ = ["Removal", "entries_in_use", "plan_removal", "remove"]
@@ -25,8 +25,6 @@ class Removal:
     partials: tuple[PartialFile, ...]
     uses: tuple[Use, ...]
     """Notes of starts that are the latest of no entry that stays."""
-    memos: tuple[StoredFile, ...]
-    """What starts remembered, a day ago or longer: without it the next one takes a little longer, once."""
     notes: tuple[NoteFile, ...]
     """Notes about no entry that stays."""
     left_bytes: int
@@ -85,11 +83,10 @@ def plan_removal(
         goes.append(entry)
         left -= entry.size_bytes
     partials = tuple(partial for partial in inventory.partials if _is_forsaken(partial, now))
-    memos = tuple(memo for memo in inventory.memos if now - memo.stamp.modified_ns / 1e9 >= DAY_SECONDS)
     gone = {entry.path for entry in goes}
     stay = {entry.digest for entry in inventory.entries if entry.path not in gone}
     notes = tuple(note for note in inventory.notes if not note.digests & stay)
-    return Removal(tuple(goes), partials, _uses_that_say_nothing(inventory, goes), memos, notes, left)
+    return Removal(tuple(goes), partials, _uses_that_say_nothing(inventory, goes), notes, left)
 
 
 def _is_forsaken(partial: PartialFile, now: float) -> bool:
@@ -122,7 +119,7 @@ def remove(removal: Removal) -> None:
     """
     for entry in removal.entries:
         _remove_entry(entry)
-    for found in (removal.partials, removal.uses, removal.memos, removal.notes):
+    for found in (removal.partials, removal.uses, removal.notes):
         for one in found:
             Path(one.path).unlink(missing_ok=True)
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from trackbed.cache.last_used import Use, find_uses, last_uses
+from trackbed.cache.lookup import header_problems, size_problems
 from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
-from trackbed.cache.npy import read_npy_spec
-from trackbed.cache.uses import Use, find_uses, last_uses
 from trackbed.errors import FormatError
 from trackbed.files import PartialFile, Stamp, find_partials
 
@@ -111,8 +111,6 @@ class Inventory:
     """By path."""
     partials: tuple[PartialFile, ...]
     uses: tuple[Use, ...] = field(repr=False)
-    memos: tuple[StoredFile, ...] = field(repr=False)
-    """What starts remember."""
     notes: tuple[NoteFile, ...] = field(repr=False)
 
     @property
@@ -140,13 +138,11 @@ def take_inventory(folder: str) -> Inventory:
             entries += _entries_aside(f"{own}/{name}", latest)
     partial = f"{own}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
-    memos = [_stored(str(path)) for path in Path(own, "starts").glob("*.json")]
     return Inventory(
         folder,
         tuple(sorted(entries, key=lambda entry: entry.path)),
         tuple(partials),
         uses,
-        tuple(memo for memo in memos if memo is not None),
         tuple(find_note_files(own)),
     )
 
@@ -212,7 +208,8 @@ def _describe(
     if record is None and not problems:
         problems = _judge_by_headers(f"{folder}/{stem}", files)
     elif record is not None and not is_unknown:
-        problems = _judge_by_manifest(folder, record, files)
+        sizes = {file.path.rpartition("/")[2]: file.size_bytes for file in files}
+        problems = list(size_problems(folder, record.files, sizes))
     named = _STEM.fullmatch(stem)
     written = [file.stamp.modified_ns / 1e9 for file in (*files, *([manifest] if manifest else []))]
     noted = [latest.get(name, 0.0) for name in (stem, folder.rpartition("/")[2] if is_aside else stem)]
@@ -240,37 +237,14 @@ def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
         return None, [_in_words(error)]
 
 
-def _judge_by_manifest(folder: str, record: Manifest, files: Iterable[StoredFile]) -> list[str]:
-    """What is wrong with the sizes of an entry's files."""
-    sizes = {file.path.rpartition("/")[2]: file.size_bytes for file in files}
-    problems = []
-    for name, wanted in record.files.items():
-        if name not in sizes:
-            problems.append(f"{folder}/{name}: must be there, as its manifest says, found nothing")
-        elif sizes[name] != wanted.size_bytes:
-            problems.append(
-                f"{folder}/{name}: must have {wanted.size_bytes} bytes, as its manifest says, found {sizes[name]}"
-            )
-    return problems
-
-
 def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
-    """What is wrong with an entry that has no manifest."""
-    names = {file.path.removeprefix(f"{path}-").removesuffix(".npy") for file in files}
+    """Returns what is wrong with an entry that has no manifest."""
+    paths = {file.path.removeprefix(f"{path}-").removesuffix(".npy"): file.path for file in files}
     problems = []
-    if not ("description.txt" in names and names - {"description.txt"} in _ARRAYS):
-        problems.append(f"{path}-*: must have a description and all arrays of an index, found {sorted(names)}")
-    for file in files:
-        if not file.path.endswith(".npy"):
-            continue
-        try:
-            header = read_npy_spec(Path(file.path))
-        except (FormatError, OSError) as error:
-            problems.append(_in_words(error))
-            continue
-        if header.size_bytes != file.size_bytes:
-            problems.append(f"{file.path}: must have {header.size_bytes} bytes, found {file.size_bytes}")
-    return problems
+    if not ("description.txt" in paths and paths.keys() - {"description.txt"} in _ARRAYS):
+        problems.append(f"{path}-*: must have a description and all arrays of an index, found {sorted(paths)}")
+    paths.pop("description.txt", None)
+    return [*problems, *(problem for _, problem in header_problems(paths))]
 
 
 def _in_words(error: FormatError | OSError) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -104,10 +105,19 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
 
 
 def _array_spec(dtype: str, shape: list[int]) -> ArraySpec:
-    if not (dtype in _DTYPES and all(isinstance(length, int) and length >= 0 for length in shape)):
-        msg = f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {shape!r}"
+    if type(dtype) is not str or {*map(type, shape)} - {int}:
+        msg = f"arrays must have a dtype and a shape, found {dtype!r} and {shape!r}"
         raise ValueError(msg)
-    return ArraySpec(_DTYPES[dtype], tuple(shape))
+    return _shared_spec(dtype, tuple(shape))
+
+
+@lru_cache(maxsize=1 << 10)
+def _shared_spec(dtype: str, shape: tuple[int, ...]) -> ArraySpec:
+    """One object for thousands of entries with arrays of equal shapes."""
+    if not (dtype in _DTYPES and all(length >= 0 for length in shape)):
+        msg = f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {list(shape)!r}"
+        raise ValueError(msg)
+    return ArraySpec(_DTYPES[dtype], shape)
 
 
 def _data_sum(record: Mapping[str, Any] | None) -> DataSum | None:

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache.traces import leaves_traces
 from trackbed.errors import FormatError
 from trackbed.files import Stamp, flush_file_system, read_regular, stamp_of
 
@@ -30,9 +29,7 @@ __all__ = [
     "find_note_files",
     "flush_later",
     "flushed_note",
-    "note_data",
     "read_notes",
-    "write_data_notes",
     "write_notes",
 ]
 
@@ -117,30 +114,6 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
         logger.debug("%s: no note was left: %s", own, error)
 
 
-class _DataNotes:
-    """Notes about data that wait to be written together: thousands of entries are checked in one start."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lines: defaultdict[str, set[str]] = defaultdict(set)
-
-    def add(self, own: str, line: str) -> None:
-        """Take a note; `write` leaves it."""
-        with self._lock:
-            self._lines[own].add(line)
-
-    def write(self) -> None:
-        """Leave all notes taken so far."""
-        with self._lock:
-            lines, self._lines = self._lines, defaultdict(set)
-        for own, some in lines.items():
-            write_notes(own, some)
-
-
-_DATA_NOTES: Final = _DataNotes()
-write_data_notes: Final = _DATA_NOTES.write
-
-
 class _Flusher:
     """Flushes file systems in the background, and then notes which entries are on the disk."""
 
@@ -200,17 +173,10 @@ await_flush: Final = _FLUSHER.join
 os.register_at_fork(after_in_child=_FLUSHER.reset)
 
 
-def note_data(own: str, line: str) -> None:
-    """Take a note about data, unless no traces are to be left; `write_data_notes` leaves it."""
-    if leaves_traces():
-        _DATA_NOTES.add(own, line)
-
-
 def flush_later(stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
-    """Flush and note entries in the background, unless no traces are to be left.
+    """Flushes entries in the background, and then notes that they are on the disk.
 
     Args:
-        stamps: of their files, by folder.
+        stamps: stamps of the files of each entry, by folder.
     """
-    if leaves_traces():
-        _FLUSHER.add(stamps)
+    _FLUSHER.add(stamps)

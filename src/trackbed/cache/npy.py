@@ -17,7 +17,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import map_readonly, open_regular
 
-__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "npy_parts", "read_npy_header", "read_npy_spec"]
+__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec"]
 
 _LONGEST_HEADER: Final = 4096
 _ALIGNMENT: Final = 64
@@ -143,9 +143,3 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
             error.filename = path
         raise
     return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped, descriptor
-
-
-def npy_parts(array: npt.NDArray[Any]) -> list[bytes | memoryview]:
-    """What `numpy.save` writes of `array`, in C order, byte for byte: the header and the data."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return [encode_npy_header(array.dtype, array.shape), data]

@@ -186,7 +186,7 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
         msg = (
             f"{config.path_to_cache}: every index must lie under {_MEGATRON}'s name, found {len(aside)} names "
             "that hold an index of other data, as of a corpus that was made again: remove NAME-* and "
-            f".trackbed/NAME.json of each, and .trackbed/starts, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
+            f".trackbed/NAME.json of each, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
         )
         raise CacheError(msg)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from trackbed.builder.plan import Plan, Task
+    from trackbed.builder.schedule import Plan, Task
 
 __all__ = ["show_plan"]
 

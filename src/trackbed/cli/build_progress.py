@@ -50,9 +50,8 @@ class _Sum:
             self._next = now + _SECONDS_BETWEEN_LOOKS
             self._others = [told for told in self._group.told()[1:] if told]
         parts = [part, *self._others]
-        # The plan gives all of them as much to do, and who does more leaves less to others.
-        share = min(1.0, sum(part[2] for part in parts) / len(parts))
-        self._show(int(sum(part[0] for part in parts)), int(sum(part[1] for part in parts)), share)
+        share = min(1.0, sum(part[2] for part in parts))
+        self._show(int(sum(part[0] for part in parts)), int(part[1]), share)
 
 
 @contextlib.contextmanager

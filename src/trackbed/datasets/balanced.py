@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, fingerprint, in_memory, open_or_build
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, OneByOne, Request, fingerprint, in_memory
+from trackbed.cancellation import Poll
 from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_dtypes, largest_remainders
-from trackbed.kernels import Poll, available_threads
+from trackbed.kernels import available_threads
 
 __all__ = ["BalancedIndices"]
 
@@ -79,29 +80,30 @@ class BalancedIndices:
             "dataset_sample_index": ArraySpec(np.dtype(samples), shape),
         }
 
-    def open(self, *, poll: Poll = None) -> Arrays:
-        """The two arrays, from the cache or built.
-
-        Args:
-            poll: looks in while they are built.
-
-        Raises:
-            CacheError: they cannot be read, built or written.
-        """
-
-        def build(allocate: Allocate) -> Arrays:
-            def look(done: int) -> None:
-                allocate.filled(done, *_ARRAYS)
-                if poll is not None:
-                    poll(done)
-
-            made = balanced_blend(
-                self.counts, seed=self.seed, num_threads=available_threads(), allocate=allocate, poll=look
-            )
-            return dict(zip(_ARRAYS, made, strict=True))
-
+    def request(self) -> Request | None:
+        """Returns the request for the two arrays; None if they are kept in memory."""
         entry = self.entry()
         if entry is None:
-            return build(in_memory)
-        cost = _DRAW_COST * sum(self.counts)
-        return open_or_build(entry, expected=self.expected, build=build, cost=cost, is_blend=True)
+            return None
+        return Request(entry, _KIND, self, cost=_DRAW_COST * sum(self.counts))
+
+    def build(self, allocate: Allocate = in_memory, *, poll: Poll = None) -> Arrays:
+        """Returns the two arrays, built now.
+
+        Args:
+            allocate: gives arrays to fill.
+            poll: called with the number of samples that are done.
+        """
+
+        def report(done: int) -> None:
+            allocate.filled(done, *_ARRAYS)
+            if poll is not None:
+                poll(done)
+
+        made = balanced_blend(
+            self.counts, seed=self.seed, num_threads=available_threads(), allocate=allocate, poll=report
+        )
+        return dict(zip(_ARRAYS, made, strict=True))
+
+
+_KIND: Final = OneByOne(BalancedIndices.build, BalancedIndices.expected, is_blend=True)

@@ -21,12 +21,11 @@ from trackbed.cache import (
     Arrays,
     ArraySpec,
     Entry,
+    OneByOne,
+    Request,
     damage,
     fingerprint,
     in_memory,
-    open_entry,
-    open_or_build,
-    recalled,
 )
 from trackbed.datasets.balanced import BalancedIndices
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
@@ -37,6 +36,7 @@ from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.megatron import MegatronDataset, description_now
+from trackbed.datasets.start import find_index, open_index
 from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
 from trackbed.index.balanced import BALANCED_VERSION
@@ -209,8 +209,6 @@ class BlendedDataset(_Dataset, Gathering):
         return BalancedIndices(self.weights, self.size, self.config.random_seed, self.config.path_to_cache)
 
     def _entry(self) -> Entry | None:
-        if self.config.order == "balanced":
-            return self._balanced.entry()
         if self.config.path_to_cache is None:
             return None
         return Entry(
@@ -223,8 +221,6 @@ class BlendedDataset(_Dataset, Gathering):
         )
 
     def _expected(self) -> Mapping[str, ArraySpec]:
-        if self.config.order == "balanced":
-            return self._balanced.expected()
         samples = (self._num_samples,)
         return {
             "dataset_index": ArraySpec(np.dtype(dataset_index_dtype(len(self.datasets))), samples),
@@ -247,21 +243,22 @@ class BlendedDataset(_Dataset, Gathering):
                 )
                 raise OversampleError(msg)
 
+    def _request(self) -> Request | None:
+        """Returns the request for the indices; None if they are kept in memory."""
+        if self.config.order == "balanced":
+            return self._balanced.request()
+        entry = self._entry()
+        if entry is None:
+            return None
+        return Request(entry, _KIND, self, cost=_DRAW_COST * self._num_samples)
+
     def _open_indices(self) -> Arrays:
-        arrays = recalled()
-        if arrays is not None:
-            return arrays
         if self.config.order == "balanced":
             self._check_draws(self._balanced.counts)
-            return self._balanced.open()
-        entry = self._entry()
-        return (
-            self._build(in_memory)
-            if entry is None
-            else open_or_build(
-                entry, expected=self._expected, build=self._build, cost=_DRAW_COST * self._num_samples, is_blend=True
-            )
-        )
+        request = self._request()
+        if request is not None:
+            return open_index(request)
+        return self._balanced.build() if self.config.order == "balanced" else self._build(in_memory)
 
     def _keep(self, arrays: Arrays | None) -> None:
         """Take the indices, each of which is mapped when it is first asked for; or None until a sample is."""
@@ -338,12 +335,9 @@ class BlendedDataset(_Dataset, Gathering):
     def _open_deferred(self) -> None:
         """See that the indices are there."""
         if self.config.order != "instant" and self.dataset_index is None:
-            entry = self._entry()
-            self._keep(
-                self._open_indices()
-                if entry is None
-                else open_entry(entry, expected=self._expected, advice=advice_on_missing(self.config))
-            )
+            request = self._request()
+            advice = advice_on_missing(self.config)
+            self._keep(self._open_indices() if request is None else find_index(request, advice))
 
     @cached_property
     def _gatherer(self) -> Gatherer | None:
@@ -383,6 +377,9 @@ class BlendedDataset(_Dataset, Gathering):
             for position in positions.tolist():
                 self.locate(position)
         return datasets.astype(np.int32), samples.astype(np.int64)
+
+
+_KIND: Final = OneByOne(BlendedDataset._build, BlendedDataset._expected, is_blend=True)  # noqa: SLF001  its own module
 
 
 def blend(

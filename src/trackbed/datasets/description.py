@@ -1,51 +1,19 @@
-"""What datasets are, in Megatron Core's words: texts that name their files."""
+"""Descriptions of datasets, in Megatron Core's words: texts that name their files."""
 
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from functools import lru_cache
 from types import NoneType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-__all__ = ["alike", "being_alike", "describe", "describe_blend", "fields_of", "md5_of"]
+from trackbed.datasets.start import shared
 
-_Made = TypeVar("_Made")
+__all__ = ["describe", "describe_blend", "fields_of", "md5_of"]
 
 _QUOTE: Final = json.encoder.encode_basestring_ascii
 _COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifiers).encode
-
-_ALIKE: ContextVar[dict[tuple[object, ...], tuple[tuple[object, ...], Any]] | None] = ContextVar("alike", default=None)
-
-
-@contextmanager
-def being_alike() -> Iterator[None]:
-    """Inside the block nobody changes what datasets share, such as a tokenizer: `alike` makes things once."""
-    token = _ALIKE.set({})
-    try:
-        yield
-    finally:
-        _ALIKE.reset(token)
-
-
-def alike(what: str, make: Callable[[], _Made], *about: object) -> _Made:
-    """What `make` gives, which follows from these objects; inside `being_alike` made once for the same ones.
-
-    Args:
-        what: tells it from other things that follow from them.
-        make: called without arguments.
-        about: nothing else decides what is made.
-    """
-    made = _ALIKE.get()
-    if made is None:
-        return make()
-    key = (what, *map(id, about))
-    if key not in made:
-        made[key] = about, make()  # they are kept, so that no other object takes their number
-    found: _Made = made[key][1]
-    return found
 
 
 def describe(identifiers: Iterable[tuple[str, Any]]) -> str:
@@ -75,7 +43,7 @@ def _words_of(value: Any) -> str:
         return repr(value)
     if isinstance(value, (str, int, float, NoneType)):
         return json.dumps(value)
-    return alike("words", lambda: _indented(_COMPACT(value)), value)
+    return shared("words", lambda: _indented(_COMPACT(value)), value)
 
 
 @lru_cache(maxsize=256)

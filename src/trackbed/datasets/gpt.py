@@ -3,8 +3,6 @@
 Shapes: D documents of the split, V visits to them, R samples, S tokens of a sample.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -14,34 +12,29 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import (
-    Allocate,
     Arrays,
-    ArraySpec,
     Entry,
-    Pending,
-    Recipe,
+    LazyArrays,
+    Request,
     arrays_of,
     data_crc32_of,
     fingerprint,
     in_memory,
-    open_entry,
-    open_or_build,
-    recalled,
     shape_of,
 )
 from trackbed.datasets import sample
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.deferred import advice_on_missing
-from trackbed.datasets.description import md5_of
 from trackbed.datasets.gathering import Draws, Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.gpt_together import MOST_VISITS, build_together
+from trackbed.datasets.gpt_kind import GPT_KIND, MOST_VISITS
 from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
-from trackbed.datasets.low_level import identify, let_go, most_tokens, num_sequences
+from trackbed.datasets.low_level import identify, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
+from trackbed.datasets.start import current_start, find_index, open_index
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index.splits import Split
 from trackbed.kernels import Visits
@@ -150,6 +143,7 @@ class GPTDataset(MegatronDataset, Gathering):
         if counts and dataset_path not in counts:
             msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"
             raise ArgumentError(msg)
+        start = current_start()
         dataset = IndexedDataset(
             dataset_path,
             multimodal=False,
@@ -158,6 +152,7 @@ class GPTDataset(MegatronDataset, Gathering):
             sequences_per_dataset=counts[dataset_path] if counts else None,
             dtype_code=config.token_dtype_code,
             open_when_read=True,
+            header=None if start is None else start.header(dataset_path),
         )
         _check_type(dataset)
         return dataset
@@ -214,6 +209,7 @@ class GPTDataset(MegatronDataset, Gathering):
             seed=self.config.random_seed,
             extra_token=int(self.config.add_extra_token_to_sequence),
             keep_partial=keep_partial,
+            where=f"{self.dataset_path}, split {self.index_split.name}",
         )
 
     @cached_property
@@ -234,7 +230,7 @@ class GPTDataset(MegatronDataset, Gathering):
     @cached_property
     def _fingerprint(self) -> str:
         shaping = [getattr(self.config, name) for name in _SHAPING]
-        return fingerprint({"all": [self._decided, md5_of(self.unique_description), self._pad_token_id, *shaping]})
+        return fingerprint({"all": [self._decided, self.unique_description_hash, self._pad_token_id, *shaping]})
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
@@ -273,43 +269,18 @@ class GPTDataset(MegatronDataset, Gathering):
             data=self._indices if self._indices.stamps else None,
         )
 
-    def _open_indices(self) -> Arrays:
-        arrays = recalled()
-        if arrays is not None:
-            return arrays
+    def _request(self) -> Request | None:
+        """Returns the request for the indices; None if they are kept in memory."""
         entry = self._entry()
         if entry is None:
-            return self._build_indices(in_memory)
+            return None
         cost = self._cost
-        is_indexed = isinstance(self.dataset, IndexedDataset)
-        is_small = cost <= _SMALL_COST and is_indexed
-        return open_or_build(
-            entry,
-            expected=self._expect_indices,
-            build=self._build_indices,
-            cost=cost,
-            recipe=Recipe(build_together, self._indices) if is_small else None,
-            read_ahead=self._indices.read_ahead if is_indexed and not is_small else None,
-        )
+        is_small = cost <= _SMALL_COST and isinstance(self.dataset, IndexedDataset)
+        return Request(entry, GPT_KIND, self._indices, cost=cost, is_small=is_small)
 
-    def _build_indices(self, allocate: Allocate) -> Arrays:
-        with self._named_errors():
-            arrays = self._indices.build(allocate)
-        let_go(self.dataset)  # of thousands, most are not read for a long time
-        return arrays
-
-    def _expect_indices(self) -> Mapping[str, ArraySpec]:
-        with self._named_errors():
-            return self._indices.expected()
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Say in which dataset something is wrong."""
-        try:
-            yield
-        except (PlanError, FormatError) as error:
-            msg = f"{self.dataset_path}, split {self.index_split.name}: {error}"
-            raise type(error)(msg) from error
+    def _open_indices(self) -> Arrays:
+        request = self._request()
+        return self._indices.build(in_memory) if request is None else open_index(request)
 
     @property
     def _cost(self) -> float:
@@ -350,11 +321,10 @@ class GPTDataset(MegatronDataset, Gathering):
         """Whether there are so many samples. Indices that are still to be built are not needed to tell."""
         arrays = vars(self).get("_arrays")
         counts_itself = type(self).__len__ is not GPTDataset.__len__
-        if isinstance(arrays, Pending) and not arrays.is_open and not counts_itself:
+        if isinstance(arrays, LazyArrays) and not arrays.is_resolved and not counts_itself:
             if num_samples <= (self.num_samples or 0) and not self._indices.keep_partial:
-                return True
-            with self._named_errors():  # partial samples are counted in single precision, which may fall short
-                return num_samples <= self._indices.plan.num_samples
+                return True  # partial samples are counted in single precision, which may fall short
+            return num_samples <= self._indices.plan.num_samples
         return num_samples <= len(self)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
@@ -445,12 +415,8 @@ class GPTDataset(MegatronDataset, Gathering):
     def _open_deferred(self) -> None:
         """See that the indices are there."""
         if self.shuffle_index is None:
-            entry = self._entry()
-            self._keep(
-                self._indices.build(in_memory)
-                if entry is None
-                else open_entry(entry, expected=self._expect_indices, advice=advice_on_missing(self.config))
-            )
+            request, advice = self._request(), advice_on_missing(self.config)
+            self._keep(self._indices.build(in_memory) if request is None else find_index(request, advice))
 
     @cached_property
     def _visited(self) -> VisitedSamples:

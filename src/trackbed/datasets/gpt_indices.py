@@ -5,8 +5,8 @@ Shapes: D documents in the file, R samples.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from trackbed.cache import Allocate, Arrays, ArraySpec
 from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import ARRAYS
-from trackbed.datasets.low_level import data_stamps, most_tokens
-from trackbed.errors import FormatError
+from trackbed.datasets.low_level import data_stamps, most_tokens, num_sequences
+from trackbed.errors import FormatError, PlanError
 from trackbed.index import ranges
 from trackbed.index.documents import document_index, document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs
@@ -31,7 +31,7 @@ _VISITS_PER_THREAD: Final = 1 << 20
 """Fewer are cut sooner than another thread starts, and other entries are built beside this one."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class GPTIndices:
     """The indices that these arguments decide.
 
@@ -43,6 +43,7 @@ class GPTIndices:
         seed: seed of the shuffles.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
         keep_partial: whether a last sample that is not full counts.
+        where: name of the dataset and its split, for errors.
     """
 
     dataset: Any
@@ -52,6 +53,13 @@ class GPTIndices:
     seed: int
     extra_token: int
     keep_partial: bool
+    where: str = ""
+    _run: tuple[int, int] | None = field(init=False, repr=False)
+    _plan: EpochPlan | None = field(default=None, init=False, repr=False)
+    _checksum: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._run = (0, num_sequences(self.dataset)) if self.documents is None else ranges.bounds_of(self.documents)
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -59,7 +67,7 @@ class GPTIndices:
         lengths: npt.NDArray[np.int32] = self.dataset.sequence_lengths
         return lengths
 
-    @cached_property
+    @property
     def plan(self) -> EpochPlan:
         """Epochs and samples. Reads the lengths of the split's documents.
 
@@ -67,43 +75,52 @@ class GPTIndices:
             PlanError: samples are asked for, and there are no tokens.
             FormatError: a length is negative, or there are more tokens than the file has room for.
         """
-        return self.plan_over(self._own_lengths)
+        if self._plan is None:
+            self._plan = self.plan_over(self._own_lengths)
+        return self._plan
 
     @property
     def _own_lengths(self) -> npt.NDArray[np.int32]:
         """Tokens in each of the split's documents."""
         return self.lengths[self.run[0] : self.run[1]] if self.run else self.lengths[self._numbers]
 
-    @cached_property
+    @property
     def checksum(self) -> str:
-        """CRC-32 of the tokens in each of the split's documents. Reads them."""
-        return checksum_lengths(self._own_lengths)
+        """CRC-32 of the tokens in each of the split's documents. Reads them once."""
+        if not self._checksum:
+            self._checksum = checksum_lengths(self._own_lengths)
+        return self._checksum
 
     def note_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
-        """Take the checksum from the split's lengths, which were read for something else."""
-        vars(self)["checksum"] = checksum_lengths(lengths)
+        """Computes the checksum from the split's lengths, which were read for something else."""
+        self._checksum = checksum_lengths(lengths)
 
-    @cached_property
+    @property
     def stamps(self) -> str:
-        """Inode, size and time of the files of the lengths, as text; empty where `decisions` holds the lengths."""
+        """Inode, size and times of the files of the lengths, as text; empty where `decisions` holds the lengths."""
         return data_stamps(self.dataset) or ""
 
     def plan_over(self, lengths: npt.NDArray[np.int32]) -> EpochPlan:
-        """The plan, given the tokens in each of the split's documents. Raises what `plan` does."""
+        """Returns the plan for these lengths of the split's documents. Raises the same errors as `plan`."""
         total, shortest = count_tokens(np.asarray(lengths, dtype=np.int32))
         room = most_tokens(self.dataset)
         found = f"one of {shortest}" if shortest < 0 else f"{total} together"
         if shortest < 0 or (room is not None and total > room):
             most = "" if room is None else f" and {room} together at most"
-            msg = f"documents must have at least 0 tokens{most}, found {found}; `trackbed verify` says where"
+            wanted = f"documents must have at least 0 tokens{most}"
+            msg = f"{self.where}: {wanted}, found {found}; `trackbed verify` says where"
             raise FormatError(msg)
-        return plan_epochs(
-            total,
-            num_samples=self.num_samples,
-            sequence_length=self.sequence_length,
-            extra_token=self.extra_token,
-            keep_partial=self.keep_partial,
-        )
+        try:
+            return plan_epochs(
+                total,
+                num_samples=self.num_samples,
+                sequence_length=self.sequence_length,
+                extra_token=self.extra_token,
+                keep_partial=self.keep_partial,
+            )
+        except PlanError as error:
+            msg = f"{self.where}: {error}"
+            raise PlanError(msg) from error
 
     def read_ahead(self) -> None:
         """Have the system begin to read what `build` reads of an `IndexedDataset`, before it does."""
@@ -161,12 +178,12 @@ class GPTIndices:
             "keep_last_partial_sequence": self.keep_partial,
         }
 
-    @cached_property
+    @property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return ranges.run(0, len(self.lengths)) if self.documents is None else self.documents
+        return ranges.run(0, num_sequences(self.dataset)) if self.documents is None else self.documents
 
-    @cached_property
+    @property
     def run(self) -> tuple[int, int] | None:
-        """First document and the one after the last, where they are consecutive: they nearly always are."""
-        return (0, len(self.lengths)) if self.documents is None else ranges.bounds_of(self.documents)
+        """First document and the one after the last, if they are consecutive: they nearly always are."""
+        return self._run

@@ -28,7 +28,7 @@ def data_stamps(dataset: Any) -> str | None:
 
 
 def _stamps_of(pair: IndexedDataset) -> str:
-    return " ".join(map(str, (*pair.index.ends.stamp, pair.changed_ns)))
+    return " ".join(map(str, (*pair.index.ends.stamp, pair.index.ends.changed_ns)))
 
 
 def most_tokens(dataset: Any) -> int | None:

@@ -14,7 +14,8 @@ import torch.utils.data
 
 from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.description import alike, describe, fields_of, md5_of
+from trackbed.datasets.description import describe, fields_of, md5_of
+from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
@@ -68,8 +69,8 @@ class MegatronDataset(ABC, _Dataset):
         self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name)
         names = self._key_config_attributes()
         values = [getattr(config, name) for name in names]
-        self._options = alike("options", lambda: _Options(names, values), *names, *values)
-        self._pad_token_id = alike(
+        self._options = shared("options", lambda: _Options(names, values), *names, *values)
+        self._pad_token_id = shared(
             "padding",
             lambda: padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)),
             config.tokenizer,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.table_lock import TableLock
-from trackbed.files import MAPS, Stamp
-from trackbed.kernels import Extent, SampleSources, Visits, joined_names, stamps_of_joined
+from trackbed.files import MAPS, Stamp, join_names, read_stamps
+from trackbed.kernels import Extent, SampleSources, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 
 __all__ = ["Cut", "Layout", "Sources", "Stretches"]
@@ -179,7 +179,7 @@ class _SizeWatch:
 
     def __init__(self) -> None:
         self._sources: dict[int, MappedSource] = {}
-        self._watched: tuple[list[MappedSource], bytes, npt.NDArray[np.int64]] | None = None
+        self._watched: tuple[list[MappedSource], list[str], bytes, npt.NDArray[np.int64]] | None = None
         """The files, their names, and the bytes of each that are mapped."""
         self._looked = time.monotonic()
 
@@ -206,10 +206,10 @@ class _SizeWatch:
         self._looked = now
         if self._watched is None:
             sources = list(self._sources.values())
-            names = joined_names([str(source.path) for source in sources])
-            self._watched = sources, names, np.array([len(source.data) for source in sources])
-        sources, names, sizes = self._watched
-        found = stamps_of_joined(".", names, len(sources))
+            paths = [str(source.path) for source in sources]
+            self._watched = sources, paths, join_names(paths), np.array([len(source.data) for source in sources])
+        sources, paths, joined, sizes = self._watched
+        found = read_stamps(paths, joined=joined)
         for number in np.flatnonzero(found[:, 1] < sizes).tolist():
             stamp = Stamp(*found[number].tolist())
             sources[number].check_size(stamp if stamp.size_bytes >= 0 else None)

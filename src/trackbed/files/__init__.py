@@ -4,7 +4,18 @@ from trackbed.files.background_writeback import WrittenBehind
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.flush import flush_file_system
+from trackbed.files.index_ends import RawIndexEnds, read_index_ends
 from trackbed.files.local import is_local, is_on_this_machine, whereabouts
+from trackbed.files.many import (
+    Claim,
+    FileSet,
+    NewFile,
+    Stamps,
+    commit_file_sets,
+    join_names,
+    read_parts,
+    read_stamps,
+)
 from trackbed.files.mapping import let_go, map_readonly, read_ahead
 from trackbed.files.proc_maps import mapped_files
 from trackbed.files.publish import (
@@ -22,7 +33,7 @@ from trackbed.files.publish import (
 )
 from trackbed.files.regular import open_regular, read_regular
 from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
-from trackbed.files.stamp import Stamp, changed_ns, check_stamp, remove_unless_changed, stamp_of
+from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
 from trackbed.files.writeback import Writeback
 
 __all__ = [
@@ -30,21 +41,26 @@ __all__ = [
     "DESCRIPTORS",
     "MAPS",
     "Checksum",
+    "Claim",
+    "FileSet",
     "FileSum",
     "Holder",
+    "NewFile",
     "PartialFile",
+    "RawIndexEnds",
     "ResourceLimit",
     "Stamp",
+    "Stamps",
     "Writeback",
     "Writer",
     "WrittenBehind",
     "boot_id",
-    "changed_ns",
     "check_stamp",
     "checksum_bytes",
     "checksum_file",
     "claim",
     "clear_dead_partials",
+    "commit_file_sets",
     "crc32",
     "find_partials",
     "flush_file_system",
@@ -52,6 +68,7 @@ __all__ = [
     "is_local",
     "is_on_this_machine",
     "is_partial_name",
+    "join_names",
     "let_go",
     "map_readonly",
     "mapped_files",
@@ -60,7 +77,10 @@ __all__ = [
     "partial_name",
     "publish",
     "read_ahead",
+    "read_index_ends",
+    "read_parts",
     "read_regular",
+    "read_stamps",
     "remove_unless_changed",
     "stamp_of",
     "whereabouts",

@@ -63,10 +63,10 @@ class FileSum:
             ValueError, TypeError: it is no such record.
         """
         found = cls(**record)
-        sums = found.crc32 if isinstance(found.crc32, list) else [None]
-        is_size = type(found.size_bytes) is int and 0 <= found.size_bytes < 1 << 63
-        if not is_size or not all(isinstance(text, str) and len(text) == _DIGITS for text in sums):
-            what = f"{str(found.size_bytes)[:80]} and {str(found.crc32)[:80]}"
+        size, sums = found.size_bytes, found.crc32
+        is_size = type(size) is int and 0 <= size < 1 << 63
+        if not is_size or type(sums) is not list or {*map(type, sums)} - {str} or {*map(len, sums)} - {_DIGITS}:
+            what = f"{str(size)[:80]} and {str(sums)[:80]}"
             msg = f"size_bytes must be a number and crc32 texts of {_DIGITS} digits, found {what}"
             raise ValueError(msg)
         return found

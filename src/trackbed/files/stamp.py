@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trackbed.errors import FormatError
 
-__all__ = ["Stamp", "changed_ns", "check_stamp", "remove_unless_changed", "signed", "stamp_of"]
+__all__ = ["Stamp", "check_stamp", "remove_unless_changed", "signed", "stamp_of"]
 
 
 class Stamp(NamedTuple):
@@ -42,18 +42,6 @@ def stamp_of(path: str | Path) -> Stamp | None:
         return Stamp.of(os.stat(path))  # noqa: PTH116  thousands of pairs are opened: pathlib takes as long again
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def changed_ns(path: str) -> int:
-    """Nanoseconds since 1970 at which a file last changed in any way; -1 of one that cannot be looked at.
-
-    Archives and `rsync -t` set the time of writing; they cannot set this one. It also changes with the mode and the
-    number of names.
-    """
-    try:
-        return os.stat(path).st_ctime_ns  # noqa: PTH116  as above
-    except OSError:
-        return -1
 
 
 def remove_unless_changed(path: str | Path, wanted: Stamp | None) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
+from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 
 __all__ = ["BALANCED_VERSION", "balanced_blend", "balanced_dtypes", "largest_remainders"]
@@ -72,7 +73,7 @@ def balanced_blend(
     seed: int,
     num_threads: int = 1,
     allocate: Allocate = _in_memory,
-    poll: kernels.Poll = None,
+    poll: Poll = None,
 ) -> BlendIndices:
     """Exactly `sizes[d]` samples of each dataset d, shuffled together.
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
+from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 
 __all__ = ["dataset_index_dtype", "exhaustive_blend", "greedy_blend"]
@@ -33,7 +34,7 @@ def greedy_blend(
     *,
     num_threads: int = 1,
     allocate: Allocate = _in_memory,
-    poll: kernels.Poll = None,
+    poll: Poll = None,
 ) -> BlendIndices:
     """Each sample from the dataset that is furthest behind its share, the lowest number on ties.
 
@@ -68,7 +69,7 @@ def exhaustive_blend(
     sizes: Sequence[int] | npt.NDArray[np.int64],
     *,
     allocate: Allocate = _in_memory,
-    poll: kernels.Poll = None,
+    poll: Poll = None,
 ) -> BlendIndices:
     """Every sample of every dataset once, spread evenly.
 

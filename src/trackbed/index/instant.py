@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
+from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 from trackbed.index.instant_plan import LAST_POSITION, InstantPlan, checked_positions, plan_instant
 from trackbed.index.interleaving import Weight
@@ -147,7 +148,7 @@ class InstantOrder:
         positions: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
         num_threads: int = 1,
-        poll: kernels.Poll = None,
+        poll: Poll = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """The dataset and its sample at each of the positions, which may come in any order.
 

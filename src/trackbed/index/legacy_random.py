@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
+from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 from trackbed.index.ranges import count_from
 from trackbed.index.shuffle_cache import Drawn, SharedRuns
@@ -42,12 +43,12 @@ class LegacyShuffle:
         self._drawn: tuple[int, ...] = (int(seed),)
         """The seed, and the count of each shuffle so far."""
 
-    def __call__(self, array: npt.NDArray[np.integer[Any]], *, poll: kernels.Poll = None) -> None:
+    def __call__(self, array: npt.NDArray[np.integer[Any]], *, poll: Poll = None) -> None:
         """Shuffle a vector of 32- or 64-bit integers in place."""
         kernels.legacy_shuffle(self._twister, array, poll=poll)
         self._drawn += (len(array),)
 
-    def run(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: kernels.Poll = None) -> None:
+    def run(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: Poll = None) -> None:
         """Fill a vector with `start`, `start + 1` and so on, shuffled.
 
         Streams of one seed draw the same for equal counts. What several of them ask for is drawn once.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
+from trackbed.cancellation import Poll
 
 __all__ = ["sample_index", "sample_index_dtype"]
 
@@ -33,7 +34,7 @@ def sample_index(
     extra_token: int,
     num_threads: int = 1,
     allocate: Callable[..., npt.NDArray[Any]] = np.empty,
-    poll: kernels.Poll = None,
+    poll: Poll = None,
 ) -> npt.NDArray[np.integer[Any]]:
     """Visit and token offset inside it at which each sample starts, and where the last one ends.
 

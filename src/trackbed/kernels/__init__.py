@@ -2,7 +2,6 @@
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
 from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather
-from trackbed.kernels.index_ends import RawIndexEnds, read_index_ends
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.narrow import narrow
@@ -14,19 +13,8 @@ from trackbed.kernels.permutation import (
     permute,
     permute_blocks,
 )
-from trackbed.kernels.poll import Poll, look_in, watched
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
-from trackbed.kernels.small_files import (
-    FileSetFolders,
-    file_stamps,
-    joined_names,
-    publish_file_sets,
-    read_parts,
-    stamps_and_changes,
-    stamps_of_joined,
-    write_files,
-)
 from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
 
 __all__ = [
@@ -35,10 +23,7 @@ __all__ = [
     "BlendTrees",
     "EpochShuffles",
     "Extent",
-    "FileSetFolders",
     "Gathered",
-    "Poll",
-    "RawIndexEnds",
     "SampleShape",
     "SampleSources",
     "SmallDataset",
@@ -54,25 +39,15 @@ __all__ = [
     "count_tokens",
     "draw_phases",
     "exhaustive_blend",
-    "file_stamps",
     "gather",
     "greedy_blend",
     "instant_locate",
     "interleaving_counts",
-    "joined_names",
     "legacy_shuffle",
-    "look_in",
     "narrow",
     "new_twister",
     "permute",
     "permute_blocks",
-    "publish_file_sets",
-    "read_index_ends",
-    "read_parts",
     "sample_index",
     "small_indices",
-    "stamps_and_changes",
-    "stamps_of_joined",
-    "watched",
-    "write_files",
 ]

@@ -1,12 +1,10 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 _Poll = Callable[[int], object] | None
-INDEX_ENDS_BYTES: int
-INDEX_ENDS_WORDS: int
 PERMUTATION_VERSION: int
 
 _Ids = npt.NDArray[np.integer[Any]]
@@ -20,43 +18,6 @@ def legacy_shuffle(
     poll: _Poll,
     /,
 ) -> None: ...
-def write_files(
-    names: bytes,
-    parts: list[bytes | memoryview | npt.NDArray[Any]],
-    counts: npt.NDArray[np.int64],
-    poll: _Poll,
-    /,
-) -> tuple[int, int]: ...
-def publish_file_sets(
-    folders: list[bytes],
-    stems: bytes,
-    endings: bytes,
-    partial_ending: bytes,
-    may_be_unnamed: bool,
-    parts: Sequence[bytes | memoryview | npt.NDArray[Any]],
-    counts: npt.NDArray[np.int64],
-    stamps: npt.NDArray[np.int64],
-    errors: npt.NDArray[np.int32],
-    poll: _Poll,
-    /,
-) -> None: ...
-def read_parts(
-    paths: bytes,
-    starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    content: npt.NDArray[np.uint8],
-    stamps: npt.NDArray[np.int64],
-    poll: _Poll,
-    /,
-) -> None: ...
-def read_index_ends(
-    paths: bytes,
-    content: npt.NDArray[np.uint8],
-    ends: npt.NDArray[np.int64],
-    num_threads: int,
-    poll: _Poll,
-    /,
-) -> None: ...
 def small_indices(
     datasets: npt.NDArray[np.int64],
     lengths: list[npt.NDArray[np.uint8]],
@@ -65,15 +26,6 @@ def small_indices(
     poll: _Poll,
     /,
 ) -> int: ...
-def file_stamps(
-    folder: bytes,
-    names: bytes,
-    stamps: npt.NDArray[np.int64],
-    changes: npt.NDArray[np.int64],
-    num_threads: int,
-    poll: _Poll,
-    /,
-) -> None: ...
 def count_tokens(lengths: npt.NDArray[np.uint8]) -> tuple[int, int]: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
 def permute(

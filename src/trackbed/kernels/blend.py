@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_size_and_key
-from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["balanced_blend", "exhaustive_blend", "greedy_blend"]
 

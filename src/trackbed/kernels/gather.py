@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import available_threads, chosen_level
-from trackbed.kernels.poll import Poll, current_poll
 from trackbed.kernels.workers import workers
 
 __all__ = ["BatchArrays", "Extent", "Gathered", "SampleShape", "SampleSources", "Visits", "gather"]

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_blocks
-from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["NODE", "BlendTrees", "EpochShuffles", "draw_phases", "instant_locate", "interleaving_counts"]
 

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.poll import Poll, current_poll
 from trackbed.kernels.whole import is_whole
 
 __all__ = ["PERMUTATION_VERSION", "check_blocks", "check_positions", "check_size_and_key", "permute", "permute_blocks"]

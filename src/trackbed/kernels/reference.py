@@ -3,10 +3,7 @@
 Shapes: K datasets, N samples, D documents, V visits, S samples.
 """
 
-import contextlib
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +18,6 @@ __all__ = [
     "draw_phases",
     "epoch_sample",
     "exhaustive_blend",
-    "file_stamps",
     "gather_sample",
     "greedy_blend",
     "interleave",
@@ -258,32 +254,6 @@ def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArr
         its_key = window_key + number & _BITS
         shuffled += [inside[permute(at, size=len(inside), key=its_key)] for at in range(len(inside))]
     return np.array(shuffled, dtype=np.int64)
-
-
-def file_stamps(folder: str, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """`[N, 3]` inode, size and time of last writing of each file; -1 for what is not there."""
-    stamps = np.full((len(names), 3), -1, dtype=np.int64)
-    for number, name in enumerate(names):
-        with contextlib.suppress(OSError):
-            status = Path(folder, name).stat()
-            stamps[number] = np.uint64(status.st_ino).astype(np.int64), status.st_size, status.st_mtime_ns
-    return stamps
-
-
-def read_index_ends(path: str) -> tuple[bytes, bytes, list[int]]:
-    """Head and tail of an `.idx` file, and its last length, pointer and document border; 0 for what is not there."""
-    raw = Path(path).read_bytes()
-    head, tail = raw[: 34 + 4096], raw[-4096:]
-    if len(raw) < 34:
-        return head, tail, [0, 0, 0]
-    sequences, borders = (int.from_bytes(raw[at : at + 8], "little") for at in (18, 26))
-    at = [34 + 4 * sequences, 34 + 12 * sequences, 34 + 12 * sequences + 8 * borders]
-    is_there = [sequences > 0, sequences > 0, borders > 0]
-    numbers = [
-        int.from_bytes(raw[stop - size : stop], "little", signed=True) if there and at[-1] <= len(raw) else 0
-        for stop, size, there in zip(at, (4, 8, 8), is_there, strict=True)
-    ]
-    return head, tail, numbers
 
 
 def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["count_tokens", "sample_index"]
 

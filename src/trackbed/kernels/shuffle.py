@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.poll import Poll, current_poll
 from trackbed.kernels.whole import is_whole
 
 __all__ = ["Twister", "legacy_shuffle", "new_twister"]

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
-from trackbed.kernels.poll import Poll, current_poll
 
 __all__ = ["SmallDataset", "SmallIndices", "small_indices"]
 

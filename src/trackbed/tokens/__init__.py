@@ -4,6 +4,7 @@ from trackbed.tokens.commit import finish_pair
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.group import IndexedGroup
+from trackbed.tokens.headers import PairHeader, read_headers
 from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
@@ -19,6 +20,7 @@ __all__ = [
     "IndexedDatasetBuilder",
     "IndexedGroup",
     "MappedSource",
+    "PairHeader",
     "SequenceIndex",
     "Verified",
     "finish_pair",
@@ -28,6 +30,7 @@ __all__ = [
     "identity",
     "merge",
     "open_index",
+    "read_headers",
     "seal",
     "verify",
     "verify_content",

@@ -16,8 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import MAPS, Stamp, check_stamp, let_go, map_readonly, open_regular, read_ahead
-from trackbed.kernels import RawIndexEnds, read_index_ends
+from trackbed.files import (
+    MAPS,
+    RawIndexEnds,
+    Stamp,
+    check_stamp,
+    let_go,
+    map_readonly,
+    open_regular,
+    read_ahead,
+    read_index_ends,
+)
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.dtype import DType
 
@@ -235,6 +244,9 @@ class IndexEnds:
     """The last document border, which must be N."""
     stamp: Stamp
     """What tells the file from another that takes its place."""
+    changed_ns: int
+    """Nanoseconds since 1970 at which the file last changed in any way; unlike the time of the last write, archives and
+    `rsync -t` cannot set it."""
 
     @property
     def data_bytes(self) -> int:
@@ -300,6 +312,7 @@ def _ends_of(raw: RawIndexEnds, path: str | Path, *, multimodal: bool) -> IndexE
         last_pointer=raw.last_pointer,
         last_border=raw.last_border,
         stamp=stamp,
+        changed_ns=raw.changed_ns,
     )
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import check_stamp
 from trackbed.tokens.format import SequenceIndex, open_index
-from trackbed.tokens.opening import look_ahead
+from trackbed.tokens.headers import read_headers
 from trackbed.tokens.paths import get_idx_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.source import Tokens
@@ -62,8 +62,8 @@ class IndexedGroup:
         if not pairs:
             msg = f"{path_prefix}: a group must have at least one pair, found none"
             raise ArgumentError(msg)
-        look_ahead(pairs)
-        members = [IndexedDataset(pair, mmap=mmap, open_when_read=True) for pair in pairs]
+        headers = read_headers(pairs)
+        members = [IndexedDataset(pair, mmap=mmap, open_when_read=True, header=headers.get(pair)) for pair in pairs]
         first = np.dtype(members[0].index.dtype).name
         for member in members:
             name = np.dtype(member.index.dtype).name

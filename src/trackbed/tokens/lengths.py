@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.kernels import read_parts
+from trackbed.files import read_parts
 from trackbed.tokens.format import HEADER_BYTES, SequenceIndex
 
 __all__ = ["read_lengths"]

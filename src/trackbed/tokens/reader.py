@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, changed_ns, check_stamp, stamp_of
+from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import IndexEnds, SequenceIndex, explained, open_index
+from trackbed.tokens.headers import PairHeader
 from trackbed.tokens.identity import identity_of
-from trackbed.tokens.opening import Opening, known_opening, note_opening, seen_ahead
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
 
@@ -25,7 +25,7 @@ __all__ = ["IndexedDataset"]
 Moded = tuple[Tokens, np.int8]
 
 
-_OPENED: Final = ("index", "_bin_bytes", "bin_reader", "changed_ns")
+_OPENED: Final = ("index", "identity", "bin_reader")
 """Attributes that a copy in another process finds out anew."""
 
 
@@ -48,6 +48,7 @@ class IndexedDataset:
         open_when_read: open and map each file when it is first read, so that thousands of pairs take no descriptors
             and no maps until then; and close it where too many are open, until it is read again. A file that was
             replaced meanwhile is an error.
+        header: header of the pair if it was read ahead; used with `open_when_read`.
 
     Raises:
         ArgumentError: one of the files is missing.
@@ -66,6 +67,7 @@ class IndexedDataset:
         dtype_code: int | None = None,
         *,
         open_when_read: bool = False,
+        header: PairHeader | None = None,
     ) -> None:
         if object_storage_config is not None or s3_config is not None:
             msg = f"{path_prefix}: object_storage_config must be None until object stores are read"
@@ -77,25 +79,19 @@ class IndexedDataset:
         self.sequences_per_dataset = sequences_per_dataset
         self.dtype_code = dtype_code
         self.open_when_read = open_when_read
-        self._open()
+        self._open(header if open_when_read and not multimodal else None)
 
-    def _open(self) -> None:
-        waits = self.open_when_read and not self.multimodal
-        known = known_opening(self.path_prefix) if waits else None
-        if known is None:
-            opening = (seen_ahead(self.path_prefix) if waits else None) or self._look()
-            self._check(opening.ends, opening.bin_stamp)
-            note_opening(self.path_prefix, opening)
-        else:
-            opening = known
-        self._bin_stamp = opening.bin_stamp
-        self.index = SequenceIndex(get_idx_path(self.path_prefix), opening.ends, multimodal=self.multimodal)
+    def _open(self, header: PairHeader | None = None) -> None:
+        header = header or self._read_header()
+        self._check(header.ends, header.bin_stamp)
+        self._bin_stamp = header.bin_stamp
+        self.index = SequenceIndex(get_idx_path(self.path_prefix), header.ends, multimodal=self.multimodal)
         self.index.is_releasable = self.open_when_read
         if not self.open_when_read:
             self.index.map()
             _ = self.bin_reader
 
-    def _look(self) -> Opening:
+    def _read_header(self) -> PairHeader:
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         with explained(self.path_prefix):
             index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
@@ -104,7 +100,7 @@ class IndexedDataset:
                 msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
                 msg += interruption(self.path_prefix)
                 raise ArgumentError(msg)
-            return Opening(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
+            return PairHeader(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
 
     def _check(self, ends: IndexEnds, bin_stamp: Stamp) -> None:
         if self.sequences_per_dataset is not None:
@@ -148,11 +144,6 @@ class IndexedDataset:
         self._open()
 
     @cached_property
-    def changed_ns(self) -> int:
-        """Nanoseconds since 1970 at which the `.idx` last changed in any way; -1 if it is gone."""
-        return changed_ns(get_idx_path(self.path_prefix))
-
-    @property
     def identity(self) -> dict[str, Any]:
         """What tells these files from others of the same name."""
         return identity_of(self.index, bin_bytes=self._bin_stamp.size_bytes)

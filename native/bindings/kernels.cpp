@@ -6,50 +6,31 @@
 #include <algorithm>
 #include <vector>
 
+#include "python.hpp"
 #include "trackbed/balanced_blend.hpp"
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
-#include "trackbed/file_sets.hpp"
 #include "trackbed/gather.hpp"
-#include "trackbed/index_ends.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
 #include "trackbed/permutation.hpp"
-#include "trackbed/poll.hpp"
 #include "trackbed/sample_index.hpp"
-#include "trackbed/small_files.hpp"
 #include "trackbed/small_indices.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
 
 namespace nb = nanobind;
 
+using trackbed::python::Array;
+using trackbed::python::Buffers;
+using trackbed::python::poll_of;
+using trackbed::python::span_of;
+using trackbed::python::structures_of;
+
 namespace {
-
-template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<T> span_of(const Array<T>& array) {
-  return {array.data(), array.size()};
-}
-
-// Lets Python look in while a kernel runs without the GIL: signals, so that Ctrl-C works, and `callback`, if any, with
-// the number of items that are done. It must outlive the poll.
-trackbed::Poll poll_of(nb::handle callback) {
-  return trackbed::Poll([callback](std::int64_t done) {
-    const nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) {
-      throw nb::python_error();
-    }
-    if (!callback.is_none()) {
-      callback(done);
-    }
-  });
-}
 
 using TwisterWords =
     nb::ndarray<std::uint32_t, nb::shape<sizeof(trackbed::MersenneTwister) / 4>, nb::c_contig, nb::device::cpu>;
@@ -123,112 +104,6 @@ std::pair<std::int64_t, std::int32_t> count_tokens(Array<const std::uint8_t> len
   const nb::gil_scoped_release no_gil;
   const trackbed::TokenCount count = trackbed::count_tokens(std::as_bytes(span_of(lengths)));
   return {count.tokens, count.shortest};
-}
-
-// What a list of objects holds, as bytes, for as long as this lives.
-class Buffers {
- public:
-  explicit Buffers(nb::list objects) {
-    views_.reserve(objects.size());
-    for (const nb::handle object : objects) {
-      Py_buffer view;
-      if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) {
-        release();
-        throw nb::python_error();
-      }
-      views_.push_back(view);
-      spans_.push_back({static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len)});
-    }
-  }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  ~Buffers() { release(); }
-
-  std::span<const std::span<const std::byte>> spans() const { return spans_; }
-
- private:
-  void release() {
-    for (Py_buffer& view : views_) {
-      PyBuffer_Release(&view);
-    }
-  }
-
-  std::vector<Py_buffer> views_;
-  std::vector<std::span<const std::byte>> spans_;
-};
-
-std::span<const char> text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-
-std::pair<int, std::size_t> write_files(nb::bytes names, nb::list parts, Array<const std::int64_t> counts,
-                                        nb::handle callback) {
-  trackbed::Poll poll = poll_of(callback);
-  const Buffers buffers(parts);
-  const std::span<const char> text = text_of(names);
-  const nb::gil_scoped_release no_gil;
-  const trackbed::FileError error = trackbed::write_files(text, buffers.spans(), span_of(counts), poll);
-  return {error.number, error.file};
-}
-
-void file_stamps(nb::bytes folder, nb::bytes names, Array<std::int64_t> stamps, Array<std::int64_t> changes,
-                 int num_threads, nb::handle callback) {
-  static_assert(sizeof(trackbed::FileStamp) == 3 * sizeof(std::int64_t));
-  trackbed::Poll poll = poll_of(callback);
-  const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
-  const std::span<const char> text = text_of(names);
-  if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\0')) < found.size()) {
-    throw nb::value_error("each name must end with a zero byte");
-  }
-  if (changes.size() != 0 && changes.size() != found.size()) {
-    throw nb::value_error("there must be as many changes as stamps, or none");
-  }
-  const std::span<std::int64_t> changed{changes.data(), changes.size()};
-  const nb::gil_scoped_release no_gil;
-  trackbed::file_stamps(folder.c_str(), text, found, changed, num_threads, poll);
-}
-
-void read_parts(nb::bytes paths, Array<const std::int64_t> starts, Array<const std::int64_t> sizes,
-                Array<std::uint8_t> content, Array<std::int64_t> stamps, nb::handle callback) {
-  trackbed::Poll poll = poll_of(callback);
-  const std::span<const char> text = text_of(paths);
-  const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
-  const nb::gil_scoped_release no_gil;
-  trackbed::read_parts(text, span_of(starts), span_of(sizes), std::as_writable_bytes(span_of(content)), found, poll);
-}
-
-constexpr std::size_t kIndexEndsWords = sizeof(trackbed::IndexEnds) / sizeof(std::int64_t);
-
-void read_index_ends(nb::bytes paths, Array<std::uint8_t> content, Array<std::int64_t> ends, int num_threads,
-                     nb::handle callback) {
-  trackbed::Poll poll = poll_of(callback);
-  const std::span<const char> text = text_of(paths);
-  const std::span<trackbed::IndexEnds> found{reinterpret_cast<trackbed::IndexEnds*>(ends.data()),
-                                             ends.size() / kIndexEndsWords};
-  const nb::gil_scoped_release no_gil;
-  trackbed::read_index_ends(text, std::as_writable_bytes(span_of(content)), found, num_threads, poll);
-}
-
-void publish_file_sets(const std::vector<nb::bytes>& folders, nb::bytes stems, nb::bytes endings,
-                       nb::bytes partial_ending, bool may_be_unnamed, nb::list parts, Array<const std::int64_t> counts,
-                       Array<std::int64_t> stamps, Array<std::int32_t> errors, nb::handle callback) {
-  trackbed::Poll poll = poll_of(callback);
-  const Buffers buffers(parts);
-  const trackbed::FileSetNames names{.files = folders.at(0).c_str(),
-                                     .claims = folders.at(1).c_str(),
-                                     .stems = text_of(stems),
-                                     .endings = text_of(endings),
-                                     .partials = folders.at(2).c_str(),
-                                     .partial_ending = partial_ending.c_str(),
-                                     .may_be_unnamed = may_be_unnamed};
-  const std::span<trackbed::FileStamp> found{reinterpret_cast<trackbed::FileStamp*>(stamps.data()), stamps.size() / 3};
-  const nb::gil_scoped_release no_gil;
-  trackbed::publish_file_sets(names, buffers.spans(), span_of(counts), found, span_of(errors), poll);
-}
-
-// Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
-template <class Structure, class Word>
-std::span<Structure> structures_of(const Array<Word>& words) {
-  static_assert(sizeof(Structure) % sizeof(Word) == 0 && alignof(Structure) <= alignof(Word));
-  return {reinterpret_cast<Structure*>(words.data()), words.size() * sizeof(Word) / sizeof(Structure)};
 }
 
 std::size_t small_indices(Array<const std::int64_t> datasets, nb::list lengths, Array<std::uint32_t> indices, int level,
@@ -358,15 +233,7 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
 NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
-  m.def("write_files", &write_files, nb::arg(), nb::arg(), nb::arg(), poll);
-  m.def("read_parts", &read_parts, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
-  m.def("read_index_ends", &read_index_ends, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
-  m.attr("INDEX_ENDS_BYTES") = trackbed::kIndexEndsBytes;
-  m.attr("INDEX_ENDS_WORDS") = kIndexEndsWords;
-  m.def("publish_file_sets", &publish_file_sets, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
-  m.def("file_stamps", &file_stamps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);
   m.def("count_tokens", &count_tokens);
   m.def("seed_twister", [](TwisterWords twister, std::uint32_t seed) { trackbed::seed(twister_of(twister), seed); });

@@ -1,18 +1,16 @@
-#include "trackbed/descriptor.hpp"
+#include "system.hpp"
 
-#include <fcntl.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 
-namespace trackbed {
+namespace trackbed::files {
 namespace {
 
-constexpr std::size_t kBytesPerCall = 8 << 20;  // a few milliseconds at most, then the poll is asked
+constexpr std::size_t kBytesPerCall = 8 << 20;  // a few milliseconds at most between two polls
 
 int write_all(int descriptor, std::span<const std::byte> part, Poll& poll) {
   while (!part.empty()) {
@@ -26,20 +24,20 @@ int write_all(int descriptor, std::span<const std::byte> part, Poll& poll) {
   return 0;
 }
 
-// Writes what it can of a few small parts, in one call of the system. The number of the error, or 0.
-int write_at_once(int descriptor, std::span<const std::span<const std::byte>> parts, std::size_t& written) {
-  std::array<iovec, 4> pieces;
+// Writes a few small parts by one system call. Sets how many bytes were written. Returns 0 or the errno.
+int write_vector(int descriptor, std::span<const std::span<const std::byte>> parts, std::size_t& written) {
+  std::array<iovec, 4> vector;
   std::size_t total = 0;
   for (const std::span<const std::byte> part : parts) {
     total += part.size();
   }
-  if (parts.size() < 2 || parts.size() > pieces.size() || total > kBytesPerCall) {
+  if (parts.size() < 2 || parts.size() > vector.size() || total > kBytesPerCall) {
     return 0;
   }
-  std::transform(parts.begin(), parts.end(), pieces.begin(), [](std::span<const std::byte> part) {
+  std::transform(parts.begin(), parts.end(), vector.begin(), [](std::span<const std::byte> part) {
     return iovec{.iov_base = const_cast<std::byte*>(part.data()), .iov_len = part.size()};
   });
-  const ssize_t found = writev(descriptor, pieces.data(), static_cast<int>(parts.size()));
+  const ssize_t found = writev(descriptor, vector.data(), static_cast<int>(parts.size()));
   if (found < 0 && errno != EINTR) {
     return errno;
   }
@@ -49,11 +47,9 @@ int write_at_once(int descriptor, std::span<const std::span<const std::byte>> pa
 
 }  // namespace
 
-Descriptor open_folder(const char* path) { return Descriptor(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC)); }
-
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll) {
-  std::size_t written = 0;  // of the part that is at hand and those after it
-  int error = write_at_once(file.number(), parts, written);
+  std::size_t written = 0;
+  int error = write_vector(file.number(), parts, written);
   for (const std::span<const std::byte> part : parts) {
     const std::size_t skipped = std::min(written, part.size());
     written -= skipped;
@@ -77,4 +73,4 @@ std::vector<const char*> starts_of(Names names, std::size_t count) {
   return starts;
 }
 
-}  // namespace trackbed
+}  // namespace trackbed::files

@@ -4,22 +4,35 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "trackbed/poll.hpp"
-#include "trackbed/small_files.hpp"
 
-namespace trackbed {
+namespace trackbed::files {
 
-// An open file or folder, closed at the end; or none.
+// File names, one after the other, each ended by a zero byte.
+using Names = std::span<const char>;
+
+// Identity and version of a file. If there is none, all fields are -1; if it cannot be examined, the first two are -1
+// and the last is the errno.
+struct FileStamp {
+  std::int64_t inode;
+  std::int64_t size_bytes;
+  std::int64_t modified_ns;  // since 1970
+};
+
+constexpr FileStamp kNoFile{.inode = -1, .size_bytes = -1, .modified_ns = -1};
+
+// Owns a file descriptor, or none.
 class Descriptor {
  public:
   explicit Descriptor(int opened = -1) : number_(opened) {}
   Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);  // `other` is at its end, and closes what this one had
+    std::swap(number_, other.number_);  // the destructor of `other` closes the old one
     return *this;
   }
   ~Descriptor() {
@@ -35,15 +48,12 @@ class Descriptor {
   int number_;
 };
 
-// The folder, to look up names in; none where it cannot be opened.
-Descriptor open_folder(const char* path);
-
-// Writes these parts, one after the other. The number of the error, or 0.
+// Writes the parts one after the other. Returns 0 or the errno.
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll);
 
 FileStamp stamp_of(const struct stat& status);
 
-// Where each of so many names starts.
+// Start of each of `count` names.
 std::vector<const char*> starts_of(Names names, std::size_t count);
 
-}  // namespace trackbed
+}  // namespace trackbed::files

@@ -1,18 +1,21 @@
-"""Who builds which index: longest task first, onto the least loaded rank. Pure, and the same on every rank.
+"""Schedule of the indices that a start builds: longest first, blends before all others. Pure.
 
 Shapes: T tasks, R ranks.
 """
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Plan", "Task", "leave_open", "plan_tasks"]
+__all__ = ["Plan", "Task", "chunks_of", "plan_tasks"]
+
+_LEAST_CHUNK: Final = 2e7
+"""Nanoseconds of a chunk, at least: to ask for one takes 1e5."""
+_CHUNKS_PER_RANK: Final = 64
 
 
 class Task(NamedTuple):
@@ -23,7 +26,9 @@ class Task(NamedTuple):
     cost: float
     """Time that one rank takes, in any unit."""
     is_blend: bool = False
-    """Whether it is a blend, which nobody can help with and which is therefore planned before all others."""
+    """True for a blend, which one thread builds alone, and which is therefore scheduled before all others."""
+    is_small: bool = False
+    """True if it is built in batches with other small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +75,35 @@ def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:
     return Plan(tuple(map(tuple, by_rank)), makespan, _lower_bound([task.cost for task in tasks], num_ranks))
 
 
-def leave_open(tasks: Sequence[Task], plan: Plan, *, least: float = 0.0) -> tuple[list[list[int]], list[int]]:
-    """Cut a plan: what a rank does in any case, and what is done by whoever is free first.
+def chunks_of(tasks: Sequence[Task], num_ranks: int) -> list[list[int]]:
+    """Cuts tasks into chunks that a thread of a rank takes one at a time: longest first, blends before all others.
 
-    Ranks are not equally fast, whatever the costs say: a file system, a neighbour or fresh memory slows one of them
-    down. So what each begins with is its own, a quarter of a fair part or one task more, and the rest is left open to
-    all. Blends are not, and nothing is for one alone.
+    A blend is a chunk of its own. A chunk of others takes a sixty-fourth of a rank's fair part, and at least 20 ms; its
+    tasks are all small, or none is.
 
     Args:
-        tasks: `[T]` what is to be done.
-        plan: of these tasks.
-        least: cost of a rank's fair part below which nothing is left open, in the unit of the tasks.
+        tasks: `[T]` tasks; costs are in nanoseconds.
+        num_ranks: number of ranks that share them, at least 1.
 
     Returns:
-        `[R]` numbers of the tasks that are a rank's own, in its order; and the others, longest first.
+        Numbers of the tasks of each chunk.
 
-    >>> tasks = [Task("a", 4), Task("b", 4), Task("c", 2), Task("d", 2), Task("e", 1), Task("f", 1)]
-    >>> leave_open(tasks, plan_tasks(tasks, 2))
-    ([[0], [1]], [2, 3, 4, 5])
+    >>> tasks = [Task("a", 1e7), Task("b", 3e7), Task("c", 1e7), Task("d", 1e6, is_blend=True), Task("e", 1e7)]
+    >>> chunks_of(tasks, 2)
+    [[3], [1], [0, 2], [4]]
     """
-    fair = sum(task.cost for task in tasks) / len(plan.by_rank)
-    enough = math.inf if len(plan.by_rank) == 1 or fair < least else fair / 4
-    own: list[list[int]] = []
-    for planned in plan.by_rank:
-        loads = accumulate((tasks[task].cost for task in planned), initial=0.0)
-        own.append([task for task, load in zip(planned, loads, strict=False) if load < enough or tasks[task].is_blend])
-    kept = set(chain.from_iterable(own))
-    return own, [task for task in _longest_first(tasks) if task not in kept]
+    enough = max(_LEAST_CHUNK, sum(task.cost for task in tasks) / num_ranks / _CHUNKS_PER_RANK)
+    chunks: list[list[int]] = []
+    cost = enough
+    for number in _longest_first(tasks):
+        task = tasks[number]
+        is_other = not chunks or task.is_small != tasks[chunks[-1][0]].is_small
+        if task.is_blend or cost >= enough or is_other:
+            chunks.append([])
+            cost = 0.0
+        chunks[-1].append(number)
+        cost += enough if task.is_blend else task.cost
+    return chunks
 
 
 def _longest_first(tasks: Sequence[Task]) -> list[int]:

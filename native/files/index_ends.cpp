@@ -1,32 +1,24 @@
-#include "trackbed/index_ends.hpp"
+#include "index_ends.hpp"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
 
-#include "trackbed/descriptor.hpp"
+#include "system.hpp"
 #include "trackbed/parallel.hpp"
 
-namespace trackbed {
+namespace trackbed::files {
 namespace {
 
 constexpr std::size_t kCountsAt = 18;  // of the header: sequences, then document borders, of 8 bytes each
 constexpr std::uint64_t kLengthBytes = 4;
 constexpr std::uint64_t kSequenceBytes = 12;  // a length and a pointer
 constexpr std::uint64_t kBorderBytes = 8;
-constexpr IndexEnds kUnread{.error = 0,
-                            .stamp = {.inode = -1, .size_bytes = -1, .modified_ns = -1},
-                            .head_bytes = 0,
-                            .tail_bytes = 0,
-                            .last_length = 0,
-                            .last_pointer = 0,
-                            .last_border = 0};
 
-// Whether all that is wanted was read; else errno says why, EIO where the file ends before.
+// True if everything was read; else errno is set, to EIO if the file ends too soon.
 bool read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t start) {
   while (!wanted.empty()) {
     const ssize_t found = pread(file.number(), wanted.data(), wanted.size(), start);
@@ -40,7 +32,7 @@ bool read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t s
   return true;
 }
 
-// Whether the number that ends before `end` was read, from the file's head where that holds it.
+// True if the number that ends at offset `end` was read, from the head if that holds it.
 template <class Number>
 bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::byte> head, std::int64_t& found) {
   const std::int64_t start = end - static_cast<std::int64_t>(sizeof(Number));
@@ -54,13 +46,13 @@ bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::
   return true;
 }
 
-// Whether the three numbers were read, as far as they are there.
+// True if the last length, pointer and border were read, as far as there are any.
 bool read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::byte> head) {
   std::uint64_t counts[2];
   std::memcpy(counts, head.data() + kCountsAt, sizeof(counts));
   const auto size = static_cast<std::uint64_t>(ends.stamp.size_bytes);
   if (counts[0] > size / kSequenceBytes || counts[1] > size / kBorderBytes) {
-    return true;  // and no sum below is beyond 64 bits
+    return true;  // below, no sum exceeds 64 bits
   }
   const std::uint64_t pointers_at = kIndexHeaderBytes + kLengthBytes * counts[0];
   const std::uint64_t borders_at = kIndexHeaderBytes + kSequenceBytes * counts[0];
@@ -75,7 +67,7 @@ bool read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::
   return has_lengths && (counts[1] == 0 || read_before<std::int64_t>(before(stop), file, head, ends.last_border));
 }
 
-// Whether all was read; else errno says why.
+// True if everything was read; else errno is set.
 bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> content, IndexEnds& ends) {
   struct stat status;
   if (fstat(file.number(), &status) != 0) {
@@ -88,17 +80,18 @@ bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> con
     return false;
   }
   ends.stamp = stamp_of(status);
+  ends.changed_ns = std::int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec;
   ends.head_bytes = static_cast<std::int64_t>(head.size());
   ends.tail_bytes = static_cast<std::int64_t>(tail.size());
   return head.size() < kIndexHeaderBytes || read_numbers(ends, file, head);
 }
 
 IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> content) {
-  IndexEnds ends = kUnread;
-  // Opening a pipe would otherwise wait for a writer.
+  IndexEnds ends;
+  // Without O_NONBLOCK, opening a pipe would wait for a writer.
   const Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file || !read_open(file, content, ends)) {
-    ends = kUnread;
+    ends = IndexEnds{};
     ends.error = errno;
   }
   return ends;
@@ -115,4 +108,4 @@ void read_index_ends(Names paths, std::span<std::byte> content, std::span<IndexE
   });
 }
 
-}  // namespace trackbed
+}  // namespace trackbed::files

@@ -1,0 +1,260 @@
+"""Building entries: arrays are computed, large ones in their files, and committed."""
+
+import contextlib
+import errno
+import math
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.cache.commit import CompleteFile, Prepared, cannot_write, commit
+from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.lookup import Found, State, look_up
+from trackbed.cache.npy import create_npy, encode_npy_header
+from trackbed.cache.request import Arrays, Request
+from trackbed.cancellation import check_cancelled
+from trackbed.files import (
+    CHUNK_BYTES,
+    FileSum,
+    WrittenBehind,
+    checksum_bytes,
+    clear_dead_partials,
+    crc32,
+    is_on_this_machine,
+    partial_name,
+)
+
+__all__ = ["build_batch"]
+
+_IN_PLACE_BYTES: Final = 4 << 20
+"""Size from which an array is filled in its file."""
+_BACKGROUND_BYTES: Final = 256 << 20
+"""Size from which a file is written to the disk while it is filled."""
+_NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errno of file systems that cannot reserve space, or be mapped for writing: then arrays are made in memory."""
+
+
+def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ()) -> Iterator[tuple[Request, Found]]:
+    """Builds the entries that are missing, and yields each once it is there.
+
+    Args:
+        requests: entries that are wanted.
+        found: result of the last lookup of each, None where there was none; nothing for no lookup at all. Large
+            entries are looked up again, as another job may have built them meanwhile.
+
+    Raises:
+        CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
+        Exception: whatever building an entry raises.
+    """
+    missing: list[tuple[Request, Found]] = []
+    known: list[Found | None] = list(found) or [None] * len(requests)
+    unknown = [number for number, one in enumerate(known) if one is None or not requests[number].is_small]
+    for number, looked_up in zip(unknown, look_up([requests[number] for number in unknown]), strict=True):
+        known[number] = looked_up
+    for request, one in zip(requests, known, strict=True):
+        if one is not None and one.state is State.whole:
+            yield request, one
+        elif one is not None:
+            missing.append((request, one))
+    for _, some in groupby(missing, key=lambda pair: id(pair[0].kind)):
+        yield from _build(list(some))
+
+
+def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, Found]]:
+    """Builds entries of one kind."""
+    founds = {id(request): found for request, found in missing}
+    writers: dict[int, _Writer] = {}
+
+    def writer_of(request: Request) -> _Writer:
+        if id(request) not in writers:
+            writers[id(request)] = _Writer(request, founds[id(request)])
+        return writers[id(request)]
+
+    try:
+        requests = [request for request, _ in missing]
+        for batch in requests[0].kind.build(requests, writer_of):
+            check_cancelled()
+            built = [request for request, _ in batch]
+            committed = commit([writer_of(request).prepare(arrays) for request, arrays in batch])
+            theirs = [request for request, one in zip(built, committed, strict=True) if one is None]
+            rest = iter(look_up(theirs, is_vouched=True))
+            for request, one in zip(built, committed, strict=True):
+                writers.pop(id(request)).close()
+                yield request, next(rest) if one is None else one
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+class _Scratch(threading.local):
+    """Memory for small arrays until they are written, one array for each name and thread.
+
+    Fresh memory costs more than the work done in it: the system clears it page by page.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Returns an array that is valid until the next one of this name is allocated."""
+        size = math.prod(shape) * dtype.itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
+        return buffer[:size].view(dtype).reshape(shape)
+
+
+_SCRATCH: Final = _Scratch()
+
+
+class _Writer:
+    """Allocates the arrays of an entry, and prepares its files.
+
+    An array of 256 MiB or more is written to the disk, and its memory given back, while a build fills it that reports
+    how far it is.
+
+    Args:
+        request: the entry.
+        found: result of its lookup.
+    """
+
+    def __init__(self, request: Request, found: Found) -> None:
+        self._entry = request.entry
+        self._place = request.entry.place(is_aside=found.is_aside)
+        self._damaged = found.stamps if found.state is State.damaged else None
+        self._partials: dict[str, str] = {}
+        """Path of the partial file of each array that is filled in place."""
+        self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
+        self._background: dict[str, WrittenBehind] = {}
+        with self._explained():
+            _make_folders(self._entry.own, self._place)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns errors of the system into errors that say what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise cannot_write(self._entry, error, self._place) from error
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Returns an array to fill."""
+        wanted = np.dtype(dtype)
+        if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
+            return _SCRATCH.array(name, shape, wanted)
+        final = self._place.array(name).rpartition("/")[2]
+        partial = self._partials[name] = f"{self._entry.own}/partial/{partial_name(final)}"
+        try:
+            array, mapped, descriptor = create_npy(partial, wanted, shape)
+        except OSError as error:
+            if error.errno in _NO_MAPS:
+                self._drop(name)
+                return np.empty(shape, dtype=wanted)
+            raise cannot_write(self._entry, error, self._place) from error
+        self._in_place[name] = array, mapped
+        if array.nbytes < _BACKGROUND_BYTES:
+            os.close(descriptor)
+            return array
+        try:
+            self._background[name] = WrittenBehind(descriptor, mapped)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return array
+
+    def filled(self, count: int, *names: str) -> None:
+        """Records that the first `count` elements along the first axis of these arrays are final."""
+        for name in names:
+            if name in self._background:
+                array, mapped = self._in_place[name]
+                header_bytes = len(mapped) - array.nbytes
+                self._background[name].filled(header_bytes + count * array.strides[0])
+
+    def prepare(self, arrays: Arrays) -> Prepared:
+        """Completes the files of the entry.
+
+        Raises:
+            CacheError: a file cannot be written.
+        """
+        description = self._entry.description.encode()
+        files = [CompleteFile([description], _sum_of(b"", 0, description))]
+        specs = {}
+        for name in self._entry.arrays:
+            array = arrays[name]
+            specs[name] = _spec(array.dtype, array.shape)
+            if name in self._in_place and array is self._in_place[name][0]:
+                with self._explained():
+                    files.append(CompleteFile(self._partials[name], self._sum_in_place(name)))
+                continue
+            self._drop(name)
+            header, crc32_before = _header(array.dtype, array.shape)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            files.append(CompleteFile([header, data], _sum_of(header, crc32_before, data)))
+        return Prepared(self._entry, self._place, files, specs, self._damaged)
+
+    def _sum_in_place(self, name: str) -> FileSum:
+        if name in self._background:
+            return FileSum.of(self._background[name].finish())
+        mapped = self._in_place[name][1]
+        if not is_on_this_machine(self._entry.own):
+            mapped.flush()  # else other hosts may read zeros until this one happens to write its pages out
+        return FileSum.of(checksum_bytes(memoryview(mapped)))
+
+    def _drop(self, name: str) -> None:
+        partial = self._partials.pop(name, None)
+        if partial is not None:
+            with contextlib.suppress(OSError):  # for instance in a folder that cannot be written
+                Path(partial).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Removes the partial files that did not appear."""
+        for name in list(self._partials):
+            self._drop(name)
+        for one in self._background.values():
+            one.stop()
+
+
+def _make_folders(own: str, place: Place) -> None:
+    """Makes the folders to write to, and removes what killed writers left there.
+
+    Raises:
+        OSError: they cannot be made.
+    """
+    for folder in (place.directory, f"{own}/partial"):
+        if not os.path.isdir(folder):  # noqa: PTH112  see Place
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+    _clear_once(f"{own}/partial")
+
+
+@lru_cache(maxsize=64)
+def _clear_once(partials: str) -> None:
+    """Removes what killed writers left; once for each folder in a process, which may write thousands of entries."""
+    clear_dead_partials(Path(partials))
+
+
+def _sum_of(header: bytes, header_crc32: int, data: bytes | memoryview) -> FileSum:
+    """Checksums of a file that consists of header and data."""
+    size = len(header) + len(data)
+    if size > CHUNK_BYTES:
+        return FileSum.of(checksum_bytes(header, data))
+    return FileSum(size, [f"{crc32(data, header_crc32):08x}"])
+
+
+@lru_cache(maxsize=1 << 8)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
+    """Bytes before the data of a `.npy` file, and their CRC-32."""
+    header = encode_npy_header(dtype, shape)
+    return header, crc32(header)
+
+
+@lru_cache(maxsize=1 << 8)
+def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
+    return ArraySpec(dtype, shape)

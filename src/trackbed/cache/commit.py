@@ -1,0 +1,177 @@
+"""Commit of entries: complete files appear under their names, the manifest first, as a claim on the name.
+
+Two jobs may want different entries under one name at the same moment: with other flags, or other data under the same
+path. The manifest that appears first has the name; the other entry goes aside. So no file appears under a name that is
+not claimed for its fingerprint. A process that looks meanwhile finds files that do not fit their manifest, that is, a
+damaged entry: files that did not fit before appear last, so that it looks whole only when all files are the new ones.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from trackbed.cache.advice import advice_on
+from trackbed.cache.entry import ArraySpec, Entry, Place
+from trackbed.cache.lookup import Found, State
+from trackbed.cache.manifest import Manifest, encode_manifest, manifest_of, read_manifest
+from trackbed.errors import CacheError, FormatError
+from trackbed.files import (
+    Claim,
+    FileSet,
+    FileSum,
+    NewFile,
+    Stamp,
+    Stamps,
+    commit_file_sets,
+    is_on_this_machine,
+    partial_name,
+    remove_unless_changed,
+    stamp_of,
+)
+
+__all__ = ["CompleteFile", "Prepared", "cannot_write", "commit"]
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 100
+
+
+class CompleteFile(NamedTuple):
+    """A file of an entry, whose content is known."""
+
+    content: Sequence[bytes | memoryview] | str
+    """Its bytes, or the path of the partial file that holds them."""
+    sum: FileSum
+
+
+class Prepared(NamedTuple):
+    """An entry that is built, and has not appeared yet."""
+
+    entry: Entry
+    place: Place
+    """Where it is to appear, if the name is not taken meanwhile."""
+    files: Sequence[CompleteFile]
+    """Description and arrays."""
+    specs: Mapping[str, ArraySpec]
+    """Dtypes and shapes of the arrays."""
+    damaged: Stamps | None
+    """`[F, 3]` stamps of the damaged files that it replaces, the description's first and the manifest's last."""
+
+
+class _Attempt:
+    """An entry on its way to its name."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        entry, place = prepared.entry, prepared.place
+        self.prepared = prepared
+        self.place = place
+        self.claim = Claim.take if place == entry.shared else Claim.replace
+        sums = {name: one.sum for name, one in zip(place.names(entry.arrays), prepared.files, strict=True)}
+        self.manifest = manifest_of(entry, sums, prepared.specs)
+        self.encoded = encode_manifest(self.manifest)
+
+    def file_set(self, ending: str) -> FileSet:
+        entry = self.prepared.entry
+        contents = [*(file.content for file in self.prepared.files), [self.encoded]]
+        files = []
+        for path, content in zip(self.place.paths(entry.arrays), contents, strict=True):
+            if isinstance(content, str):
+                files.append(NewFile(path, content, None))
+            else:
+                files.append(NewFile(path, f"{entry.own}/partial/{path.rpartition('/')[2]}{ending}", content))
+        return FileSet(files, self.claim)
+
+    def found(self, stamps: Stamps) -> Found:
+        crc32 = "" if self.manifest.data is None else self.manifest.data.crc32
+        specs = self.manifest.arrays
+        is_aside = self.place != self.prepared.entry.shared
+        return Found(State.whole, is_aside, specs=specs, stamps=stamps, data_crc32=crc32, is_built=True)
+
+    def take_turn(self) -> None:
+        """Decides what to do about a name that is taken."""
+        place = self.place
+        description, found = stamp_of(place.files(())["description"]), stamp_of(place.manifest)
+        try:
+            taken = read_manifest(place.manifest)
+        except FormatError:  # of nobody: a machine that lost its power leaves such files
+            # The files may have the sizes that the new manifest says: without its description the entry looks damaged.
+            remove_unless_changed(place.files(())["description"], description)
+            remove_unless_changed(place.manifest, found)
+            return
+        if taken is None:
+            return
+        if self._is_ours(taken):
+            self.claim = Claim.none
+            return
+        logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
+        self.place, self.claim = self.prepared.entry.aside, Claim.replace
+        os.makedirs(self.place.directory, exist_ok=True)  # noqa: PTH103  see Place
+
+    def _is_ours(self, taken: Manifest) -> bool:
+        """True if the entry that has the name was built of the same decisions and data."""
+        crc32 = [None if one.data is None else one.data.crc32 for one in (taken, self.manifest)]
+        return taken.fingerprint == self.manifest.fingerprint and crc32[0] == crc32[1]
+
+
+def commit(prepared: Sequence[Prepared]) -> list[Found | None]:
+    """Lets entries appear under their names, or aside where another entry has the name.
+
+    Returns:
+        For each entry how it is found now; None if another builder of the same entry was faster, and its files stay.
+
+    Raises:
+        CacheError: a file cannot be written, or manifests come and go so fast that none can be claimed.
+    """
+    found: list[Found | None] = [None] * len(prepared)
+    attempts: dict[int, _Attempt] = {}
+    for number, one in enumerate(prepared):
+        if one.damaged is not None:
+            _remove_damaged(one.place, one.damaged)
+        attempts[number] = _Attempt(one)
+    for _ in range(_ATTEMPTS):
+        if not attempts:
+            return found
+        attempts = _commit_once(attempts, found)
+    where = next(iter(attempts.values())).place.manifest
+    msg = f"{where}: a manifest must stay where it is put, found it gone {_ATTEMPTS} times"
+    raise CacheError(msg)
+
+
+def _commit_once(attempts: Mapping[int, _Attempt], found: list[Found | None]) -> dict[int, _Attempt]:
+    """Commits entries; returns those whose name is taken."""
+    ending = partial_name("")
+    own = next(iter(attempts.values())).prepared.entry.own
+    # Where other hosts see the folder too, a file that is not closed yet may not be seen by all.
+    errors, stamps = commit_file_sets(
+        [one.file_set(ending) for one in attempts.values()], may_be_unnamed=is_on_this_machine(own)
+    )
+    left, refused = {}, None
+    for (number, one), error, its_stamps in zip(attempts.items(), errors, stamps, strict=True):
+        if not error:
+            found[number] = one.found(its_stamps) if one.claim is not Claim.none else None
+        elif error == errno.EEXIST and one.claim is Claim.take:
+            one.take_turn()
+            left[number] = one
+        elif not (error == errno.EALREADY and one.claim is Claim.none):
+            refused = refused or cannot_write(one.prepared.entry, OSError(error, os.strerror(error)), one.place)
+    if refused is not None:
+        raise refused
+    return left
+
+
+def _remove_damaged(place: Place, stamps: Stamps) -> None:
+    """Removes description and manifest of a damaged entry, unless another builder has replaced them.
+
+    Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
+    """
+    for path, stamp in ((place.files(())["description"], stamps[0]), (place.manifest, stamps[-1])):
+        remove_unless_changed(path, Stamp(*stamp.tolist()))
+
+
+def cannot_write(entry: Entry, error: OSError, place: Place) -> CacheError:
+    """Returns the error for an entry that cannot be written."""
+    where: Any = error.filename or place.directory
+    advice = advice_on(error, is_writing=True)
+    return CacheError(f"{where}: the index {entry.stem} cannot be written: {error.strerror}; {advice}")

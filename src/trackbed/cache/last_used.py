@@ -1,0 +1,100 @@
+"""Time of the last use of entries, for removing those that are no longer used.
+
+A start uses thousands of entries and does not touch each of them: it leaves one small file that lists them all, named
+by its content, and from then on touches that file at most once a day. Access times that the system keeps are of no use
+for this, as listing or copying a cache changes them too.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trackbed.cache.entry import Entry
+from trackbed.errors import FormatError
+from trackbed.files import partial_name, publish, read_regular, write_new
+
+__all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use"]
+
+logger = logging.getLogger(__name__)
+
+DAY_SECONDS: Final = 86_400.0
+"""Resolution of the time of last use."""
+
+
+class Use:
+    """The entries that one start used, and when it last did.
+
+    Args:
+        path: the file that says so.
+        names: stems of entries, or fingerprints of those that have no place but their own.
+        last_used: seconds since 1970.
+    """
+
+    def __init__(self, path: str, names: tuple[str, ...], last_used: float) -> None:
+        self.path = path
+        self.names = names
+        self.last_used = last_used
+
+
+def note_use(entries: Iterable[Entry]) -> None:
+    """Records that entries are in use now, in each cache that can be written.
+
+    Takes one system call if the same entries were used within a day, however many they are.
+    """
+    by_folder: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_folder[entry.own].append(entry)
+    for own, used in by_folder.items():
+        try:
+            _note(own, _listing(used))
+        except OSError as error:  # a read-only cache is used, too
+            logger.debug("%s: no note of its use: %s", own, error)
+
+
+def _listing(entries: Iterable[Entry]) -> bytes:
+    names = {entry.stem if entry.megatron else entry.fingerprint for entry in entries}
+    return "".join(f"{name}\n" for name in sorted(names)).encode()
+
+
+def _note(own: str, listing: bytes) -> None:
+    name = f"{hashlib.sha256(listing).hexdigest()[:32]}.txt"
+    path = f"{own}/uses/{name}"
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:  # noqa: PTH116  see Place
+            os.utime(path)
+        return
+    for folder in (f"{own}/uses", f"{own}/partial"):  # but not `own`: it is absent if only Megatron Core wrote here
+        Path(folder).mkdir(exist_ok=True)
+    partial = f"{own}/partial/{partial_name(name)}"
+    try:
+        write_new(partial, listing)
+        publish(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def find_uses(own: str) -> list[Use]:
+    """What starts have left in the folder `own`, which is Trackbed's."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(Path(own, "uses").glob("*.txt")):
+            with contextlib.suppress(OSError, FormatError):  # removed meanwhile, or unreadable
+                names = tuple(read_regular(path).decode(errors="replace").split())
+                found.append(Use(f"{path}", names, path.stat().st_mtime))
+    return found
+
+
+def last_uses(uses: Sequence[Use]) -> Mapping[str, float]:
+    """When each name was last in use, in seconds since 1970."""
+    latest: dict[str, float] = {}
+    for use in uses:
+        for name in use.names:
+            latest[name] = max(use.last_used, latest.get(name, 0.0))
+    return latest

@@ -1,0 +1,215 @@
+"""Arrays of an entry that are looked up, built and mapped when they are first needed.
+
+A start asks for thousands of entries and reads most of their arrays much later. Mapping all of them would take time,
+and more maps than the system gives a process: where there are too many, the least recently used are released.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import numpy.typing as npt
+
+from trackbed.cache.advice import advice_on
+from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.lookup import Found, State
+from trackbed.cache.manifest import read_manifest
+from trackbed.cache.npy import map_npy
+from trackbed.cache.request import Arrays, Request
+from trackbed.errors import CacheError, FormatError
+from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
+
+__all__ = ["LazyArrays", "Resolve", "arrays_of", "damage", "data_crc32_of", "shape_of"]
+
+logger = logging.getLogger(__name__)
+
+Resolve = Callable[[Request, Found | None], Found]
+"""Looks an entry up, or builds it; given the request and the result of the last lookup. The result is whole."""
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+"""Shared by thousands of entries that are not read."""
+
+
+class LazyArrays(Arrays):
+    """Read-only arrays by name.
+
+    Args:
+        request: the entry; dropped, with its ingredients, once the entry has been found or built.
+        resolve: called when the entry is needed and was neither found nor built yet.
+    """
+
+    __slots__ = ("__weakref__", "_found", "_mapped", "_resolve", "_seen", "entry", "request")
+
+    def __init__(self, request: Request, resolve: Resolve) -> None:
+        self.request: Request | None = request
+        self.entry = request.entry
+        self._resolve = resolve
+        self._found: Found | None = None
+        self._mapped: Arrays = _NOTHING
+        self._seen: Mapping[str, Stamp | None] = _NOTHING
+        """Files that were mapped, where no stamp was known before."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """True if the entry was found or built."""
+        return self._found is not None and self._found.state is State.whole
+
+    @property
+    def last_found(self) -> Found | None:
+        """Result of the last lookup; None if this process has not looked."""
+        return self._found
+
+    def note(self, found: Found) -> None:
+        """Takes the result of a lookup or a build."""
+        if found.taken and (self._found is None or not self._found.taken):
+            where, aside = self.entry.shared.array("*"), self.entry.aside.directory
+            logger.warning("%s: another index has this name (%s); this one lies in %s", where, found.taken, aside)
+        self._found = found
+        if found.state is State.whole:
+            self.request = None
+
+    def resolve_with(self, resolve: Resolve) -> None:
+        """Replaces the function that finds or builds the entry."""
+        self._resolve = resolve
+
+    def resolve(self) -> Found:
+        """Finds or builds the entry.
+
+        Raises:
+            CacheError: it is not there and must not be built here, or it cannot be written.
+        """
+        if self.request is not None:
+            self.note(self._resolve(self.request, self._found))
+        if self._found is None:
+            msg = "an entry without a request must be resolved"
+            raise CacheError(msg)
+        return self._found
+
+    @property
+    def _place(self) -> Place:
+        return self.entry.place(is_aside=self.resolve().is_aside)
+
+    @property
+    def specs(self) -> Mapping[str, ArraySpec]:
+        """Dtype and shape of each array, without mapping it."""
+        return self.resolve().specs
+
+    @property
+    def data_crc32(self) -> str:
+        """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
+        return self.resolve().data_crc32
+
+    def path_of(self, name: str) -> str:
+        """Path of the file of one of the arrays."""
+        return self._place.array(name)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """One of the arrays.
+
+        Raises:
+            CacheError: its file is not the one that was found.
+        """
+        array = self._mapped.get(name)
+        if array is None or MAPS.is_tight:
+            MAPS.use(self)
+        if array is None:
+            # All at once: who reads one reads the others, which may be removed by then.
+            mapped = {one: self._map(one) for one in self.entry.arrays}
+            array = mapped[name]
+            self._mapped = mapped
+        return array
+
+    def several(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """Several of the arrays."""
+        mapped = self._mapped
+        if not mapped or MAPS.is_tight:
+            return [self[name] for name in names]
+        return [mapped[name] for name in names]
+
+    def release(self) -> bool:
+        """Drops the maps, which are made again when they are needed; arrays in use stay valid. Always True."""
+        self._mapped = _NOTHING
+        return True
+
+    def _map(self, name: str) -> npt.NDArray[Any]:
+        found = self.resolve()
+        path, spec = self._place.array(name), found.specs[name]
+        try:
+            array = map_npy(path)
+        except OSError as error:
+            msg = f"{path}: the index cannot be read: {error.strerror}; {advice_on(error)}"
+            raise CacheError(msg) from error
+        except FormatError as error:
+            msg = f"{error}; remove it and start again: then the index is built again"
+            raise CacheError(msg) from error
+        if (array.dtype, array.shape) != (spec.dtype, spec.shape):
+            msg = (
+                f"{path}: must hold {spec.dtype} of shape {spec.shape}, found {array.dtype} of shape {array.shape}; "
+                f"remove it and start again: then the index is built again"
+            )
+            raise CacheError(msg)
+        self._check_stamp(name, path, found)
+        return array
+
+    def _check_stamp(self, name: str, path: str, found: Found) -> None:
+        """Refuses a file that has replaced the one that was found: it may be of other data."""
+        stamp = stamp_of(path)
+        if found.stamps is None:
+            wanted = self._seen.get(name)
+            self._seen = {name: stamp, **self._seen}
+        else:
+            wanted = Stamp(*found.stamps[1 + self.entry.arrays.index(name)].tolist())
+        if stamp is None or wanted is None or stamp == wanted:
+            return
+        # On the disks of other machines, the time of a file that was just written may still change.
+        is_other = stamp[:2] != wanted[:2] or is_on_this_machine(self._place.directory)
+        if is_other and not self._is_same_entry(found):
+            self._refuse(path)
+
+    def _is_same_entry(self, found: Found) -> bool:
+        """True if another builder of the same entry, who was as fast, has replaced the files."""
+        try:
+            manifest = read_manifest(self._place.manifest)
+        except (FormatError, OSError):
+            return False
+        if manifest is None or manifest.fingerprint != self.entry.fingerprint:
+            return False
+        return ("" if manifest.data is None else manifest.data.crc32) == found.data_crc32
+
+    @staticmethod
+    def _refuse(path: str) -> NoReturn:
+        msg = f"{path}: must be the file that the start found, found another one in its place: start again"
+        raise CacheError(msg)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entry.arrays)
+
+    def __len__(self) -> int:
+        """Number of arrays."""
+        return len(self.entry.arrays)
+
+
+def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
+    """Shape of one of the arrays, without mapping it."""
+    return arrays.specs[name].shape if isinstance(arrays, LazyArrays) else arrays[name].shape
+
+
+def arrays_of(arrays: Arrays, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Several arrays."""
+    return arrays.several(names) if isinstance(arrays, LazyArrays) else [arrays[name] for name in names]
+
+
+def data_crc32_of(arrays: Arrays) -> str:
+    """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
+    return arrays.data_crc32 if isinstance(arrays, LazyArrays) else ""
+
+
+def damage(arrays: Arrays, names: Sequence[str], wanted: str, found: str) -> CacheError:
+    """Returns the error for arrays that hold wrong numbers, or contradict each other.
+
+    >>> damage({}, ["shuffle_index"], "rows in [0, 5)", "9 at position 2")
+    CacheError('shuffle_index: must hold rows in [0, 5), found 9 at position 2; `trackbed cache verify` says ...
+    """
+    path_of = getattr(arrays, "path_of", str)
+    advice = "`trackbed cache verify` says which files are damaged; without them the index is built again"
+    return CacheError(f"{', '.join(map(path_of, names))}: must hold {wanted}, found {found}; {advice}")

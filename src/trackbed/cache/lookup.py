@@ -1,0 +1,336 @@
+"""Lookup of entries: whole, absent, damaged, or other entries under their names."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from trackbed.cache.advice import advice_on
+from trackbed.cache.chunks import chunks_of, compare_chunks
+from trackbed.cache.entry import ArraySpec, Entry, Place
+from trackbed.cache.fingerprint import differences
+from trackbed.cache.manifest import Manifest, parse_manifest, read_manifest
+from trackbed.cache.notes import data_note, entry_digest, flush_later, flushed_note, read_notes, write_notes
+from trackbed.cache.npy import read_npy_spec
+from trackbed.cache.request import Request
+from trackbed.cancellation import check_cancelled
+from trackbed.errors import CacheError, FormatError
+from trackbed.files import CHUNK_BYTES, FileSum, Stamps, boot_id, open_regular, read_parts, read_regular, read_stamps
+
+__all__ = ["Found", "State", "header_problems", "look_up", "size_problems"]
+
+_BATCH: Final = 32
+"""Entries of a call: with more, the objects of their manifests live long enough to cause a full garbage collection."""
+_LONGEST_MANIFEST: Final = 1 << 16
+"""Bytes of a manifest that is read in one call with others."""
+_NO_SPECS: Final[Mapping[str, ArraySpec]] = {}
+
+
+class State(Enum):
+    """State of an entry."""
+
+    whole = auto()
+    absent = auto()
+    damaged = auto()
+    """Incomplete, truncated, unreadable, or computed from other data: it is built again in place."""
+    foreign = auto()
+    """Something else has the name: it is left alone."""
+
+
+class Found(NamedTuple):
+    """Result of looking up an entry, or of building it."""
+
+    state: State
+    is_aside: bool
+    """False if it is, or is to be built, where Megatron Core looks for it."""
+    why: str = ""
+    """Reason for the state, unless it is whole."""
+    specs: Mapping[str, ArraySpec] = _NO_SPECS
+    """Dtypes and shapes of the arrays of a whole entry."""
+    stamps: Stamps | None = None
+    """`[F, 3]` stamps of its files, the description's first and the manifest's last."""
+    data_crc32: str = ""
+    """CRC-32 of the data that a whole entry was computed from; empty where no manifest tells."""
+    taken: str = ""
+    """Why another index has the name that Megatron Core gives this one; empty if none does."""
+    is_built: bool = False
+    """True if this process has built it."""
+
+
+def look_up(requests: Sequence[Request], *, is_vouched: bool = False, leave_notes: bool = True) -> list[Found]:
+    """Looks up entries, each where Megatron Core looks for it, or aside if another entry is there.
+
+    A manifest decides by fingerprint and sizes; nothing else is read unless there is doubt. Without a manifest
+    (Megatron Core wrote the entry), every file is compared with what the configuration asks for. Files whose manifest
+    cannot be read may be those of other decisions: the entry is damaged.
+
+    There is doubt if the files of the data have changed since the entry was built: then the part of the data that
+    decides the arrays is read, and its checksum compared. And if the entry was written in another boot and no note says
+    that it is on the disk: after a loss of power, files of the right size may be full of zeros. Then the files are
+    compared with their checksums. A note of the outcome saves the next lookup the work.
+
+    Args:
+        requests: entries that are wanted. None is changed.
+        is_vouched: True if a rank of this start has built the entries, or removed all doubt.
+        leave_notes: False to leave no notes in the cache.
+
+    Raises:
+        CacheError: the system refuses to examine a file.
+    """
+    notes = _Notes()
+    found: list[Found] = []
+    for first in range(0, len(requests), _BATCH):
+        check_cancelled(first)
+        found += _look_up_batch(requests[first : first + _BATCH], notes, is_vouched=is_vouched)
+    if leave_notes:
+        notes.leave()
+    return found
+
+
+class _Notes:
+    """Notes to leave in each cache."""
+
+    def __init__(self) -> None:
+        self.lines: defaultdict[str, list[str]] = defaultdict(list)
+        self.to_flush: defaultdict[str, list[Stamps]] = defaultdict(list)
+
+    def leave(self) -> None:
+        for own, lines in self.lines.items():
+            write_notes(own, lines)
+        if self.to_flush:
+            flush_later(self.to_flush)
+
+
+def _look_up_batch(requests: Sequence[Request], notes: _Notes, *, is_vouched: bool) -> list[Found]:
+    places = [one.entry.shared if one.entry.megatron else one.entry.aside for one in requests]
+    found = _look_at(requests, places, notes, is_vouched=is_vouched)
+    is_foreign = [one.state is State.foreign for one in found]
+    taken = [number for number, request in enumerate(requests) if is_foreign[number] and request.entry.megatron]
+    if taken:
+        others = [requests[number] for number in taken]
+        aside = _look_at(others, [one.entry.aside for one in others], notes, is_vouched=is_vouched)
+        for number, one in zip(taken, aside, strict=True):
+            found[number] = one._replace(taken=found[number].why)
+    return found
+
+
+def _look_at(requests: Sequence[Request], places: Sequence[Place], notes: _Notes, *, is_vouched: bool) -> list[Found]:
+    paths = [place.paths(one.entry.arrays) for one, place in zip(requests, places, strict=True)]
+    joined = list(chain.from_iterable(paths))
+    stamps = read_stamps(joined)
+    for number in np.flatnonzero((stamps[:, 0] == -1) & (stamps[:, 2] > 0)).tolist():
+        errno = int(stamps[number, 2])
+        raise _refused(joined[number], OSError(errno, os.strerror(errno)))
+    ends = list(accumulate(map(len, paths)))
+    manifests = _read_manifests([place.manifest for place in places], stamps[np.array(ends, dtype=np.int64) - 1])
+    found = []
+    for request, place, (start, stop), manifest in zip(requests, places, pairwise([0, *ends]), manifests, strict=True):
+        try:
+            found.append(_judge(request, place, stamps[start:stop], manifest, notes, is_vouched=is_vouched))
+        except OSError as error:
+            raise _refused(error.filename or place.directory, error) from error
+    return found
+
+
+def _refused(path: str, error: OSError) -> CacheError:
+    return CacheError(f"{path}: the index cannot be looked up: {error.strerror}; {advice_on(error)}")
+
+
+def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | str | None]:
+    """Returns each manifest, why it cannot be read, or None where there is none."""
+    found: list[Manifest | str | None] = [None] * len(paths)
+    there = np.flatnonzero(stamps[:, 1] >= 0).tolist()
+    small = [number for number in there if stamps[number, 1] <= _LONGEST_MANIFEST]
+    sizes = stamps[small, 1].tolist()
+    content, seen = read_parts([paths[number] for number in small], [0] * len(small), sizes)
+    is_same = (seen == stamps[small]).all(axis=1).tolist()
+    bounds = pairwise(accumulate(sizes, initial=0))
+    read = {
+        number: content[start:stop].data
+        for number, (start, stop), same in zip(small, bounds, is_same, strict=True)
+        if same
+    }
+    for number in there:
+        path, raw = paths[number], read.get(number)
+        try:
+            found[number] = read_manifest(path) if raw is None else parse_manifest(raw, path)
+        except (FormatError, OSError) as error:
+            found[number] = str(error)
+    return found
+
+
+def _judge(
+    request: Request, place: Place, stamps: Stamps, manifest: Manifest | str | None, notes: _Notes, *, is_vouched: bool
+) -> Found:
+    """Decides the state of an entry from its files."""
+    entry = request.entry
+    is_aside = place.directory != f"{entry.directory}"
+    if isinstance(manifest, Manifest):
+        if manifest.fingerprint != entry.fingerprint:
+            return Found(State.foreign, is_aside, differences(manifest.decisions, entry.decisions))
+        problem = _size_problem(place, entry, manifest, stamps)
+        if not problem and not is_vouched:
+            problem = _doubt(entry, place, manifest, stamps, notes)
+        if problem:
+            return Found(State.damaged, is_aside, problem, stamps=stamps)
+        if manifest.arrays.keys() >= set(entry.arrays):
+            crc32 = manifest.data.crc32 if manifest.data else ""
+            return Found(State.whole, is_aside, specs=manifest.arrays, stamps=stamps, data_crc32=crc32)
+    unread = manifest if isinstance(manifest, str) else ""
+    if (stamps[:-1, 1] < 0).all():
+        return Found(State.absent, is_aside, unread, stamps=stamps if unread else None)
+    expected = request.kind.expected(request)
+    problems = list(header_problems(place.files(entry.arrays), entry.description, expected))
+    for state in (State.foreign, State.damaged):
+        for found, problem in problems:
+            if found is state:
+                return Found(state, is_aside, problem, stamps=stamps)
+    if unread:
+        return Found(State.damaged, is_aside, unread, stamps=stamps)
+    return Found(State.whole, is_aside, specs=expected, stamps=stamps)
+
+
+def _size_problem(place: Place, entry: Entry, manifest: Manifest, stamps: Stamps) -> str:
+    """First file whose size differs from the manifest's, as a sentence; empty if all fit."""
+    names, files = place.names(entry.arrays), manifest.files
+    sizes = stamps[:-1, 1].tolist()
+    if [getattr(files.get(name), "size_bytes", None) for name in names] == sizes:
+        return ""
+    found = {name: size for name, size in zip(names, sizes, strict=True) if size >= 0}
+    return next(size_problems(place.directory, {name: files.get(name) for name in names}, found))
+
+
+def size_problems(directory: str, files: Mapping[str, FileSum | None], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yields a sentence for each file that is missing or has another size than its manifest says.
+
+    Args:
+        directory: folder of the entry.
+        files: what the manifest says of each file; None if nothing.
+        sizes: bytes of each file that exists.
+    """
+    for name, wanted in files.items():
+        found = f"{sizes[name]}" if name in sizes else "nothing"
+        if wanted is None:
+            yield f"{directory}/{name}: must be in the manifest, found it there with no size"
+        elif name not in sizes:
+            yield f"{directory}/{name}: must be there, as its manifest says, found nothing"
+        elif sizes[name] != wanted.size_bytes:
+            yield f"{directory}/{name}: must have {wanted.size_bytes} bytes, as its manifest says, found {found}"
+
+
+def _doubt(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, notes: _Notes) -> str:
+    """Removes all doubt about an entry whose fingerprint and sizes fit. Returns what is wrong with it, if anything."""
+    if entry.data is not None and manifest.data is None:
+        return f"{place.manifest}: must have a checksum of the data, found one of an older Trackbed"
+    is_of_boot = manifest.boot != "" and manifest.boot == boot_id()
+    is_of_data = entry.data is None or manifest.data is None or manifest.data.stamps == entry.data.stamps
+    if is_of_boot and is_of_data:
+        return ""
+    digest, known = entry_digest(stamps), read_notes(entry.own)
+    if not is_of_boot and flushed_note(digest) not in known:
+        if problem := _content_problem(entry, place, manifest):
+            return problem
+        notes.to_flush[entry.own].append(stamps)
+    if not is_of_data and entry.data is not None and manifest.data is not None:
+        note = data_note(digest, entry.data.stamps)
+        if note not in known:
+            found = entry.data.checksum
+            if found != manifest.data.crc32:
+                return f"{place.manifest}: must be of data with the checksum {found}, found {manifest.data.crc32}"
+            notes.lines[entry.own].append(note)
+    return ""
+
+
+def _content_problem(entry: Entry, place: Place, manifest: Manifest) -> str:
+    """Compares the files of an entry with their checksums. Returns the first difference as a sentence."""
+    sums = {path: manifest.files[path.rpartition("/")[2]] for path in place.paths(entry.arrays)[:-1]}
+    for path, one in sums.items():
+        if len(one.crc32) != -(-one.size_bytes // CHUNK_BYTES):
+            return f"{place.manifest}: must have a checksum for each chunk of {path}, found {len(one.crc32)}"
+    for _, problem in compare_chunks(chain.from_iterable(chunks_of(*one) for one in sums.items())):
+        check_cancelled()
+        if problem:
+            return problem
+    return ""
+
+
+def header_problems(
+    paths: Mapping[str, str], description: str | None = None, expected: Mapping[str, ArraySpec] | None = None
+) -> Iterator[tuple[State, str]]:
+    """Yields state and sentence for each file of an entry without a manifest that is not as it must be.
+
+    Args:
+        paths: files by name: "description" and the arrays.
+        description: what the first must say; None for anything.
+        expected: dtype and shape of each array; None for any.
+    """
+    for name, path in paths.items():
+        found = (
+            _description_problem(Path(path), description)
+            if name == "description"
+            else _array_problem(Path(path), None if expected is None else expected[name])
+        )
+        if found is not None:
+            yield found
+
+
+def _description_problem(path: Path, wanted: str | None) -> tuple[State, str] | None:
+    try:
+        found = read_regular(path)
+    except FileNotFoundError:
+        return State.damaged, f"{path}: must be there, found nothing"
+    except FormatError as error:
+        return State.foreign, str(error)
+    if wanted is None or found == wanted.encode():
+        return None
+    if wanted.encode().startswith(found):
+        return State.damaged, f"{path}: must have {len(wanted.encode())} bytes, found {len(found)}"
+    if _is_zeroed(found, wanted.encode()):
+        return State.damaged, f"{path}: must describe the index, found zeros, as a loss of power leaves them"
+    return State.foreign, f"{path} describes another index"
+
+
+def _array_problem(path: Path, wanted: ArraySpec | None) -> tuple[State, str] | None:
+    try:
+        size = path.stat().st_size
+        header = read_npy_spec(path)
+    except FileNotFoundError:
+        return State.damaged, f"{path}: must be there, found nothing"
+    except OSError as error:
+        return State.damaged, f"{path}: {error.strerror}"
+    except FormatError as error:
+        # The header of a small array has 128 bytes: a shorter file was truncated while it was written.
+        is_damaged = size < 128 or _begins_with_zeros(path)
+        return State.damaged if is_damaged else State.foreign, str(error)
+    if wanted is not None and (header.dtype, header.shape) != (wanted.dtype, wanted.shape):
+        found = f"{header.dtype} of shape {header.shape}"
+        return State.foreign, f"{path} holds {found}, not {wanted.dtype} of shape {wanted.shape}"
+    if size != header.size_bytes:
+        return State.damaged, f"{path}: must have {header.size_bytes} bytes, found {size}"
+    return None
+
+
+def _is_zeroed(found: bytes, wanted: bytes) -> bool:
+    """True if `found` is a prefix of `wanted` in which some bytes, or all, are zero."""
+    if not any(found):
+        return True
+    if len(found) > len(wanted):
+        return False
+    left = np.frombuffer(found, dtype=np.uint8)
+    return bool(((left == np.frombuffer(wanted, dtype=np.uint8)[: len(left)]) | (left == 0)).all())
+
+
+def _begins_with_zeros(path: Path) -> bool:
+    try:
+        descriptor, _ = open_regular(path)
+    except FormatError:
+        return False
+    try:
+        return not any(os.read(descriptor, 128))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""Cancellation of long work: callbacks that kernels and loops poll, and that end them by raising."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+__all__ = ["Poll", "check_cancelled", "current_poll", "polling"]
+
+_Callback = Callable[[int], object]
+
+Poll = _Callback | None
+"""Called with the number of items that are done, at least every 50 ms. If it raises, the kernel ends, and its outputs
+are undefined. Ctrl-C ends a kernel with or without one."""
+
+_POLL: ContextVar[Poll] = ContextVar("poll", default=None)
+
+
+@contextlib.contextmanager
+def polling(poll: _Callback) -> Iterator[None]:
+    """Polls `poll` in every kernel inside the block, besides the kernel's own poll and those of outer blocks.
+
+    Kernels run deep inside constructors with fixed signatures. This is how their caller ends them.
+    """
+    token = _POLL.set(_both(_POLL.get(), poll))
+    try:
+        yield
+    finally:
+        _POLL.reset(token)
+
+
+def current_poll(poll: Poll) -> Poll:
+    """Returns the callback for a kernel that was given `poll`: that one and the context's."""
+    outer = _POLL.get()
+    return outer if poll is None else _both(outer, poll)
+
+
+def check_cancelled(done: int = 0) -> None:
+    """Polls once, like a kernel does: for loops over many short steps.
+
+    Raises:
+        Exception: whatever the poll raises. It must propagate.
+    """
+    poll = _POLL.get()
+    if poll is not None:
+        poll(done)
+
+
+def _both(first: Poll, second: _Callback) -> _Callback:
+    if first is None:
+        return second
+
+    def poll(done: int) -> None:
+        first(done)
+        second(done)
+
+    return poll

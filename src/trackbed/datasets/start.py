@@ -1,0 +1,129 @@
+"""State of one start: what its datasets request and share, and how their indices are found.
+
+Constructors of datasets have fixed signatures, which third parties extend; a start reaches them through one context
+variable. Without a start, an index is looked up or built when its dataset is made.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+from trackbed.cache import Arrays, Found, LazyArrays, Request, State, build_batch, flush_later, look_up, note_use
+from trackbed.errors import CacheError
+from trackbed.tokens import PairHeader, read_headers
+
+__all__ = ["Start", "current_start", "find_index", "open_index", "shared"]
+
+_Made = TypeVar("_Made")
+
+
+class Start:
+    """A start.
+
+    Args:
+        open_only: if not empty, an index that is missing is an error that ends with this advice, and none is built.
+        leave_notes: False to leave no notes in the cache.
+    """
+
+    def __init__(self, *, open_only: str = "", leave_notes: bool = True) -> None:
+        self.open_only = open_only
+        self.leave_notes = leave_notes
+        self.requested: list[LazyArrays] = []
+        """Indices that are wanted, in the order in which they were requested."""
+        self._headers: dict[str, PairHeader] = {}
+        self._shared: dict[tuple[object, ...], tuple[tuple[object, ...], Any]] = {}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes this the start of the calling context. At the end, records that its entries are in use."""
+        token = _START.set(self)
+        entries = []
+        try:
+            yield
+            entries = [one.entry for one in self.requested]
+        finally:
+            _START.reset(token)
+        if self.leave_notes:
+            note_use(entries)
+
+    def read_headers(self, prefixes: Iterable[str]) -> None:
+        """Reads the headers of many pairs at once, for datasets that are about to open them."""
+        self._headers.update(read_headers(dict.fromkeys(prefixes)))
+
+    def header(self, prefix: str) -> PairHeader | None:
+        """Returns the header of a pair that was read ahead, once: later the pair may be another one."""
+        return self._headers.pop(prefix, None)
+
+    def shared(self, what: str, make: Callable[[], _Made], *about: object) -> _Made:
+        """Returns `make()`, called once for each `what` and the same objects `about`, on which alone it depends."""
+        key = (what, *map(id, about))
+        if key not in self._shared:
+            self._shared[key] = about, make()  # kept, so that no other object gets their id
+        made: _Made = self._shared[key][1]
+        return made
+
+
+_START: Final[ContextVar[Start | None]] = ContextVar("start", default=None)
+
+
+def current_start() -> Start | None:
+    """Returns the start of the calling context, if there is one."""
+    return _START.get()
+
+
+def shared(what: str, make: Callable[[], _Made], *about: object) -> _Made:
+    """Returns `make()`, shared by all datasets of a start; see `Start.shared`."""
+    start = _START.get()
+    return make() if start is None else start.shared(what, make, *about)
+
+
+def open_index(request: Request) -> Arrays:
+    """Returns the arrays of an index, which are mapped when they are first read.
+
+    During a start that builds, they are looked up and built later, together with all others.
+
+    Raises:
+        CacheError: the index is missing and must not be built, or it cannot be written.
+    """
+    start = _START.get()
+    arrays = LazyArrays(request, _find_or_build)
+    if start is not None:
+        start.requested.append(arrays)
+    if start is None or start.open_only:
+        if start is not None:
+            arrays.note(_must_be_there(request, start.open_only))
+        else:
+            arrays.resolve()
+            note_use([request.entry])
+    return arrays
+
+
+def find_index(request: Request, advice: str) -> Arrays:
+    """Returns the arrays of an index that must be there.
+
+    Raises:
+        CacheError: it is missing; the message ends with `advice`.
+    """
+    arrays = LazyArrays(request, _find_or_build)
+    arrays.note(_must_be_there(request, advice))
+    note_use([request.entry])
+    return arrays
+
+
+def _must_be_there(request: Request, advice: str) -> Found:
+    (found,) = look_up([request])
+    if found.state is not State.whole:
+        what = f"found it damaged: {found.why}" if found.why else "found nothing"
+        where = request.entry.shared.array("*")
+        msg = f"{where}: the index must be there, {what}; {advice}"
+        raise CacheError(msg)
+    return found
+
+
+def _find_or_build(request: Request, found: Found | None) -> Found:
+    """Finds or builds one index now."""
+    ((_, built),) = build_batch([request], [found])
+    if built.is_built and built.stamps is not None:
+        flush_later({request.entry.own: [built.stamps]})
+    return built
