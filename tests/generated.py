@@ -39,7 +39,7 @@ def built(builder):
 
 def files_in(folder):
     """Bytes of each file of a cache, by name, but for times of files: notes, memos, and the data's in manifests."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name not in ("notes", "starts")]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "notes"]
     return {str(path.relative_to(folder)): _without_stamps(path) for path in files}
 
 

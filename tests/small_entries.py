@@ -1,9 +1,12 @@
 """Entries of the cache that are built in no time, and what tells them apart."""
 
+import contextlib
+
 import numpy as np
 
-from trackbed.cache import ArraySpec, Entry, open_or_build, take_inventory
+from trackbed.cache import ArraySpec, Entry, LazyArrays, OneByOne, Request, build_batch, take_inventory
 from trackbed.cache import find_problems as problems_in
+from trackbed.datasets.start import Start, open_index
 
 STEM = "0123456789abcdef0123456789abcdef-GPTDataset-train"
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -34,10 +37,74 @@ def expected(rows=10):
     return {name: ArraySpec(array.dtype, array.shape) for name, array in arrays(1, rows).items()}
 
 
+class SmallKind:
+    """Entries that are built in batches: the ingredients are a seed; 0 stands for an entry that is not small.
+
+    Args:
+        build_small: gives the arrays for many seeds, None for one that is not small.
+        rows: rows of the arrays of a seed.
+    """
+
+    is_blend = False
+
+    def __init__(self, build_small=None, rows=lambda seed: 10):
+        self._build_small = build_small or (
+            lambda seeds: [arrays(seed, rows(seed)) if seed else None for seed in seeds]
+        )
+        self._rows = rows
+        self.alone = 0
+
+    def build(self, requests, allocate):
+        first, count = 0, 1
+        while first < len(requests):
+            some = requests[first : first + count]
+            made = self._build_small([one.ingredients for one in some])
+            if done := [(one, found) for one, found in zip(some, made, strict=True) if found is not None]:
+                yield done
+            for one in (one for one, found in zip(some, made, strict=True) if found is None):
+                self.alone += 1
+                yield [(one, arrays(one.ingredients, self._rows(one.ingredients)))]
+            first, count = first + len(some), min(2 * count, 16)
+
+    def expected(self, request):
+        return expected(self._rows(request.ingredients))
+
+    def read_ahead(self, request):
+        pass
+
+
+def request(wanted, *, build, wants=expected, is_blend=False, **options):
+    """The request for an entry that `build` makes alone."""
+    kind = OneByOne(lambda _, allocate: build(allocate), lambda _: wants(), is_blend=is_blend)
+    return Request(wanted, kind, None, **options)
+
+
 def open_(folder, *, seed=1, rows=10, build=None, **options):
     """Open or build an entry."""
     wanted = entry(folder, seed=seed, **options)
-    return open_or_build(wanted, expected=lambda: expected(rows), build=build or (lambda _allocate: arrays(seed, rows)))
+    build = build or (lambda _allocate: arrays(seed, rows))
+    return open_index(request(wanted, build=build, wants=lambda: expected(rows)))
+
+
+@contextlib.contextmanager
+def collecting():
+    """Inside the block, entries are requested but neither found nor built; gives the list of them."""
+    start = Start()
+    with start.active():
+        yield start.requested
+
+
+def lazy(wanted):
+    """Arrays that must be found or built by others."""
+    return LazyArrays(wanted, None)
+
+
+def build_all(lazies):
+    """Build those entries in one batch that were not found."""
+    lazies = [one for one in lazies if not one.is_resolved]
+    by_request = {id(one.request): one for one in lazies}
+    for built, found in build_batch([one.request for one in lazies], [one.last_found for one in lazies]):
+        by_request[id(built)].note(found)
 
 
 def seeds_in(found):
@@ -55,5 +122,5 @@ def files_in(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.parent.name not in ("notes", "uses", "starts")
+        if path.is_file() and path.parent.name not in ("notes", "uses")
     }

@@ -86,7 +86,6 @@ def at_most(seconds):
         ".trackbed/*GPTDataset-train.json",
         ".trackbed/notes/*.txt",
         ".trackbed/uses/*.txt",
-        ".trackbed/starts/*.json",
         "*GPTDataset-train-description.txt",
         "*GPTDataset-train-shuffle_index.npy",
         ".trackbed/notes",

@@ -11,7 +11,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from trackbed.cache import ArraySpec, Entry, open_or_build
+from trackbed.cache import Entry, OneByOne, Request
+from trackbed.datasets.start import open_index
 from trackbed.index import (
     EpochPlan, LegacyShuffle, balanced_blend, exhaustive_blend, greedy_blend, sample_index, shuffle_index,
 )
@@ -33,7 +34,7 @@ def build(allocate):
     return dict(zip(names, make(allocate)))
 
 entry = Entry(directory=Path(sys.argv[1]), stem="x", description="x", arrays=names, decisions={"a": 1})
-open_or_build(entry, expected=lambda: {}, build=build)
+open_index(Request(entry, OneByOne(lambda _, allocate: build(allocate), lambda _: {}), None))
 print("built", flush=True)
 """
 

@@ -62,7 +62,7 @@ def zero(path, start=0):
 def files_of(cache):
     """Every file that belongs to an entry."""
     found = [path for path in cache.rglob("*") if path.is_file()]
-    return [path for path in found if path.parent.name not in ("notes", "uses", "starts", "partial")]
+    return [path for path in found if path.parent.name not in ("notes", "uses", "partial")]
 
 
 @pytest.mark.parametrize("start", [0, 128])
@@ -85,7 +85,7 @@ def test_zeros_in_any_file_of_another_boot_are_never_served(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_start_that_is_remembered_from_another_boot_counts_for_nothing_without_marks(tmp_path, monkeypatch, order):
+def test_entries_of_another_boot_without_marks_are_compared(tmp_path, monkeypatch, order):
     wanted = build_unmarked(tmp_path, monkeypatch, order)
     for path in (tmp_path / "cache").rglob("*-*index.npy"):
         zero(path, 128)
@@ -93,15 +93,12 @@ def test_a_start_that_is_remembered_from_another_boot_counts_for_nothing_without
     assert content(build(config_of(tmp_path, order), SIZES)) == wanted
 
 
-@pytest.mark.parametrize("keeps", ["starts", ""])
-def test_marked_entries_are_not_read_again(tmp_path, monkeypatch, keeps):
+def test_marked_entries_are_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKBED_BOOT_ID", "before")
     wanted = content(build(config_of(tmp_path), SIZES))
     await_flush()
-    if not keeps:
-        remove_folder(tmp_path / "cache" / ".trackbed" / "starts")
     monkeypatch.setenv("TRACKBED_BOOT_ID", "after")
-    monkeypatch.setattr("trackbed.cache.survey.compare_chunks", None)
+    monkeypatch.setattr("trackbed.cache.lookup.compare_chunks", None)
     assert content(build(config_of(tmp_path), SIZES)) == wanted
 
 
@@ -111,15 +108,14 @@ def test_unmarked_entries_are_read_once_and_then_marked(tmp_path, monkeypatch):
     assert content(build(config_of(tmp_path), SIZES)) == wanted
     await_flush()
     monkeypatch.setenv("TRACKBED_BOOT_ID", "later")
-    monkeypatch.setattr("trackbed.cache.survey.compare_chunks", None)
+    monkeypatch.setattr("trackbed.cache.lookup.compare_chunks", None)
     assert content(build(config_of(tmp_path), SIZES)) == wanted
 
 
 def test_entries_of_this_boot_are_not_read_again_and_marks_change_no_manifest(tmp_path, monkeypatch):
     build_unmarked(tmp_path, monkeypatch)
     before = {path: path.read_bytes() for path in (tmp_path / "cache" / ".trackbed").glob("*.json")}
-    monkeypatch.setattr("trackbed.cache.survey.compare_chunks", None)
-    remove_folder(tmp_path / "cache" / ".trackbed" / "starts")
+    monkeypatch.setattr("trackbed.cache.lookup.compare_chunks", None)
     build(config_of(tmp_path), SIZES)
     assert {path: path.read_bytes() for path in (tmp_path / "cache" / ".trackbed").glob("*.json")} == before
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from small_entries import arrays, entry, expected, problems
-from trackbed.builder.executor import make_all
-from trackbed.cache import Recipe, collecting, open_or_build
+from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
+from trackbed.builder.executor import Executor
+from trackbed.cache import Request
 
 ROWS = 10
 
@@ -20,21 +20,30 @@ class Site:
         self._at_once = at_once
         self._now = {"blend": 0, "other": 0}
         self.most = {"blend": 0, "other": 0, "all": 0}
-        with collecting() as pending:
-            for number in range(blends + others + small):
-                what = "blend" if number < blends else "other"
-                is_small = number >= blends + others
-                open_or_build(
-                    entry(folder, stem=f"{number:032x}-GPTDataset-train"),
-                    expected=lambda: expected(ROWS),
-                    build=lambda _allocate, what=what: self._build(what),
-                    is_blend=what == "blend",
-                    cost=1.0,
-                    recipe=Recipe(lambda seeds: [arrays(seed, ROWS) for seed in seeds], 1) if is_small else None,
+        self.fails_at = None
+        small_kind = SmallKind()
+        self.wanted = []
+        for number in range(blends + others + small):
+            what = "blend" if number < blends else "other"
+            one = entry(folder, stem=f"{number:032x}-GPTDataset-train")
+            self.wanted.append(
+                lazy(
+                    Request(one, small_kind, 1, cost=1.0, is_small=True)
+                    if number >= blends + others
+                    else request(
+                        one,
+                        build=lambda _allocate, what=what, number=number: self._build(what, number),
+                        wants=lambda: expected(ROWS),
+                        is_blend=what == "blend",
+                        cost=1e9,
+                    )
                 )
-        self.pending = list(pending)
+            )
 
-    def _build(self, what):
+    def _build(self, what, number):
+        if number == self.fails_at:
+            msg = "no more"
+            raise OSError(msg)
         with self._changed:
             self._now[what] += 1
             self._note()
@@ -53,80 +62,76 @@ class Site:
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("small", [0, 40])
-def test_no_more_entries_are_built_at_once_than_there_are_threads(tmp_path, num_threads, small):
-    site = Site(tmp_path / "cache", blends=2, others=6, small=small, at_once=num_threads)
-    make_all(site.pending, num_threads=num_threads)
-    assert site.most["all"] == num_threads
-    assert site.most["blend"] == 1
-    assert all(one.is_open for one in site.pending)
+def test_one_alone_builds_blends_on_a_thread_of_their_own(tmp_path, num_threads, small):
+    site = Site(tmp_path / "cache", blends=2, others=8, small=small, at_once=num_threads + 1)
+    Executor(site.wanted, num_threads=num_threads).run()
+    assert site.most == {"blend": 1, "other": num_threads, "all": num_threads + 1}
+    assert all(one.is_resolved for one in site.wanted)
     assert problems(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_blends_may_have_a_thread_of_their_own(tmp_path, num_threads):
-    site = Site(tmp_path / "cache", blends=2, others=8, at_once=num_threads + 1)
-    make_all(site.pending, num_threads=num_threads, blend_has_thread=True)
-    assert site.most == {"blend": 1, "other": num_threads, "all": num_threads + 1}
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_among_several_ranks_no_more_entries_are_built_at_once_than_there_are_threads(tmp_path, num_threads):
+    site = Site(tmp_path / "cache", blends=2, others=8, small=40, at_once=num_threads)
+    numbers = iter(range(1000))
+    Executor(site.wanted, num_ranks=2, num_threads=num_threads).run(numbers.__next__)
+    assert site.most["all"] == num_threads
+    assert all(one.is_resolved for one in site.wanted)
 
 
 @pytest.mark.parametrize(("blends", "others"), [(0, 0), (3, 0), (0, 1), (1, 0)])
 def test_a_few_entries_need_no_threads(tmp_path, blends, others):
     site = Site(tmp_path / "cache", blends=blends, others=others)
     seen = []
-    make_all(site.pending, num_threads=1, progress=lambda done, total, share: seen.append((done, total, share)))
+    Executor(site.wanted, num_threads=1, progress=lambda *part: seen.append(part)).run()
     number = blends + others
     assert [done for done, _, _ in seen] == (list(range(number + 1)) if number else [])
-    assert all(one.is_open for one in site.pending)
+    assert not seen or seen[-1] == (number, number, pytest.approx(1.0))
+    assert all(one.is_resolved for one in site.wanted)
 
 
 def test_the_first_error_ends_all_threads(tmp_path):
     site = Site(tmp_path / "cache", blends=1, others=40)
-
-    def fail(_allocate):
-        msg = "no more"
-        raise OSError(msg)
-
-    site.pending[3]._build = fail
+    site.fails_at = 3
     started = time.monotonic()
     with pytest.raises(OSError, match="no more"):
-        make_all(site.pending, num_threads=2)
+        Executor(site.wanted, num_threads=2).run()
     assert time.monotonic() - started < 1.0
-    assert sum(one.is_open for one in site.pending) < 20
+    assert sum(one.is_resolved for one in site.wanted) < 20
 
 
-def test_what_entries_read_is_asked_for_a_part_ahead(tmp_path):
-    seen = []
+class Reading(SmallKind):
+    """Reports what is read ahead and what is built."""
 
-    def ask(number):
-        seen.append(("ahead", number))
-        if number == 2:
+    def __init__(self, seen):
+        super().__init__(lambda seeds: [seen.append(("built", seed)) or arrays(seed) for seed in seeds])
+        self._seen = seen
+
+    def read_ahead(self, request):
+        self._seen.append(("ahead", request.ingredients))
+        if request.ingredients == 2:
             msg = "building says what is wrong"
             raise OSError(msg)
 
-    with collecting() as pending:
-        for number in range(6):
-            open_or_build(
-                entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"),
-                expected=lambda: expected(ROWS),
-                build=lambda _allocate, number=number: seen.append(("built", number)) or arrays(1, ROWS),
-                cost=1e9,  # each is a part
-                read_ahead=lambda number=number: ask(number),
-            )
-    make_all(pending[:4], num_threads=1)
+
+def test_what_entries_read_is_asked_for_a_chunk_ahead(tmp_path):
+    seen = []
+    kind = Reading(seen)
+    wanted = [
+        lazy(Request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), kind, number, cost=1e9))
+        for number in range(4)
+    ]
+    Executor(wanted, num_threads=1).run()
     steps = [("ahead", 0), ("ahead", 1), ("built", 0), ("ahead", 2), ("built", 1), ("ahead", 3), ("built", 2)]
     assert seen == [*steps, ("built", 3)]
 
 
-def test_nothing_is_asked_for_ahead_that_is_there(tmp_path):
+def test_a_long_chunk_is_not_taken_while_another_is_built(tmp_path):
     seen = []
-    for _ in range(2):
-        with collecting() as pending:
-            open_or_build(
-                entry(tmp_path),
-                expected=lambda: expected(ROWS),
-                build=lambda _allocate: arrays(1, ROWS),
-                read_ahead=lambda: seen.append(1),
-            )
-        pending[0].find()
-        make_all(pending, num_threads=1)
-    assert seen == [1]
+    kind = Reading(seen)
+    wanted = [
+        lazy(Request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), kind, number, cost=1e9))
+        for number in range(3)
+    ]
+    Executor(wanted, num_ranks=2, num_threads=1).run(iter(range(100)).__next__)
+    assert seen == [(what, number) for number in range(3) for what in ("ahead", "built")]

@@ -10,7 +10,10 @@ import zlib
 import numpy as np
 import pytest
 
-from trackbed.cache import Access, ArraySpec, Entry, access, open_or_build, write
+from small_entries import request
+from trackbed.cache import ArraySpec, Entry
+from trackbed.cache import build as building
+from trackbed.datasets.start import Start, open_index
 from trackbed.errors import CacheError
 from trackbed.files import background_writeback, checksum
 
@@ -45,7 +48,7 @@ def expected():
 
 
 def open_(folder, build, **options):
-    return open_or_build(entry(folder, **options), expected=expected, build=build)
+    return open_index(request(entry(folder, **options), build=build, wants=expected))
 
 
 def numbers_file(folder):
@@ -102,22 +105,6 @@ def test_files_whose_manifest_is_damaged_may_be_for_other_decisions_and_are_rebu
     assert build.builds == 2
     assert manifest(tmp_path).read_bytes() == whole
     assert not list((tmp_path / ".trackbed").glob("*/*.npy"))
-
-
-def test_files_whose_damaged_manifest_is_replaced_do_not_look_whole_meanwhile(tmp_path, monkeypatch):
-    open_(tmp_path, Builder())
-    manifest(tmp_path).write_bytes(b"")
-
-    def stop(_partial, _final):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as killed:
-        killed.setattr("trackbed.cache.appear.publish", stop)  # the manifest is there, and nothing else yet
-        with pytest.raises(KeyboardInterrupt):
-            open_(tmp_path, Builder())
-    build = Builder()
-    open_(tmp_path, build)
-    assert build.builds == 1
 
 
 @pytest.mark.parametrize("keep_manifest", [True, False])
@@ -200,14 +187,14 @@ def test_an_entry_that_megatron_core_cannot_read_lies_under_its_fingerprint(tmp_
 
 
 def test_where_building_is_not_allowed_a_missing_entry_is_an_error_with_advice(tmp_path):
-    with access(Access.open_only, advice="build it first"), pytest.raises(CacheError, match="build it first"):
+    with Start(open_only="build it first").active(), pytest.raises(CacheError, match="build it first"):
         open_(tmp_path, Builder())
     assert not list(tmp_path.iterdir())
 
 
 def test_where_building_is_not_allowed_a_whole_entry_is_opened(tmp_path):
     open_(tmp_path, Builder())
-    with access(Access.open_only, advice=""):
+    with Start(open_only="build it first").active():
         assert len(open_(tmp_path, Builder())["numbers"]) == 10
 
 
@@ -244,13 +231,13 @@ def test_a_large_array_is_filled_in_its_file(tmp_path):
         seen.extend(path.stat().st_size for path in (tmp_path / ".trackbed" / "partial").iterdir())
         return arrays
 
-    opened = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    opened = open_index(request(entry(tmp_path), build=build, wants=lambda: LARGE))
     assert seen == [128 + 4 * 2_000_001]
     assert np.array_equal(opened["numbers"], np.arange(2_000_001))
     np.save(tmp_path / "wanted.npy", np.arange(2_000_001, dtype=np.int32))
     assert numbers_file(tmp_path).read_bytes() == (tmp_path / "wanted.npy").read_bytes()
     numbers_file(tmp_path).write_bytes(b"damaged")
-    again = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=fill_large)
+    again = open_index(request(entry(tmp_path), build=fill_large, wants=lambda: LARGE))
     assert np.array_equal(again["numbers"], np.arange(2_000_001))
 
 
@@ -258,7 +245,7 @@ def test_an_array_of_the_builders_own_replaces_the_one_that_it_asked_for(tmp_pat
     def build(allocate):
         return {**fill_large(allocate), "numbers": np.zeros(2_000_001, np.int32)}
 
-    opened = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    opened = open_index(request(entry(tmp_path), build=build, wants=lambda: LARGE))
     assert not opened["numbers"].any()
 
 
@@ -269,13 +256,13 @@ def test_a_build_that_fails_half_way_leaves_nothing(tmp_path, failure):
         raise failure
 
     with pytest.raises(failure):
-        open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+        open_index(request(entry(tmp_path), build=build, wants=lambda: LARGE))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("says_how_far", [True, False])
 def test_a_very_large_array_is_written_out_behind(tmp_path, monkeypatch, says_how_far):
-    monkeypatch.setattr(write, "_BEHIND_BYTES", 4 << 20)
+    monkeypatch.setattr(building, "_BACKGROUND_BYTES", 4 << 20)
     monkeypatch.setattr(background_writeback, "CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", 1 << 20)
     seen = []
@@ -290,7 +277,7 @@ def test_a_very_large_array_is_written_out_behind(tmp_path, monkeypatch, says_ho
         seen.append(numbers[:1000].sum())  # what was given back can still be read
         return {"numbers": numbers, "none": allocate("none", (0, 2), np.int64)}
 
-    opened = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+    opened = open_index(request(entry(tmp_path), build=build, wants=lambda: LARGE))
     assert np.array_equal(opened["numbers"], np.arange(2_000_001))
     assert seen == [499_500]
     record = json.loads(manifest(tmp_path).read_text())["files"]["abc-GPTDataset-train-numbers.npy"]
@@ -299,7 +286,7 @@ def test_a_very_large_array_is_written_out_behind(tmp_path, monkeypatch, says_ho
 
 
 def test_a_failed_build_of_a_very_large_array_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "_BEHIND_BYTES", 4 << 20)
+    monkeypatch.setattr(building, "_BACKGROUND_BYTES", 4 << 20)
 
     def build(allocate):
         fill_large(allocate)
@@ -308,7 +295,7 @@ def test_a_failed_build_of_a_very_large_array_leaves_nothing(tmp_path, monkeypat
 
     before = threading.active_count()
     with pytest.raises(RuntimeError):
-        open_or_build(entry(tmp_path), expected=lambda: LARGE, build=build)
+        open_index(request(entry(tmp_path), build=build, wants=lambda: LARGE))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert threading.active_count() == before
 
@@ -319,5 +306,5 @@ def test_a_file_system_that_cannot_map_gets_its_arrays_by_writing(tmp_path, monk
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    arrays = open_or_build(entry(tmp_path), expected=lambda: LARGE, build=fill_large)
+    arrays = open_index(request(entry(tmp_path), build=fill_large, wants=lambda: LARGE))
     assert np.array_equal(arrays["numbers"], np.arange(2_000_001))

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_entries import STEM, files_in, open_, problems, seeds_in
-from trackbed.cache import collecting, entries_in_use, map_npy, plan_removal, remove, take_inventory
+from small_entries import STEM, collecting, files_in, open_, problems, seeds_in
+from trackbed.cache import entries_in_use, map_npy, plan_removal, remove, take_inventory
 from trackbed.files import new_partial
 
 DAY = 86_400.0

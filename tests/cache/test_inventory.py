@@ -2,16 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from small_entries import ARRAYS, STEM, arrays, entry, open_, problems
-from trackbed.cache import Condition, bytes_to_read, collecting, find_problems, take_inventory
+from small_entries import ARRAYS, STEM, arrays, collecting, entry, open_, problems
+from trackbed.cache import Condition, bytes_to_read, find_problems, take_inventory
 from trackbed.files import Writer, new_partial
 
 MEGATRON = "f" * 32
@@ -220,57 +218,6 @@ def test_a_start_within_a_day_of_the_same_start_writes_nothing(tmp_path):
         times.append(sum(after[path] != before.get(path) for path in after if path.is_file()))
     assert times == [1, 0, 1]
     assert len(list((tmp_path / ".trackbed" / "uses").iterdir())) == 1
-
-
-CALLS = """
-import sys
-from collections import Counter
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from small_entries import STEM, open_
-from trackbed.cache import collecting
-
-def count(work):
-    calls = Counter()
-    def see(frame, event, function):
-        if event == "c_call" and getattr(function, "__module__", "") in ("posix", "_io", "io", "mmap"):
-            calls[function.__name__] += 1
-    sys.setprofile(see)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-folder = Path(sys.argv[1])
-stems = [f"{number:032x}-GPTDataset-train" for number in range(100)]
-def open_all():
-    for stem in stems:
-        open_(folder, stem=stem)
-def start():
-    with collecting() as pending:
-        open_all()
-        for one in pending:
-            assert one.find()
-open_all()
-open_all()
-start()
-for work in (open_all, start):
-    found = count(work)
-    print({name: number for name, number in found.items() if number >= 50})
-    print(sum(number for number in found.values() if number < 50), found["stat"] % 100)
-"""
-
-
-def test_a_warm_start_asks_the_file_system_nine_times_for_an_entry_and_once_for_all(tmp_path):
-    command = [sys.executable, "-c", CALLS, str(tmp_path), str(Path(__file__).parents[1])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    direct, _, start, for_all = done.stdout.splitlines()
-    # What four files and the manifest are, and what that says.
-    per_entry = {"stat": 500, "open": 100, "fstat": 100, "read": 100, "close": 100}
-    assert json.loads(direct.replace("'", '"')) == {**per_entry, "stat": 600}  # whether note of its use was taken
-    assert json.loads(start.replace("'", '"')) == {**per_entry, "stat": 501}
-    assert for_all == "0 1"
 
 
 def test_a_folder_that_only_megatron_core_has_written_to_is_left_as_it_is(tmp_path):

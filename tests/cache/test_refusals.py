@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_entries import STEM, arrays, entry, expected, files_in, open_, problems, seeds_in
-from trackbed.cache import collecting, write
+from small_entries import STEM, arrays, collecting, entry, expected, files_in, open_, problems, seeds_in
+from trackbed.cache import build as building
 from trackbed.cache.advice import advice_on
 from trackbed.errors import CacheError
 from trackbed.files import publish
@@ -143,7 +143,7 @@ def test_a_file_that_is_overwritten_with_another_shape_is_named(tmp_path):
 
 
 def test_what_is_filled_in_its_file_is_written_out_where_others_read_it_over_a_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "is_on_this_machine", lambda _folder: False)
+    monkeypatch.setattr(building, "is_on_this_machine", lambda _folder: False)
     found = open_(tmp_path, rows=LARGE_ROWS, build=fill_large)
     assert seeds_in(found) == {1}
     assert problems(tmp_path) == []

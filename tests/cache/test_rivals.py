@@ -1,94 +1,27 @@
 """Several builders in one folder: each gets what it asked for, whoever comes first, and whoever is killed."""
 
-import os
-import signal
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from small_entries import STEM, entry, files_in, open_, problems, seeds_in
+from stepping import WAYS, finish, pause_at, start, steps
 from trackbed.cache import take_inventory
 
 TESTS = str(Path(__file__).parents[1])
 
-# Runs `after` just before the file system is changed for the n-th time, n = argv[2]; says how often it was changed.
-STEPS = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from small_entries import open_, seeds_in
-from trackbed.cache import await_flush
 
-folder, stop, steps, inside = Path(sys.argv[1]), int(sys.argv[2]), 0, False
-
-def look(event, arguments):
-    global steps, inside
-    if inside or event not in ("os.link", "os.rename", "os.remove", "os.mkdir", "open"):
-        return
-    if event == "open" and not (arguments[2] & os.O_CREAT):
-        return
-    if not str(arguments[0]).startswith(str(folder)):
-        return
-    if steps == stop:
-        inside = True
-        {after}
-        inside = False
-    steps += 1
-
-sys.addaudithook(look)
-found = open_(folder, seed=int(sys.argv[3]))
-assert seeds_in(found) == {{int(sys.argv[3])}}, seeds_in(found)
-await_flush()
-inside = True
-print(steps)
-"""
-KILL = "os.kill(os.getpid(), signal.SIGKILL)"
-RIVAL = "assert seeds_in(open_(folder, seed=2)) == {2}"
-
-
-def run_steps(folder, stop, after, *, seed=1):
-    command = [sys.executable, "-c", STEPS.format(after=after), str(folder), str(stop), str(seed), TESTS]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def all_steps(tmp_path):
-    """How often a build changes the file system."""
-    done = run_steps(tmp_path / "steps", -1, "pass")
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
-
-
-@pytest.mark.parametrize("next_seed", [1, 2])
-def test_a_builder_killed_before_any_step_leaves_nothing_that_is_served_for_something_else(tmp_path, next_seed):
-    steps = all_steps(tmp_path)
-    assert steps > 8
-    for stop in range(steps):
-        folder = tmp_path / f"cache{stop}"
-        assert run_steps(folder, stop, KILL).returncode == -signal.SIGKILL
-        assert seeds_in(open_(folder, seed=next_seed)) == {next_seed}
-        assert seeds_in(open_(folder, seed=1)) == {1}
-        assert problems(folder) == []
-
-
-def test_a_killed_builders_work_is_finished_by_the_next_as_if_nothing_had_been(tmp_path):
-    open_(tmp_path / "undisturbed")
-    steps = all_steps(tmp_path)
-    for stop in range(steps):
-        folder = tmp_path / f"cache{stop}"
-        run_steps(folder, stop, KILL)
-        for problem in problems(folder) if folder.exists() else []:
-            assert "found the writer of this one dead" in problem or "as its manifest says, found nothing" in problem
-        open_(folder)
-        assert files_in(folder) == files_in(tmp_path / "undisturbed")
-
-
-def test_a_rival_that_builds_before_any_step_of_ours_gets_its_own_and_leaves_ours_alone(tmp_path):
-    for stop in range(all_steps(tmp_path)):
-        folder = tmp_path / f"cache{stop}"
-        done = run_steps(folder, stop, RIVAL)
-        assert done.returncode == 0, done.stderr
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace stops at a call")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rival_that_builds_before_any_step_of_ours_gets_its_own_and_leaves_ours_alone(tmp_path, way):
+    for call, number in steps(tmp_path / "counted", way, {STEM: 1}):
+        folder = tmp_path / f"{call}{number}"
+        rival = partial(open_, folder, seed=2)
+        pause_at(folder, way, {STEM: 1}, call, number, lambda rival=rival: seeds_in(rival()))
         assert seeds_in(open_(folder, seed=1)) == {1}
         assert seeds_in(open_(folder, seed=2)) == {2}
         assert problems(folder) == []
@@ -132,15 +65,16 @@ def test_a_manifest_that_nobody_can_read_is_replaced_by_whoever_builds(tmp_path,
     assert files_in(tmp_path) == undisturbed
 
 
-def test_where_there_are_no_hard_links_a_name_is_still_claimed(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    assert seeds_in(open_(tmp_path, build=lambda _: open_(tmp_path, seed=2) and open_(tmp_path / "other"))) == {1}
-    assert seeds_in(open_(tmp_path, seed=2)) == {2}
-    assert [one.is_aside for one in take_inventory(str(tmp_path)).entries] == [True, False]
-    assert problems(tmp_path) == []
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace makes calls fail")
+def test_where_there_are_no_hard_links_a_name_is_still_claimed(tmp_path):
+    refused = ["-e", "trace=linkat,renameat2", "-e", "inject=linkat:error=EPERM", "-e", "inject=renameat2:error=EINVAL"]
+    for seed in (1, 2):
+        process = start(tmp_path / "cache", "named", {STEM: seed}, *refused)
+        assert "Error" not in finish(process)
+    assert seeds_in(open_(tmp_path / "cache", seed=1)) == {1}
+    assert seeds_in(open_(tmp_path / "cache", seed=2)) == {2}
+    assert [one.is_aside for one in take_inventory(str(tmp_path / "cache")).entries] == [True, False]
+    assert problems(tmp_path / "cache") == []
 
 
 # Of each round there is a folder; whoever has built waits there for the others.

@@ -72,7 +72,7 @@ def test_a_plan_leaves_no_trace_in_a_cache(run, blend, order):
     (blend / "blend.toml").write_text(BLEND.replace("split", f'order = "{order}"\nsplit'))
     assert run("build", "blend.toml").exit_code == 0
     own = blend / "cache" / ".trackbed"
-    for folder in (own / "uses", own / "notes", own / "starts", own / "partial"):
+    for folder in (own / "uses", own / "notes", own / "partial"):
         if folder.exists():
             remove_folder(folder)
     for path in (blend / "cache").rglob("*"):
@@ -129,7 +129,6 @@ def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(
     for name in names:
         for path in ((blend / "cache" / ".trackbed" / f"{name}.json"), *(blend / "cache").glob(f"{name}-*")):
             path.unlink()
-    remove_folder(blend / "cache" / ".trackbed" / "starts")
     found = run(*options, "--check-against", "megatron-core")
     assert found.exit_code == 0, found.stderr
     assert "builds nothing" in found.stdout

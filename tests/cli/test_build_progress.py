@@ -34,5 +34,5 @@ def test_one_process_says_how_far_it_is(monkeypatch):
 
 
 def test_the_first_process_says_how_far_all_are(monkeypatch):
-    (line,) = lines_of(3, [(10, 40, 0.25), (1, 2, 0.75), (7, 8, 0.5)], monkeypatch)
+    (line,) = lines_of(3, [(10, 50, 0.25), (1, 50, 0.05), (7, 50, 0.1)], monkeypatch)
     assert line.startswith("built 18 of 50 indices, ")

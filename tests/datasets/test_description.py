@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blends import GPTDataset, gpt_config, write_pair
-from trackbed.datasets.description import alike, being_alike, describe
+from trackbed.datasets.description import describe
+from trackbed.datasets.start import Start, shared
 from trackbed.index import Split
 from trackbed.index.ranges import run
 from trackbed.tokens import IndexedDataset
@@ -31,7 +32,7 @@ def test_a_description_is_indented_json(identifiers):
     assert describe(identifiers.items()) == wanted
 
 
-def test_what_is_alike_is_made_once_in_a_block_and_anew_outside():
+def test_what_datasets_share_is_made_once_in_a_start_and_anew_outside():
     made = []
 
     def make():
@@ -39,13 +40,13 @@ def test_what_is_alike_is_made_once_in_a_block_and_anew_outside():
         return made[-1]
 
     one, other = object(), object()
-    assert alike("a", make, one) is not alike("a", make, one)
-    with being_alike():
-        assert alike("a", make, one) is alike("a", make, one)
-        assert alike("a", make, one) is not alike("a", make, other)
-        assert alike("a", make, one, other) is not alike("a", make, one)
-        assert alike("a", make, one) is not alike("b", make, one)
-    assert alike("a", make, one) is made[-1]
+    assert shared("a", make, one) is not shared("a", make, one)
+    with Start().active():
+        assert shared("a", make, one) is shared("a", make, one)
+        assert shared("a", make, one) is not shared("a", make, other)
+        assert shared("a", make, one, other) is not shared("a", make, one)
+        assert shared("a", make, one) is not shared("b", make, one)
+    assert shared("a", make, one) is made[-1]
 
 
 class Twice(GPTDataset):
@@ -68,7 +69,7 @@ def test_a_dataset_is_described_as_it_was_when_it_was_made(tmp_path, cls, is_blo
     write_pair(tmp_path / "a", [10] * 9, seed=1)
     config = gpt_config(None, blend=([f"{tmp_path}/a"], None), split="1")
     config.path_to_cache = f"{tmp_path}/cache"
-    with being_alike() if is_block else nullcontext():
+    with Start().active() if is_block else nullcontext():
         datasets = [
             cls(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", run(0, 9), number, Split.train, config)
             for number in (1, 2)
@@ -98,7 +99,7 @@ def test_in_a_block_a_subclass_may_still_change_its_configuration_and_identity(t
     write_pair(tmp_path / "a", [10] * 9, seed=1)
     config = gpt_config(tmp_path / "cache", blend=([f"{tmp_path}/a"], None), split="1")
     found = []
-    for block in (nullcontext(), being_alike()):
+    for block in (nullcontext(), Start().active()):
         with block:
             datasets = [
                 Shortened(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", run(0, 9), 2, split, config)

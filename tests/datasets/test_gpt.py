@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
-from trackbed.cache import collecting
 from trackbed.datasets import GPTDataset, NullTokenizer
+from trackbed.datasets.start import Start
 from trackbed.errors import ArgumentError, CacheError, FormatError, PlanError
 from trackbed.index import Split
 from trackbed.tokens import IndexedDataset
@@ -361,10 +361,11 @@ def test_what_indices_that_are_still_to_be_built_will_give_is_known_to_the_sampl
     low_level = _Sequences("a")
     low_level.sequence_lengths = np.array([2**24 + 2], dtype=np.int32)  # single precision counts one less
     asked = 2**24 + 1
-    with collecting() as pending:
+    start = Start()
+    with start.active():
         found = [cls(low_level, "a", None, asked, Split.valid, config) for cls in (GPTDataset, _Shorter)]
         assert [dataset.can_give(count) for dataset in found for count in (3, asked - 1, asked)] == [
             *(True, True, False),
             *(True, False, False),
         ]
-    assert not any(one.is_open for one in pending)
+    assert not any(one.is_resolved for one in start.requested)

@@ -4,8 +4,7 @@ import os
 
 import numpy as np
 
-from trackbed.files import Stamp, stamp_of
-from trackbed.kernels import file_stamps
+from trackbed.files import Stamp
 
 
 def test_an_inode_that_needs_all_its_bits_fits_an_array_of_stamps(tmp_path):
@@ -15,9 +14,3 @@ def test_an_inode_that_needs_all_its_bits_fits_an_array_of_stamps(tmp_path):
     fields[1] = 2**64 - 5  # as GlusterFS may number it
     stamp = Stamp.of(os.stat_result(fields, {"st_mtime_ns": 12}))
     assert np.array([stamp], dtype=np.int64).tolist() == [[-5, 7, 12]]
-
-
-def test_a_stamp_is_what_the_kernel_says(tmp_path):
-    (tmp_path / "file").write_bytes(b"content")
-    assert file_stamps(str(tmp_path), ["file", "none"]).tolist() == [list(stamp_of(tmp_path / "file")), [-1] * 3]
-    assert stamp_of(tmp_path / "none") is None

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from trackbed.tokens.opening import look_ahead, openings
 
 from blends import write_pair
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedGroup
-from trackbed.tokens.opening import look_ahead, openings
 
 
 class Opened:

@@ -1,5 +1,6 @@
 """Building the indices that a rank takes, on its threads."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
@@ -7,7 +8,7 @@ from contextvars import copy_context
 from itertools import count
 from threading import BoundedSemaphore, Event, Lock
 
-from trackbed.builder.schedule import Task, chunks_of
+from trackbed.builder.schedule import Task, chunk_cost, chunks_of
 from trackbed.cache import LazyArrays, build_batch
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.errors import TrackbedError
@@ -52,6 +53,7 @@ class Executor:
         self.cost = sum(task.cost for task in self._tasks)
         """Estimated time to build all, in nanoseconds of one thread."""
         self._share_per_cost = share / self.cost if self.cost else 0.0
+        self._most_ahead = math.inf if num_ranks == 1 else 2 * chunk_cost(self.cost, num_ranks)
         self._done = 0
         self._done_cost = 0.0
         self._lock = Lock()
@@ -118,6 +120,12 @@ class Executor:
                 if self._progress is not None:
                     self._progress(self._done, self._total, self._done_cost * self._share_per_cost)
 
+    def is_short(self, chunk: Sequence[int]) -> bool:
+        """True if the next chunk may be taken before this one is built."""
+        if self._is_blend(chunk) and not self._is_alone:
+            return False
+        return sum(self._tasks[number].cost for number in chunk) <= self._most_ahead
+
     def chunk(self, number: int) -> Sequence[int] | None:
         """Returns a chunk, whose data are read from the disk from now on; None past the last one."""
         if number >= len(self._chunks):
@@ -133,12 +141,15 @@ class Executor:
 class _Queue:
     """Iterator over chunks that threads share; it is one chunk ahead, so that the data of that one are read meanwhile.
 
+    But not while a long chunk is built, where another rank could begin the next one sooner.
+
     Args:
         executor: gives the chunks.
         numbers: numbers of the chunks to take.
     """
 
     def __init__(self, executor: Executor, numbers: Iterator[int]) -> None:
+        self._executor = executor
         self._chunks = (chunk for number in numbers for chunk in [executor.chunk(number)])
         self._lock = Lock()
         self._ahead: list[Sequence[int] | None] = []
@@ -149,9 +160,11 @@ class _Queue:
     def __next__(self) -> Sequence[int]:
         with self._lock:
             chunk = self._ahead.pop() if self._ahead else next(self._chunks, None)
-            self._ahead.append(None if chunk is None else next(self._chunks, None))
-        if chunk is None:
-            raise StopIteration
+            if chunk is None:
+                self._ahead.append(None)
+                raise StopIteration
+            if self._executor.is_short(chunk):
+                self._ahead.append(next(self._chunks, None))
         return chunk
 
 

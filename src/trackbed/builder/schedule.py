@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Plan", "Task", "chunks_of", "plan_tasks"]
+__all__ = ["Plan", "Task", "chunk_cost", "chunks_of", "plan_tasks"]
 
 _LEAST_CHUNK: Final = 2e7
 """Nanoseconds of a chunk, at least: to ask for one takes 1e5."""
@@ -75,6 +75,11 @@ def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:
     return Plan(tuple(map(tuple, by_rank)), makespan, _lower_bound([task.cost for task in tasks], num_ranks))
 
 
+def chunk_cost(cost: float, num_ranks: int) -> float:
+    """Returns the nanoseconds of a chunk: a sixty-fourth of a rank's fair part of `cost`, and at least 20 ms."""
+    return max(_LEAST_CHUNK, cost / num_ranks / _CHUNKS_PER_RANK)
+
+
 def chunks_of(tasks: Sequence[Task], num_ranks: int) -> list[list[int]]:
     """Cuts tasks into chunks that a thread of a rank takes one at a time: longest first, blends before all others.
 
@@ -92,7 +97,7 @@ def chunks_of(tasks: Sequence[Task], num_ranks: int) -> list[list[int]]:
     >>> chunks_of(tasks, 2)
     [[3], [1], [0, 2], [4]]
     """
-    enough = max(_LEAST_CHUNK, sum(task.cost for task in tasks) / num_ranks / _CHUNKS_PER_RANK)
+    enough = chunk_cost(sum(task.cost for task in tasks), num_ranks)
     chunks: list[list[int]] = []
     cost = enough
     for number in _longest_first(tasks):

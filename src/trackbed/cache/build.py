@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache.commit import CompleteFile, Prepared, cannot_write, commit
+from trackbed.cache.commit import CompleteFile, Prepared, cannot_write, commit, explained
 from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.npy import create_npy, encode_npy_header
@@ -88,7 +88,8 @@ def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, 
             rest = iter(look_up(theirs, is_vouched=True))
             for request, one in zip(built, committed, strict=True):
                 writers.pop(id(request)).close()
-                yield request, next(rest) if one is None else one
+                found = next(rest) if one is None else one
+                yield request, found._replace(taken=founds[id(request)].taken)
     finally:
         for writer in writers.values():
             writer.close()
@@ -134,16 +135,8 @@ class _Writer:
         """Path of the partial file of each array that is filled in place."""
         self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
         self._background: dict[str, WrittenBehind] = {}
-        with self._explained():
+        with explained(self._entry, self._place):
             _make_folders(self._entry.own, self._place)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turns errors of the system into errors that say what to do."""
-        try:
-            yield
-        except OSError as error:
-            raise cannot_write(self._entry, error, self._place) from error
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Returns an array to fill."""
@@ -191,7 +184,7 @@ class _Writer:
             array = arrays[name]
             specs[name] = _spec(array.dtype, array.shape)
             if name in self._in_place and array is self._in_place[name][0]:
-                with self._explained():
+                with explained(self._entry, self._place):
                     files.append(CompleteFile(self._partials[name], self._sum_in_place(name)))
                 continue
             self._drop(name)

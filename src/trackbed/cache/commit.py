@@ -6,10 +6,11 @@ not claimed for its fingerprint. A process that looks meanwhile finds files that
 damaged entry: files that did not fit before appear last, so that it looks whole only when all files are the new ones.
 """
 
+import contextlib
 import errno
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from trackbed.cache.advice import advice_on
@@ -31,7 +32,7 @@ from trackbed.files import (
     stamp_of,
 )
 
-__all__ = ["CompleteFile", "Prepared", "cannot_write", "commit"]
+__all__ = ["CompleteFile", "Prepared", "cannot_write", "commit", "explained"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ def commit(prepared: Sequence[Prepared]) -> list[Found | None]:
     attempts: dict[int, _Attempt] = {}
     for number, one in enumerate(prepared):
         if one.damaged is not None:
-            _remove_damaged(one.place, one.damaged)
+            with explained(one.entry, one.place):
+                _remove_damaged(one.place, one.damaged)
         attempts[number] = _Attempt(one)
     for _ in range(_ATTEMPTS):
         if not attempts:
@@ -152,7 +154,8 @@ def _commit_once(attempts: Mapping[int, _Attempt], found: list[Found | None]) ->
         if not error:
             found[number] = one.found(its_stamps) if one.claim is not Claim.none else None
         elif error == errno.EEXIST and one.claim is Claim.take:
-            one.take_turn()
+            with explained(one.prepared.entry, one.place):
+                one.take_turn()
             left[number] = one
         elif not (error == errno.EALREADY and one.claim is Claim.none):
             refused = refused or cannot_write(one.prepared.entry, OSError(error, os.strerror(error)), one.place)
@@ -168,6 +171,15 @@ def _remove_damaged(place: Place, stamps: Stamps) -> None:
     """
     for path, stamp in ((place.files(())["description"], stamps[0]), (place.manifest, stamps[-1])):
         remove_unless_changed(path, Stamp(*stamp.tolist()))
+
+
+@contextlib.contextmanager
+def explained(entry: Entry, place: Place) -> Iterator[None]:
+    """Turns errors of the system in the block into those of `cannot_write`."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(entry, error, place) from error
 
 
 def cannot_write(entry: Entry, error: OSError, place: Place) -> CacheError:

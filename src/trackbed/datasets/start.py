@@ -90,12 +90,10 @@ def open_index(request: Request) -> Arrays:
     arrays = LazyArrays(request, _find_or_build)
     if start is not None:
         start.requested.append(arrays)
-    if start is None or start.open_only:
-        if start is not None:
+        if start.open_only:
             arrays.note(_must_be_there(request, start.open_only))
-        else:
-            arrays.resolve()
-            note_use([request.entry])
+    elif not arrays.resolve().is_built:
+        note_use([request.entry])
     return arrays
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, write_pair
 from indexed_pair import Pair
-from trackbed.cache import bundles_of, collecting, in_memory
-from trackbed.datasets import gpt_together
+from trackbed.cache import in_memory
+from trackbed.datasets import gpt_kind
 from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
-from trackbed.datasets.gpt_together import build_together
+from trackbed.datasets.gpt_kind import GPT_KIND, build_small
+from trackbed.datasets.start import Start
 from trackbed.errors import FormatError, TrackbedError
 from trackbed.index.ranges import run
 from trackbed.tokens import IndexedDataset
@@ -48,7 +49,7 @@ def alone(indices):
 @given(st.data())
 def test_indices_made_together_are_those_made_alone(tmp_path_factory, data):
     drawn = data.draw(st.lists(gpt_indices(tmp_path_factory.mktemp("pairs")), max_size=6))
-    for found, wanted in zip(build_together(drawn), map(alone, drawn), strict=True):
+    for found, wanted in zip(build_small(drawn), map(alone, drawn), strict=True):
         assert (found is None) == (wanted is None)
         for name in ARRAYS if wanted else ():
             np.testing.assert_array_equal(found[name], wanted[name])
@@ -59,8 +60,8 @@ def test_indices_made_together_are_those_made_alone(tmp_path_factory, data):
 def test_what_is_not_small_is_left_out(tmp_path_factory, data, most):
     indices = data.draw(gpt_indices(tmp_path_factory.mktemp("pairs")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt_together, "MOST_VISITS", most)
-        found, wanted = build_together([indices])[0], alone(indices)
+        patch.setattr(gpt_kind, "MOST_VISITS", most)
+        found, wanted = build_small([indices])[0], alone(indices)
     size = 0 if wanted is None else len(wanted["document_index"]) + len(wanted["shuffle_index"])
     assert (found is None) == (wanted is None or size > most)
 
@@ -70,7 +71,7 @@ def test_documents_that_do_not_follow_one_another_are_left_out(tmp_path):
     scattered, whole = (
         GPTIndices(dataset, np.array(documents), 3, 2, 1, 1, keep_partial=False) for documents in ([0, 2], [1, 2])
     )
-    found = build_together([scattered, whole])
+    found = build_small([scattered, whole])
     assert found[0] is None
     assert sorted(set(found[1]["document_index"].tolist())) == [1, 2]
 
@@ -79,22 +80,24 @@ def test_pairs_that_were_replaced_are_left_out(tmp_path):
     prefix = write_pair(tmp_path / "pair", [4, 5, 6])
     dataset = IndexedDataset(prefix, open_when_read=True)
     write_pair(tmp_path / "pair", [4, 5, 7])
-    assert build_together([GPTIndices(dataset, run(0, 3), 3, 2, 1, 1, keep_partial=False)]) == [None]
+    assert build_small([GPTIndices(dataset, run(0, 3), 3, 2, 1, 1, keep_partial=False)]) == [None]
 
 
 def test_large_datasets_are_not_built_in_bundles(tmp_path):
     small, large = (write_pair(tmp_path / name, [20] * count) for name, count in (("small", 50), ("large", 100_000)))
     config = gpt_config(tmp_path / "cache", blend=([small, large] * 3, [1.0] * 6), split="8,1,1")
-    with collecting() as pending:
+    start = Start()
+    with start.active():
         BlendedMegatronDatasetBuilder(GPTDataset, [60, 6, 6], lambda: True, config)._build()
-    datasets = [one for one in pending if not one.is_blend]
-    assert [one.recipe is None for one in datasets] == [False] * 3 + [True, False, False] + [False] * 3 + [
+    requests = [one.request for one in start.requested if not one.request.kind.is_blend]
+    assert [not one.is_small for one in requests] == [False] * 3 + [True, False, False] + [False] * 3 + [
         True,
         False,
         False,
     ] + [False] * 3 + [True, False, False]
-    largest_first = sorted(datasets, key=lambda one: -one.cost)
-    assert [len(bundle) for bundle in bundles_of(largest_first)] == [1, 1, 1, 1, 2, 4, 8]
+    largest_first = sorted(requests, key=lambda one: -one.cost)
+    batches = [len(batch) for batch in GPT_KIND.build(largest_first, lambda _: in_memory)]
+    assert batches == [1, 1, 1, 1, 2, 4, 8]
 
 
 def test_pairs_are_not_mapped_for_it(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.builder.plan import Task, leave_open, plan_tasks
+from trackbed.builder.schedule import Task, chunk_cost, chunks_of, plan_tasks
 from trackbed.errors import ArgumentError
 
 costs = st.lists(st.integers(0, 100), max_size=40)
@@ -91,29 +91,23 @@ def test_a_plan_needs_a_rank():
         plan_tasks([], 0)
 
 
-@given(costs=costs, blends=blends, num_ranks=num_ranks)
-def test_what_is_no_ranks_own_is_open_once_and_longest_first(costs, blends, num_ranks):
-    tasks = tasks_of(costs, blends)
-    plan = plan_tasks(tasks, num_ranks)
-    own, left = leave_open(tasks, plan)
-    assert sorted([*left, *(task for mine in own for task in mine)]) == list(range(len(tasks)))
-    assert not any(tasks[task].is_blend for task in left)
-    assert [tasks[task].cost for task in left] == sorted((tasks[task].cost for task in left), reverse=True)
-    for mine, planned in zip(own, plan.by_rank, strict=True):
-        assert [task for task in planned if task in mine] == mine
-        plain = [tasks[task].cost for task in mine if not tasks[task].is_blend]
-        quarter = sum(task.cost for task in tasks) / num_ranks / 4
-        assert num_ranks == 1 or sum(plain[:-1]) <= quarter
-        assert mine == list(planned) or sum(tasks[task].cost for task in mine) >= quarter
-
-
-@given(costs=costs, blends=blends, num_ranks=num_ranks)
-def test_nothing_is_left_open_for_one_alone_or_for_the_sake_of_little(costs, blends, num_ranks):
-    tasks = tasks_of(costs, blends)
-    fair = sum(task.cost for task in tasks) / num_ranks
-    for ranks, least in ((1, 0.0), (num_ranks, fair + 1.0)):
-        plan = plan_tasks(tasks, ranks)
-        assert leave_open(tasks, plan, least=least) == ([list(mine) for mine in plan.by_rank], [])
+@given(
+    costs=costs, blends=blends, num_ranks=num_ranks, small=st.integers(0, 10), scale=st.sampled_from([1e4, 1e7, 1e9])
+)
+def test_chunks_hold_every_task_once_longest_first_and_blends_alone(costs, blends, num_ranks, small, scale):
+    tasks = [task._replace(cost=task.cost * scale) for task in tasks_of(costs, blends)]
+    tasks += [Task(f"small {number}", 1e5, is_small=True) for number in range(small)]
+    chunks = chunks_of(tasks, num_ranks)
+    order = [tasks[number] for chunk in chunks for number in chunk]
+    assert sorted(number for chunk in chunks for number in chunk) == list(range(len(tasks)))
+    assert order == sorted(order, key=lambda task: (not task.is_blend, -task.cost, task.name))
+    enough = chunk_cost(sum(task.cost for task in tasks), num_ranks)
+    assert enough >= 2e7
+    for chunk in chunks:
+        some = [tasks[number] for number in chunk]
+        assert len(some) == 1 or not any(task.is_blend for task in some)
+        assert len({task.is_small for task in some}) == 1
+        assert sum(task.cost for task in some[:-1]) < enough
 
 
 @pytest.mark.parametrize("num_ranks", [16, 1_024, 16_384])
@@ -127,7 +121,7 @@ def test_ten_thousand_datasets_are_planned_in_half_a_second(num_ranks):
     for _ in range(3):
         began = time.process_time()
         plan = plan_tasks(tasks, num_ranks)
-        leave_open(tasks, plan)
+        chunks_of(tasks, num_ranks)
         seconds.append(time.process_time() - began)
     assert min(seconds) < PLAN_SECONDS
     assert plan.lower_bound <= plan.makespan <= 1.5 * plan.lower_bound

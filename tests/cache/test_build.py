@@ -9,9 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from small_entries import ARRAYS, arrays, entry, expected, files_in, open_, problems, seeds_in
-from trackbed.cache import Recipe, bundles_of, collecting, find_together, make_together, open_or_build, take_inventory
-from trackbed.cache.look import look_together
+from small_entries import ARRAYS, SmallKind, arrays, build_all, entry, files_in, lazy, open_, problems, seeds_in
+from trackbed.cache import Request, State, look_up, take_inventory
 from trackbed.errors import CacheError
 
 MANY = 100
@@ -21,43 +20,24 @@ def stem_of(number):
     return f"{number:032x}-GPTDataset-train"
 
 
-def build_all(seeds):
-    """The arrays of many entries; a seed of 0 stands for one that is not small."""
-    return [arrays(seed, 10 + seed % 3) if seed else None for seed in seeds]
+def rows_of(seed):
+    return 10 + seed % 3
 
 
-def collect(folder, seeds, *, build=build_all, **options):
-    """Pending entries with these seeds, each under a name of its own."""
-    with collecting() as pending:
-        for number, seed in enumerate(seeds):
-            open_or_build(
-                entry(folder, seed=seed, stem=stem_of(number), **options),
-                expected=lambda seed=seed: expected(10 + seed % 3),
-                build=lambda _allocate, seed=seed: arrays(seed, 10 + seed % 3),
-                recipe=Recipe(build, seed),
-            )
-    return list(pending)
+def want(folder, seeds, *, kind=None, **options):
+    """Small entries with these seeds, each under a name of its own."""
+    kind = kind or SmallKind(rows=rows_of)
+    return [
+        lazy(Request(entry(folder, seed=seed, stem=stem_of(number), **options), kind, seed, is_small=True))
+        for number, seed in enumerate(seeds)
+    ]
 
 
-class Alone:
-    """Counts how often it is entered."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __enter__(self):
-        self.count += 1
-
-    def __exit__(self, *_):
-        pass
-
-
-def make(pending):
-    """Build all; returns how many were built alone."""
-    alone = Alone()
-    for bundle in bundles_of(pending):
-        make_together(bundle, alone=alone)
-    return alone.count
+def find(wanted):
+    """Look entries up. Returns whether each of them is there."""
+    for one, found in zip(wanted, look_up([one.request for one in wanted]), strict=True):
+        one.note(found)
+    return [one.is_resolved for one in wanted]
 
 
 def undisturbed(folder, seeds):
@@ -67,79 +47,68 @@ def undisturbed(folder, seeds):
     return files_in(folder)
 
 
-def check(folder, tmp_path, pending, seeds):
+def check(folder, tmp_path, wanted, seeds):
     """All are there, as if they had been built one by one."""
-    assert [seeds_in(one) for one in pending] == [{seed} for seed in seeds]
+    assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]
     assert files_in(folder) == undisturbed(tmp_path / "undisturbed", seeds)
     assert problems(folder) == []
-
-
-def test_bundles_grow_and_hold_what_can_be_built_together(tmp_path):
-    pending = collect(tmp_path, [1] * 200)
-    assert [len(bundle) for bundle in bundles_of(pending)] == [1, 2, 4, 8, *[16] * 11, 9]
-    assert [one for bundle in bundles_of(pending) for one in bundle] == pending
-    others = collect(tmp_path / "other", [1] * 3) + collect(tmp_path / "other", [1] * 3, build=lambda _: [])
-    with collecting() as alone:
-        open_(tmp_path, seed=5)
-    assert [len(bundle) for bundle in bundles_of([*pending[:5], *others, *alone, *pending[:2]])] == [
-        1,
-        2,
-        2,
-        3,
-        3,
-        1,
-        1,
-        1,
-    ]
-    assert bundles_of([]) == []
 
 
 def test_entries_built_together_are_those_built_one_by_one(tmp_path):
     seeds = list(range(1, MANY + 1))
     calls = []
 
-    def build(ingredients):
-        calls.append(len(ingredients))
-        return build_all(ingredients)
+    def build_small(some):
+        calls.append(len(some))
+        return [arrays(seed, rows_of(seed)) for seed in some]
 
-    pending = collect(tmp_path / "cache", seeds, build=build)
-    assert find_together(pending) == [False] * MANY
-    assert make(pending) == 0
+    wanted = want(tmp_path / "cache", seeds, kind=SmallKind(build_small, rows_of))
+    assert find(wanted) == [False] * MANY
+    build_all(wanted)
     assert not list((tmp_path / "cache" / ".trackbed" / "partial").iterdir())
     assert calls == [1, 2, 4, 8, *[16] * 5, 5]
-    assert all(one.is_open for one in pending)
-    check(tmp_path / "cache", tmp_path, pending, seeds)
+    assert all(one.is_resolved for one in wanted)
+    check(tmp_path / "cache", tmp_path, wanted, seeds)
+
+
+def test_the_same_entry_may_be_wanted_twice_in_a_batch(tmp_path):
+    kind = SmallKind(rows=rows_of)
+    wanted = [lazy(Request(entry(tmp_path / "cache"), kind, 3, is_small=True)) for _ in range(5)]
+    assert not any(find(wanted))
+    build_all(wanted)
+    assert [seeds_in(one) for one in wanted] == [{3}] * 5
+    assert problems(tmp_path / "cache") == []
 
 
 def test_what_was_not_looked_for_is_looked_for_first(tmp_path):
     seeds = list(range(1, 30))
     undisturbed(tmp_path / "cache", seeds[:10])
     before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*") if path.is_file()}
-    pending = collect(tmp_path / "cache", seeds)
-    make(pending)
-    check(tmp_path / "cache", tmp_path, pending, seeds)
+    wanted = want(tmp_path / "cache", seeds)
+    build_all(wanted)
+    check(tmp_path / "cache", tmp_path, wanted, seeds)
     assert before.items() <= {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*")}.items()
 
 
 def test_what_a_rival_built_since_the_look_is_left_as_it_is(tmp_path):
     seeds = [1] * 40
-    pending = collect(tmp_path / "cache", seeds)
-    assert not any(find_together(pending))
+    wanted = want(tmp_path / "cache", seeds)
+    assert not any(find(wanted))
     undisturbed(tmp_path / "cache", seeds[:20])
     before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*") if path.is_file()}
-    make(pending)
-    check(tmp_path / "cache", tmp_path, pending, seeds)
+    build_all(wanted)
+    check(tmp_path / "cache", tmp_path, wanted, seeds)
     assert before.items() <= {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*")}.items()
 
 
 def test_a_rival_with_other_entries_under_the_same_names_keeps_them(tmp_path):
     folder = tmp_path / "cache"
-    pending = collect(folder, range(1, 21))
-    assert not any(find_together(pending))
+    wanted = want(folder, range(1, 21))
+    assert not any(find(wanted))
     for number in range(20):
         open_(folder, seed=100 + number, stem=stem_of(number))
-    make(pending)
-    assert [seeds_in(one) for one in pending] == [{seed} for seed in range(1, 21)]
+    build_all(wanted)
+    assert [seeds_in(one) for one in wanted] == [{seed} for seed in range(1, 21)]
     for number in range(20):
         assert seeds_in(open_(folder, seed=100 + number, stem=stem_of(number))) == {100 + number}
     assert sorted(one.is_aside for one in take_inventory(str(folder)).entries) == [False] * 20 + [True] * 20
@@ -148,13 +117,13 @@ def test_a_rival_with_other_entries_under_the_same_names_keeps_them(tmp_path):
 
 def test_files_of_megatron_core_that_came_since_the_look_give_way(tmp_path):
     folder = tmp_path / "cache"
-    pending = collect(folder, [1] * 8)
-    assert not any(find_together(pending))
+    wanted = want(folder, [1] * 8)
+    assert not any(find(wanted))
     folder.mkdir()
     for number in range(8):
         (folder / f"{stem_of(number)}-sample_index.npy").write_bytes(b"half of it")
-    make(pending)
-    check(folder, tmp_path, pending, [1] * 8)
+    build_all(wanted)
+    check(folder, tmp_path, wanted, [1] * 8)
 
 
 def test_what_is_there_damaged_is_built_anew(tmp_path):
@@ -163,10 +132,10 @@ def test_what_is_there_damaged_is_built_anew(tmp_path):
     for number in range(4):
         (folder / f"{stem_of(number)}-shuffle_index.npy").unlink()
     (folder / f"{stem_of(5)}-shuffle_index.npy").write_bytes(b"")
-    pending = collect(folder, [1] * 8)
-    assert find_together(pending) == [*[False] * 4, True, False, True, True]
-    make(pending)
-    check(folder, tmp_path, pending, [1] * 8)
+    wanted = want(folder, [1] * 8)
+    assert find(wanted) == [*[False] * 4, True, False, True, True]
+    build_all(wanted)
+    check(folder, tmp_path, wanted, [1] * 8)
 
 
 def manifest_of(folder):
@@ -218,32 +187,53 @@ def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
     folder = tmp_path / "cache"
     undisturbed(folder, [1] * 3)
     STATES[state](folder)
-    together, alone = collect(folder, [1] * 3), collect(folder, [1] * 3)
-    needs_closer_look = [one is None for one in look_together([one.entry for one in together], [False] * len(together))]
-    assert any(needs_closer_look) == (state not in ("whole", "absent"))
-    found = find_together(together)
-    assert found == [one.find() for one in alone] == [one.is_open for one in together]
+    together, alone = want(folder, [1] * 3), want(folder, [1] * 3)
+    found = find(together)
+    assert found == [find([one])[0] for one in alone]
     assert found[0] == (state in THERE)
-    assert [one.was_absent for one in together] == [one.was_absent for one in alone]
+    assert found[1:] == [state != "absent"] * 2
+    for one, other in zip(together, alone, strict=True):
+        assert one.last_found._replace(stamps=None) == other.last_found._replace(stamps=None)
+        assert np.array_equal(one.last_found.stamps, other.last_found.stamps)
     if all(found):
-        for one, other in zip(together, alone, strict=True):
-            assert one.see()._replace(stamps=None) == other.see()._replace(stamps=None)
-            assert one.see().stamps.tolist() == other.see().stamps.tolist()
-            assert seeds_in(one) == {1}
+        assert [seeds_in(one) for one in together] == [{1}] * 3
+
+
+STATES_FOUND = {
+    "an array is gone": State.damaged,
+    "an array is cut": State.damaged,
+    "nothing but the manifest": State.damaged,
+    "a manifest that is cut": State.damaged,
+    "nothing but a manifest that is cut": State.absent,
+    "a manifest that knows no size": State.absent,
+    "an empty manifest": State.damaged,
+    "a folder for a manifest": State.damaged,
+}
+
+
+@pytest.mark.parametrize("state", STATES_FOUND)
+def test_what_is_not_there_has_a_state_and_a_reason(tmp_path, state):
+    undisturbed(tmp_path / "cache", [1] * 3)
+    STATES[state](tmp_path / "cache")
+    (found,) = look_up([want(tmp_path / "cache", [1])[0].request])
+    assert found.state is STATES_FOUND[state]
+    assert found.why.startswith(str(tmp_path))
 
 
 def test_entries_that_are_not_small_are_built_one_by_one(tmp_path):
     seeds = [0 if number % 3 == 0 else number for number in range(50)]
-    pending = collect(tmp_path / "cache", seeds)
-    assert make(pending) == 17
-    check(tmp_path / "cache", tmp_path, pending, seeds)
+    kind = SmallKind(rows=rows_of)
+    wanted = want(tmp_path / "cache", seeds, kind=kind)
+    build_all(wanted)
+    assert kind.alone == 17
+    check(tmp_path / "cache", tmp_path, wanted, seeds)
 
 
 def test_entries_that_megatron_core_cannot_read_lie_aside(tmp_path):
-    pending = collect(tmp_path / "cache", range(1, 9), megatron=False)
-    assert find_together(pending) == [False] * 8
-    make(pending)
-    assert [seeds_in(one) for one in pending] == [{seed} for seed in range(1, 9)]
+    wanted = want(tmp_path / "cache", range(1, 9), megatron=False)
+    assert find(wanted) == [False] * 8
+    build_all(wanted)
+    assert [seeds_in(one) for one in wanted] == [{seed} for seed in range(1, 9)]
     assert [one.is_aside for one in take_inventory(str(tmp_path / "cache")).entries] == [True] * 8
 
 
@@ -252,15 +242,15 @@ def test_what_building_raises_goes_up(tmp_path):
         raise ValueError(len(ingredients))
 
     with pytest.raises(ValueError, match="1"):
-        make(collect(tmp_path / "cache", [1] * 8, build=build))
+        build_all(want(tmp_path / "cache", [1] * 8, kind=SmallKind(build)))
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_full_disk_is_named_and_what_was_built_before_is_whole(small_disk):
     disk = small_disk("300k")
-    pending = collect(disk, list(range(1, 200)))
+    wanted = want(disk, list(range(1, 200)))
     with pytest.raises(CacheError, match="No space left on device"):
-        make(pending)
+        build_all(wanted)
     assert problems(disk) == []
     assert not list(Path(disk, ".trackbed", "partial").iterdir())
     assert 0 < len(take_inventory(str(disk)).entries) < 199
@@ -269,14 +259,14 @@ def test_a_full_disk_is_named_and_what_was_built_before_is_whole(small_disk):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "cache").write_bytes(b"a file")
     with pytest.raises(CacheError, match="cannot be written: File exists; path_to_cache must name a folder"):
-        make(collect(tmp_path / "cache", [1] * 8))
+        build_all(want(tmp_path / "cache", [1] * 8))
 
 
 def test_a_folder_that_can_only_be_read_is_named(tmp_path, read_only):
     (tmp_path / "cache").mkdir()
     view = read_only(tmp_path / "cache")
     with pytest.raises(CacheError, match="Read-only file system"):
-        make(collect(view, [1] * 8))
+        build_all(want(view, [1] * 8))
 
 
 def test_arrays_need_not_be_in_c_order(tmp_path):
@@ -284,15 +274,14 @@ def test_arrays_need_not_be_in_c_order(tmp_path):
         return [{name: np.asfortranarray(array) for name, array in arrays(seed).items()} for seed in ingredients]
 
     folder = tmp_path / "cache"
-    pending = collect(folder, [3] * 4, build=build)
-    make(pending)
-    check(folder, tmp_path, pending, [3] * 4)
-    assert set(pending[3]) == set(ARRAYS)
+    wanted = want(folder, [3] * 4, kind=SmallKind(build))
+    build_all(wanted)
+    check(folder, tmp_path, wanted, [3] * 4)
+    assert set(wanted[3]) == set(ARRAYS)
 
 
-def test_a_cache_that_cannot_be_looked_at_is_named_when_it_is_built(tmp_path):
-    folder = tmp_path / ("n" * 300)
-    pending = collect(folder, [1] * 8)
-    assert find_together(pending) == [False] * 8
-    with pytest.raises(CacheError, match="cannot be written: File name too long"):
-        make(pending)
+def test_a_cache_that_cannot_be_examined_is_named(tmp_path):
+    wanted = want(tmp_path / ("n" * 300), [1] * 8)
+    for act in (find, build_all):
+        with pytest.raises(CacheError, match="cannot be looked up: File name too long; path_to_cache must name"):
+            act(wanted)

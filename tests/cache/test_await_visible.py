@@ -5,16 +5,19 @@ import time
 
 import pytest
 
-from small_entries import STEM, arrays, entry, expected, open_, seeds_in
-from trackbed.cache import await_entry, collecting
-from trackbed.errors import CacheError
+from small_entries import STEM, arrays, collecting, entry, lazy, open_, request, seeds_in
+from trackbed.cache import await_visible
 from trackbed.cancellation import polling
+from trackbed.errors import CacheError
 
 ADVICE = "see that path_to_cache leads to the same folder on every host"
 
 
 def wait_for(folder, *, seed=1, **options):
-    return await_entry(entry(folder, seed=seed), expected=expected, advice=ADVICE, **options)
+    wanted = request(entry(folder, seed=seed), build=None)
+    found = lazy(wanted)
+    found.note(await_visible(wanted, advice=ADVICE, **options))
+    return found
 
 
 @pytest.fixture
@@ -111,6 +114,6 @@ def test_a_poll_ends_the_wait(tmp_path):
 def test_what_another_rank_built_is_awaited_at_the_first_read(tmp_path, later):
     with collecting() as pending:
         found = open_(tmp_path, build=lambda _: pytest.fail("it is another rank's"))
-    pending[0].expect_others(ADVICE)
+    pending[0].resolve_with(lambda request, _: await_visible(request, advice=ADVICE))
     later(lambda: open_(tmp_path))
     assert found["sample_index"].tolist() == arrays()["sample_index"].tolist()
