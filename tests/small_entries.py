@@ -48,11 +48,12 @@ class SmallKind:
     is_blend = False
 
     def __init__(self, build_small=None, rows=lambda seed: 10):
-        self._build_small = build_small or (
-            lambda seeds: [arrays(seed, rows(seed)) if seed else None for seed in seeds]
-        )
+        self._build_small = build_small or self._make
         self._rows = rows
         self.alone = 0
+
+    def _make(self, seeds):
+        return [arrays(seed, self._rows(seed)) if seed else None for seed in seeds]
 
     def build(self, requests, allocate):
         first, count = 0, 1

@@ -26,7 +26,8 @@ folder, way, seeds = Path(sys.argv[1]), sys.argv[2], [int(seed) for seed in sys.
 if way == "named":
     commit.is_on_this_machine = lambda _: False
 kind = SmallKind()
-wanted = [lazy(Request(entry(folder, seed=seed, stem=stem), kind, seed, is_small=True)) for seed, stem in zip(seeds, sys.argv[5:])]
+entries = [entry(folder, seed=seed, stem=stem) for seed, stem in zip(seeds, sys.argv[5:], strict=True)]
+wanted = [lazy(Request(one, kind, seed, is_small=True)) for seed, one in zip(seeds, entries, strict=True)]
 print("begins", flush=True)
 build_all(wanted)
 assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]
@@ -78,9 +79,7 @@ def pause_at(folder, way, entries, call, number, meanwhile):
         assert process.stdout.readline() == "begins\n"
         (traced,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         deadline = time.monotonic() + 60
-        while Path(f"/proc/{traced}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt" or not _is_stopped(
-            traced
-        ):
+        while not _is_stopped(traced):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         meanwhile()
