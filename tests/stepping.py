@@ -1,5 +1,7 @@
 """A build in a process that is killed, or stopped for a while, at its n-th system call of a kind."""
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 TESTS = str(Path(__file__).parent)
+NUMBERS = itertools.count()
 CALLS = ("mkdir", "linkat", "renameat2", "rename", "unlink")
 """System calls that change what other processes see."""
 WAYS = ("unnamed", "named")
@@ -36,7 +39,7 @@ assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]
 
 def start(folder, way, entries, *tracing):
     """Start the build of entries, seeds by stem; with the options of a tracer, under it."""
-    traced = ["strace", "-f", "-o", f"{folder}.calls", *tracing] if tracing else []
+    traced = ["strace", "-f", "-o", f"{folder}.{next(NUMBERS)}.calls", *tracing] if tracing else []
     seeds = ",".join(map(str, entries.values()))
     command = [*traced, sys.executable, "-B", "-W", "ignore", "-c", PROGRAM, str(folder), way, TESTS, seeds, *entries]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -55,7 +58,8 @@ def count_calls(folder, way, entries):
     if "ptrace" in errors:
         pytest.skip(f"this machine does not let tests trace: {errors.splitlines()[0]}")
     assert process.returncode == 0, errors
-    names = [line.split()[1].split("(")[0] for line in Path(f"{folder}.calls").read_text().splitlines()]
+    (log,) = folder.parent.glob(f"{folder.name}.*.calls")
+    names = [line.split()[1].split("(")[0] for line in log.read_text().splitlines()]
     return {call: names.count(call) for call in CALLS if call in names}
 
 
@@ -73,26 +77,30 @@ def kill_at(folder, way, entries, call, number):
 
 
 def pause_at(folder, way, entries, call, number, meanwhile):
-    """Run a build that waits at that call until `meanwhile` has returned."""
+    """Run a build that waits at that call until `meanwhile` has returned. Returns whether it came to that call."""
     process = start(folder, way, entries, "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGSTOP:when={number}")
     with process:
         assert process.stdout.readline() == "begins\n"
         (traced,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         deadline = time.monotonic() + 60
-        while not _is_stopped(traced):
+        while process.poll() is None and not _is_stopped(traced):
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        meanwhile()
-        os.kill(int(traced), signal.SIGCONT)
+        has_come = process.poll() is None
+        if has_come:
+            meanwhile()
+            os.kill(int(traced), signal.SIGCONT)
         errors = finish(process)
     assert process.returncode == 0, errors
+    return has_come
 
 
 def _is_stopped(pid):
     """True if all threads of a process stay stopped, and are not just held by the tracer."""
     for _ in range(5):
-        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-        if not all(state in "Tt" for state in states):
-            return False
+        with contextlib.suppress(OSError):  # it has ended
+            texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+            if not texts or not all(text.rpartition(")")[2].split()[0] in "Tt" for text in texts):
+                return False
         time.sleep(0.004)
     return True

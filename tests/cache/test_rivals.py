@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from small_entries import STEM, entry, files_in, open_, problems, seeds_in
-from stepping import WAYS, finish, pause_at, start, steps
+from stepping import CALLS, WAYS, finish, pause_at, start, steps
 from trackbed.cache import take_inventory
 
+SLOW = pytest.mark.slow
 TESTS = str(Path(__file__).parents[1])
 
 
@@ -26,6 +27,32 @@ def test_a_rival_that_builds_before_any_step_of_ours_gets_its_own_and_leaves_our
         assert seeds_in(open_(folder, seed=2)) == {2}
         assert problems(folder) == []
         assert sorted(one.is_aside for one in take_inventory(str(folder)).entries) == [False, True]
+
+
+# The calls by which a builder lets its files appear.
+APPEAR = {"unnamed": "linkat", "named": "rename"}
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace stops at a call")
+@pytest.mark.parametrize("first", [pytest.param(1, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_half_written_entry_that_is_built_again_does_not_give_its_name_away(tmp_path, way, first):
+    """One builder waits in the middle; a second one of the same entry meets that, and waits in turn for a third."""
+    for call in CALLS:
+        for number in range(1, 7):
+            folder = tmp_path / f"{call}{number}"
+            rival = partial(open_, folder, seed=2)
+            came = []
+
+            def second(folder=folder, call=call, number=number, rival=rival, came=came):
+                came.append(pause_at(folder, "unnamed", {STEM: 1}, call, number, lambda: seeds_in(rival())))
+
+            assert pause_at(folder, way, {STEM: 1}, APPEAR[way], first, second)
+            assert seeds_in(open_(folder, seed=1)) == {1}
+            assert seeds_in(open_(folder, seed=2)) == {2}
+            assert problems(folder) == []
+            if not came[0]:
+                break
 
 
 def test_a_second_builder_of_the_same_entry_leaves_the_first_ones_files(tmp_path):

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trackbed.cache.advice import advice_on
@@ -25,9 +26,12 @@ from trackbed.files import (
     NewFile,
     Stamp,
     Stamps,
+    claim,
     commit_file_sets,
     is_on_this_machine,
     partial_name,
+    publish,
+    read_stamps,
     remove_unless_changed,
     stamp_of,
 )
@@ -90,16 +94,35 @@ class _Attempt:
         is_aside = self.place != self.prepared.entry.shared
         return Found(State.whole, is_aside, specs=specs, stamps=stamps, data_crc32=crc32, is_built=True)
 
+    def replace_damaged(self, stamps: Stamps) -> None:
+        """Prepares to replace a damaged entry, unless another builder has replaced it.
+
+        Its manifest is replaced and not removed: were the name free for a moment, another entry could take it while a
+        builder that claimed it before still renames its files.
+
+        Args:
+            stamps: `[F, 3]` stamps of the damaged files, the description's first and the manifest's last.
+        """
+        # Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
+        remove_unless_changed(self.description, Stamp(*stamps[0].tolist()))
+        try:
+            found = read_manifest(self.place.manifest)
+        except FormatError:
+            return
+        is_own = found is not None and found.fingerprint == self.manifest.fingerprint
+        if is_own and stamp_of(self.place.manifest) == Stamp(*stamps[-1].tolist()):
+            self.claim = Claim.replace
+
     def take_turn(self) -> None:
         """Decides what to do about a name that is taken."""
         place = self.place
-        description, found = stamp_of(place.files(())["description"]), stamp_of(place.manifest)
+        description, found = stamp_of(self.description), stamp_of(place.manifest)
         try:
             taken = read_manifest(place.manifest)
-        except FormatError:  # of nobody: a machine that lost its power leaves such files
+        except FormatError:  # a machine that lost its power leaves such files, which claim the name for no entry
             # The files may have the sizes that the new manifest says: without its description the entry looks damaged.
-            remove_unless_changed(place.files(())["description"], description)
-            remove_unless_changed(place.manifest, found)
+            remove_unless_changed(self.description, description)
+            self._discard_manifest(found)
             return
         if taken is None:
             return
@@ -109,6 +132,32 @@ class _Attempt:
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
         self.place, self.claim = self.prepared.entry.aside, Claim.replace
         os.makedirs(self.place.directory, exist_ok=True)  # noqa: PTH103  see Place
+
+    def _discard_manifest(self, wanted: Stamp | None) -> None:
+        """Removes the manifest that was found unreadable, but none that has replaced it meanwhile."""
+        path = self.place.manifest
+        aside = f"{self.prepared.entry.own}/partial/{partial_name(path.rpartition('/')[2])}"
+        with contextlib.suppress(FileNotFoundError):
+            publish(path, aside)
+            if stamp_of(aside) == wanted or not claim(aside, path):
+                Path(aside).unlink(missing_ok=True)
+
+    def check_claim(self) -> None:
+        """Damages the entry on purpose if its name belongs to another entry by now.
+
+        That one must not look whole with files of this entry, which were renamed since.
+        """
+        try:
+            taken = read_manifest(self.place.manifest)
+        except FormatError:
+            taken = None
+        if taken is None or not self._is_ours(taken):
+            Path(self.description).unlink(missing_ok=True)
+
+    @property
+    def description(self) -> str:
+        """Path of the description."""
+        return self.place.files(())["description"]
 
     def _is_ours(self, taken: Manifest) -> bool:
         """True if the entry that has the name was built of the same decisions and data."""
@@ -128,10 +177,10 @@ def commit(prepared: Sequence[Prepared]) -> list[Found | None]:
     found: list[Found | None] = [None] * len(prepared)
     attempts: dict[int, _Attempt] = {}
     for number, one in enumerate(prepared):
+        attempts[number] = _Attempt(one)
         if one.damaged is not None:
             with explained(one.entry, one.place):
-                _remove_damaged(one.place, one.damaged)
-        attempts[number] = _Attempt(one)
+                attempts[number].replace_damaged(one.damaged)
     for _ in range(_ATTEMPTS):
         if not attempts:
             return found
@@ -149,9 +198,12 @@ def _commit_once(attempts: Mapping[int, _Attempt], found: list[Found | None]) ->
     errors, stamps = commit_file_sets(
         [one.file_set(ending) for one in attempts.values()], may_be_unnamed=is_on_this_machine(own)
     )
+    claimed = read_stamps([one.place.manifest for one in attempts.values()])
     left, refused = {}, None
-    for (number, one), error, its_stamps in zip(attempts.items(), errors, stamps, strict=True):
+    for (number, one), error, its_stamps, its_claim in zip(attempts.items(), errors, stamps, claimed, strict=True):
         if not error:
+            if one.claim is Claim.none or (its_claim != its_stamps[-1]).any():
+                one.check_claim()
             found[number] = one.found(its_stamps) if one.claim is not Claim.none else None
         elif error == errno.EEXIST and one.claim is Claim.take:
             with explained(one.prepared.entry, one.place):
@@ -162,15 +214,6 @@ def _commit_once(attempts: Mapping[int, _Attempt], found: list[Found | None]) ->
     if refused is not None:
         raise refused
     return left
-
-
-def _remove_damaged(place: Place, stamps: Stamps) -> None:
-    """Removes description and manifest of a damaged entry, unless another builder has replaced them.
-
-    Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
-    """
-    for path, stamp in ((place.files(())["description"], stamps[0]), (place.manifest, stamps[-1])):
-        remove_unless_changed(path, Stamp(*stamp.tolist()))
 
 
 @contextlib.contextmanager
