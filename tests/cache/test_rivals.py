@@ -95,6 +95,30 @@ def test_a_rival_that_builds_before_any_step_of_ours_gets_its_own_and_leaves_our
         assert sorted(one.is_aside for one in take_inventory(str(folder)).entries) == [False, True]
 
 
+# Another builder of our entry meets it half-written, and before one of its steps a builder of another entry comes.
+TWO_RIVALS = (
+    "import subprocess; "
+    'subprocess.run([sys.executable, "-c", {program!r}, str(folder), {stop!r}, "1", sys.argv[4]], check=True)'
+)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("left", [3, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
+def test_a_half_written_entry_that_is_built_again_does_not_give_its_name_away(tmp_path, left):
+    steps = all_steps(tmp_path)
+    seen = []
+    for stop in range(steps):
+        folder = tmp_path / f"cache{stop}"
+        after = TWO_RIVALS.format(program=STEPS.format(after=RIVAL), stop=str(stop))
+        done = run_steps(folder, steps - left, after)
+        assert done.returncode == 0, done.stderr
+        assert seeds_in(open_(folder, seed=1)) == {1}
+        assert seeds_in(open_(folder, seed=2)) == {2}
+        assert problems(folder) == []
+        seen.append(sum(one.is_aside for one in take_inventory(str(folder)).entries))
+    assert set(seen) == {1}
+
+
 def test_a_second_builder_of_the_same_entry_leaves_the_first_ones_files(tmp_path):
     seen = []
 

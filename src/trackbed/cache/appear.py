@@ -7,10 +7,12 @@ files do not fit its manifest, that is, a damaged one: those that did not fit be
 only when all files are this entry's.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy.typing as npt
 from trackbed.cache.entry import Entry, Place
 from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.errors import CacheError, FormatError
-from trackbed.files import Stamp, claim, publish, remove_unless_changed, stamp_of
+from trackbed.files import Stamp, claim, partial_name, publish, remove_unless_changed, stamp_of
 from trackbed.kernels import file_stamps
 
 __all__ = ["Appeared", "Prepared", "let_appear"]
@@ -61,15 +63,13 @@ def let_appear(prepared: Prepared, place: Place) -> Appeared:
         CacheError: manifests come and go so fast that none can be claimed.
     """
     entry = prepared.entry
-    if prepared.damaged is not None:
-        _remove_damaged(place, prepared.damaged)
-    has_claimed = place == entry.shared and _claim(prepared, place)
+    has_claimed = _replace_damaged(prepared, place) or (place == entry.shared and _claim(prepared, place))
     if place == entry.shared and not has_claimed and not _is_ours(prepared, place):
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
         place = entry.aside
-    if place == entry.aside:
+    if place == entry.aside and not has_claimed:
         os.makedirs(place.directory, exist_ok=True)  # noqa: PTH103  see Place
-        publish(prepared.manifest, place.manifest)  # the folder is named by the fingerprint: nobody else wants it
+        publish(prepared.manifest, place.manifest)  # the folder is named by the fingerprint: no other entry wants it
         has_claimed = True
     finals = place.files(entry.arrays)
     sizes = file_stamps(".", list(finals.values()))[:, 1].tolist()
@@ -78,17 +78,32 @@ def let_appear(prepared: Prepared, place: Place) -> Appeared:
         return Appeared(place, (prepared.manifest, *(partial for partial, _ in prepared.files.values())))
     for name in sorted(finals, key=lambda name: not fits[name]):
         publish(prepared.files[name][0], finals[name])
+    if place == entry.shared and not _is_ours(prepared, place):
+        # Whoever has the name now must not look whole with files of this entry.
+        Path(finals["description"]).unlink(missing_ok=True)
     return Appeared(place, () if has_claimed else (prepared.manifest,))
 
 
-def _remove_damaged(place: Place, stamps: npt.NDArray[np.int64]) -> None:
-    """Remove description and manifest of a damaged entry, unless another builder has replaced them.
+def _replace_damaged(prepared: Prepared, place: Place) -> bool:
+    """Replace the manifest of a damaged entry of this fingerprint. Returns whether it was replaced.
 
-    Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
+    It is replaced and not removed: were the name free for a moment, another entry could take it while a builder that
+    claimed it before still renames its files.
     """
-    description = place.files(())["description"]
-    for path, stamp in ((description, stamps[0]), (place.manifest, stamps[-1])):
-        remove_unless_changed(path, Stamp(*stamp.tolist()))
+    if prepared.damaged is None:
+        return False
+    described, claimed = (Stamp(*prepared.damaged[row].tolist()) for row in (0, -1))
+    # Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
+    remove_unless_changed(place.files(())["description"], described)
+    try:
+        found = read_manifest(place.manifest)
+    except FormatError:
+        return False
+    is_own = found is not None and found.fingerprint == prepared.entry.fingerprint
+    if not is_own or stamp_of(place.manifest) != claimed:
+        return False
+    publish(prepared.manifest, place.manifest)
+    return True
 
 
 def _claim(prepared: Prepared, place: Place) -> bool:
@@ -104,9 +119,18 @@ def _claim(prepared: Prepared, place: Place) -> bool:
         except FormatError:  # it speaks for nobody: a machine that lost its power leaves such files
             # What lies there may have the sizes that the new manifest says: without its description it looks damaged.
             remove_unless_changed(description, described)
-            remove_unless_changed(place.manifest, found)
+            partials = prepared.manifest.rpartition("/")[0]
+            _discard(place.manifest, found, f"{partials}/{partial_name(place.manifest.rpartition('/')[2])}")
     msg = f"{place.manifest}: a manifest must stay where it is put, found it gone {_CLAIMS} times"
     raise CacheError(msg)
+
+
+def _discard(path: str, wanted: Stamp | None, aside: str) -> None:
+    """Remove the manifest that was found unreadable, but no other one that has taken its place meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        publish(path, aside)
+        if stamp_of(aside) == wanted or not claim(aside, path):
+            Path(aside).unlink(missing_ok=True)
 
 
 def _is_ours(prepared: Prepared, place: Place) -> bool:

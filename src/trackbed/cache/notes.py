@@ -177,8 +177,11 @@ class _Flusher:
                     return
             flushed: dict[int, bool] = {}
             for own, stamps in waiting.items():
-                if self._flush(own, flushed):
-                    write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
+                try:
+                    if self._flush(own, flushed):
+                        write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
+                except BaseException:  # its entries are checked once more; nothing waits for this thread for ever
+                    logger.exception("%s: its entries are not known to be on the disk", own)
 
     @staticmethod
     def _flush(own: str, flushed: dict[int, bool]) -> bool:
