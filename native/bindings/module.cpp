@@ -37,8 +37,8 @@ std::span<T> span_of(const Array<T>& array) {
   return {array.data(), array.size()};
 }
 
-// Lets Python look in while a kernel runs without the GIL: signals, so that Ctrl-C works, and `callback`, if any, with
-// the number of items that are done. It must outlive the poll.
+// Poll of a kernel that runs without the GIL: handles signals, so that Ctrl-C works, and calls `callback`, if any, with
+// the number of items done. `callback` must outlive the poll.
 trackbed::Poll poll_of(nb::handle callback) {
   return trackbed::Poll([callback](std::int64_t done) {
     const nb::gil_scoped_acquire gil;
@@ -125,7 +125,7 @@ std::pair<std::int64_t, std::int32_t> count_tokens(Array<const std::uint8_t> len
   return {count.tokens, count.shortest};
 }
 
-// What a list of objects holds, as bytes, for as long as this lives.
+// Views of the bytes of a list of objects, which are kept alive.
 class Buffers {
  public:
   explicit Buffers(nb::list objects) {
@@ -224,7 +224,7 @@ void publish_file_sets(const std::vector<nb::bytes>& folders, nb::bytes stems, n
   trackbed::publish_file_sets(names, buffers.spans(), span_of(counts), found, span_of(errors), poll);
 }
 
-// Vectors of plain structures cross the border as vectors of the 64-bit words they consist of.
+// Views a vector of 64-bit words as a vector of plain structures.
 template <class Structure, class Word>
 std::span<Structure> structures_of(const Array<Word>& words) {
   static_assert(sizeof(Structure) % sizeof(Word) == 0 && alignof(Structure) <= alignof(Word));
@@ -274,7 +274,7 @@ void interleaving_counts(Words nodes, std::uint32_t root, std::int64_t position,
                                 span_of(counts));
 }
 
-// A capsule, as Python may let go of threads at any time, and a forked child must not join them.
+// A capsule, because Python may destroy the pool at any time, and a forked child must not join its threads.
 nb::capsule new_workers() {
   return {new trackbed::Workers, [](void* workers) noexcept { delete static_cast<trackbed::Workers*>(workers); }};
 }
@@ -296,13 +296,13 @@ std::pair<std::int64_t, std::vector<std::int64_t>> gather(nb::capsule workers, W
 
 using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Calls `use` with a value of the integer type that `dtype` says. Returns whether it is one of those listed.
+// Calls `use` with a value of the integer type `dtype`. Returns true if it is one of `Types`.
 template <class... Types, class Use>
 bool with_integer(nb::dlpack::dtype dtype, Use use) {
   return ((dtype == nb::dtype<Types>() && (use(Types{}), true)) || ...);
 }
 
-// Calls `use` with a value of the integer type that NumPy's character for it says.
+// Calls `use` with a value of the integer type of a NumPy type character. Returns true if the character is known.
 template <class Use>
 bool with_character(char character, Use use) {
   switch (character) {
@@ -324,8 +324,8 @@ bool with_character(char character, Use use) {
   }
 }
 
-// The numbers as bytes of another type, and which one is the first that does not fit. Bytes, as a document has a
-// few hundred tokens, and a second call to make an array for them would take as long as this one.
+// Converts numbers to bytes of another type. Returns the bytes, and the index of the first number that does not fit.
+// Returns bytes because a document has a few hundred tokens, for which creating an array would take as long again.
 std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
   nb::object bytes;
   std::size_t first = 0;

@@ -12,7 +12,7 @@
 namespace trackbed {
 namespace {
 
-constexpr std::size_t kBytesPerCall = 8 << 20;  // a few milliseconds at most, then the poll is asked
+constexpr std::size_t kBytesPerCall = 8 << 20;  // a few milliseconds at most between polls
 
 int write_all(int descriptor, std::span<const std::byte> part, Poll& poll) {
   while (!part.empty()) {
@@ -26,7 +26,7 @@ int write_all(int descriptor, std::span<const std::byte> part, Poll& poll) {
   return 0;
 }
 
-// Writes what it can of a few small parts, in one call of the system. The number of the error, or 0.
+// Writes a few small parts in one system call, possibly incompletely. Returns the errno, or 0.
 int write_at_once(int descriptor, std::span<const std::span<const std::byte>> parts, std::size_t& written) {
   std::array<iovec, 4> pieces;
   std::size_t total = 0;
@@ -52,7 +52,7 @@ int write_at_once(int descriptor, std::span<const std::span<const std::byte>> pa
 Descriptor open_folder(const char* path) { return Descriptor(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC)); }
 
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll) {
-  std::size_t written = 0;  // of the part that is at hand and those after it
+  std::size_t written = 0;  // bytes already written of the current part and those after it
   int error = write_at_once(file.number(), parts, written);
   for (const std::span<const std::byte> part : parts) {
     const std::size_t skipped = std::min(written, part.size());

@@ -16,12 +16,12 @@
 namespace trackbed {
 namespace {
 
-// Whether a file system says so that it has no files without a name.
+// True for errors of file systems that do not support unnamed files.
 bool lacks_unnamed_files(int error) {
   return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
 }
 
-// Gives a file without a name this one, unless it is taken: then EEXIST. The number of the error, or 0.
+// Names an unnamed file. Returns the errno, EEXIST if the name exists, or 0.
 int name_file(const Descriptor& file, const Descriptor& folder, const std::string& name) {
   if (linkat(file.number(), "", folder.number(), name.c_str(), AT_EMPTY_PATH) == 0) {
     return 0;
@@ -29,7 +29,7 @@ int name_file(const Descriptor& file, const Descriptor& folder, const std::strin
   if (errno != ENOENT) {
     return errno;
   }
-  const std::string path = "/proc/self/fd/" + std::to_string(file.number());  // what older systems want
+  const std::string path = "/proc/self/fd/" + std::to_string(file.number());  // for older kernels
   return linkat(AT_FDCWD, path.c_str(), folder.number(), name.c_str(), AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
 }
 
@@ -37,14 +37,13 @@ int rename_file(const Descriptor& from, const std::string& name, const Descripto
   return renameat(from.number(), name.c_str(), to.number(), final_name.c_str()) == 0 ? 0 : errno;
 }
 
-// Renames a file unless the name is taken: then EEXIST.
+// Renames a file without replacing another. Returns the errno, EEXIST if the name exists, or 0.
 int claim_name(const Descriptor& from, const std::string& name, const Descriptor& to, const std::string& final_name) {
 #if defined(SYS_renameat2) && defined(RENAME_NOREPLACE)
   if (syscall(SYS_renameat2, from.number(), name.c_str(), to.number(), final_name.c_str(), RENAME_NOREPLACE) == 0) {
     return 0;
   }
-  if (errno != EINVAL &&
-      errno != ENOSYS) {  // so do file systems answer that cannot do this, most of them over a network
+  if (errno != EINVAL && errno != ENOSYS) {  // not supported, mostly by network file systems
     return errno;
   }
 #endif
@@ -54,7 +53,7 @@ int claim_name(const Descriptor& from, const std::string& name, const Descriptor
   return unlinkat(from.number(), name.c_str(), 0) == 0 ? 0 : errno;
 }
 
-// The set of files that is at hand.
+// Writer of one set of files at a time.
 class FileSet {
  public:
   explicit FileSet(const FileSetNames& names)
@@ -68,7 +67,7 @@ class FileSet {
 
   bool has_folders() const { return files_ && claims_ && partials_; }
 
-  // Takes the next set.
+  // Starts the next set.
   void take(const char* stem, std::span<const char* const> endings) {
     clear();
     for (const char* ending : endings) {
@@ -76,7 +75,7 @@ class FileSet {
     }
   }
 
-  // Makes one of its files. The number of the error, or 0.
+  // Writes one file of the set. Returns the errno, or 0.
   int write(std::size_t file, std::span<const std::span<const std::byte>> parts, Poll& poll, FileStamp& stamp) {
     Made& made = made_[file];
     if (is_unnamed_) {
@@ -96,7 +95,7 @@ class FileSet {
     }
     struct stat status;
     if (made.has_partial) {
-      made.opened = Descriptor();  // some file systems write, and set times, when a file is closed
+      made.opened = Descriptor();  // some file systems write the file, and set its times, when it is closed
     }
     const int failed = made.has_partial ? fstatat(partials_.number(), partial_name(made).c_str(), &status, 0)
                                         : fstat(made.opened.number(), &status);
@@ -107,7 +106,7 @@ class FileSet {
     return 0;
   }
 
-  // Lets the set appear. The number of the error, or 0.
+  // Publishes the set. Returns the errno, or 0.
   int appear() {
     const std::size_t last = made_.size() - 1;
     for (std::size_t file = 0; file < last; ++file) {
@@ -117,7 +116,7 @@ class FileSet {
     }
     int error = claim(last);
     for (std::size_t file = 0; file < last && error == 0; ++file) {
-      error = replace(file);  // nothing was there a moment ago; what is there now, came without a claim
+      error = replace(file);  // a file that was created since the check above has no claim
     }
     return error;
   }
@@ -126,7 +125,7 @@ class FileSet {
   struct Made {
     std::string name;
     Descriptor opened;
-    bool has_partial;  // else it has no name yet, or its own
+    bool has_partial;  // true if it has its partial name; else it is unnamed or published
   };
 
   const Descriptor& folder_of(std::size_t file) const { return file + 1 < made_.size() ? files_ : claims_; }
@@ -137,7 +136,7 @@ class FileSet {
     Made& made = made_[file];
     if (!made.has_partial) {
       const int error = name_file(made.opened, folder_of(file), made.name);
-      is_unnamed_ = error == 0 || error == EEXIST;  // else the next sets do better with names
+      is_unnamed_ = error == 0 || error == EEXIST;  // else naming is not supported: the next sets use partial names
       return error;
     }
     const int error = claim_name(partials_, partial_name(made), folder_of(file), made.name);
@@ -159,7 +158,7 @@ class FileSet {
     return error;
   }
 
-  // Removes what did not appear.
+  // Removes files that were not published.
   void clear() {
     for (const Made& made : made_) {
       if (made.has_partial) {
@@ -185,7 +184,7 @@ void publish_file_sets(const FileSetNames& names, std::span<const std::span<cons
   const std::size_t files = errors.empty() ? 0 : counts.size() / errors.size();
   const std::vector<const char*> stems = starts_of(names.stems, errors.size());
   const std::vector<const char*> endings = starts_of(names.endings, files);
-  FileSet set(names);  // at its end, and when the poll throws, it removes what did not appear
+  FileSet set(names);  // its destructor removes unpublished files, also if the poll throws
   if (!set.has_folders()) {
     std::fill(errors.begin(), errors.end(), ENOENT);
     return;

@@ -14,7 +14,7 @@
 namespace trackbed {
 namespace {
 
-constexpr std::size_t kCountsAt = 18;  // of the header: sequences, then document borders, of 8 bytes each
+constexpr std::size_t kCountsAt = 18;  // offset in the header of the 8-byte counts of sequences and document borders
 constexpr std::uint64_t kLengthBytes = 4;
 constexpr std::uint64_t kSequenceBytes = 12;  // a length and a pointer
 constexpr std::uint64_t kBorderBytes = 8;
@@ -26,7 +26,7 @@ constexpr IndexEnds kUnread{.error = 0,
                             .last_pointer = 0,
                             .last_border = 0};
 
-// Whether all that is wanted was read; else errno says why, EIO where the file ends before.
+// Reads `wanted` bytes at `start`. Returns false and sets errno on failure, EIO if the file is too short.
 bool read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t start) {
   while (!wanted.empty()) {
     const ssize_t found = pread(file.number(), wanted.data(), wanted.size(), start);
@@ -40,7 +40,8 @@ bool read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t s
   return true;
 }
 
-// Whether the number that ends before `end` was read, from the file's head where that holds it.
+// Reads the number that ends before `end`, from `head` if it contains the number. Returns false and sets errno on
+// failure.
 template <class Number>
 bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::byte> head, std::int64_t& found) {
   const std::int64_t start = end - static_cast<std::int64_t>(sizeof(Number));
@@ -54,13 +55,13 @@ bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::
   return true;
 }
 
-// Whether the three numbers were read, as far as they are there.
+// Reads the last length, pointer and border, if they exist. Returns false and sets errno on failure.
 bool read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::byte> head) {
   std::uint64_t counts[2];
   std::memcpy(counts, head.data() + kCountsAt, sizeof(counts));
   const auto size = static_cast<std::uint64_t>(ends.stamp.size_bytes);
   if (counts[0] > size / kSequenceBytes || counts[1] > size / kBorderBytes) {
-    return true;  // and no sum below is beyond 64 bits
+    return true;  // otherwise no sum below overflows
   }
   const std::uint64_t pointers_at = kIndexHeaderBytes + kLengthBytes * counts[0];
   const std::uint64_t borders_at = kIndexHeaderBytes + kSequenceBytes * counts[0];
@@ -75,7 +76,7 @@ bool read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::
   return has_lengths && (counts[1] == 0 || read_before<std::int64_t>(before(stop), file, head, ends.last_border));
 }
 
-// Whether all was read; else errno says why.
+// Reads both ends of an open file. Returns false and sets errno on failure.
 bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> content, IndexEnds& ends) {
   struct stat status;
   if (fstat(file.number(), &status) != 0) {
@@ -95,7 +96,7 @@ bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> con
 
 IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> content) {
   IndexEnds ends = kUnread;
-  // Opening a pipe would otherwise wait for a writer.
+  // Nonblocking, because opening a pipe would otherwise wait for a writer.
   const Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file || !read_open(file, content, ends)) {
     ends = kUnread;

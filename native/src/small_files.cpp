@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kFilesPerTask = 16;
 constexpr std::size_t kFilesAhead = 16;
 
-// The number of the error, or 0.
+// Returns the errno, or 0.
 int write_file(const char* path, std::span<const std::span<const std::byte>> parts, Poll& poll) {
   const Descriptor file(open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   return file ? write_parts(file, parts, poll) : errno;
@@ -25,7 +25,7 @@ int write_file(const char* path, std::span<const std::span<const std::byte>> par
 
 constexpr FileStamp kNone{.inode = -1, .size_bytes = -1, .modified_ns = -1};
 
-// Looks at a file; says when it last changed in any way, if that is wanted.
+// Stamp of a file, and its change time if `changed_ns` is not null.
 FileStamp look_at(int folder, const char* name, std::int64_t* changed_ns) {
   struct stat status;
   const bool is_there = fstatat(folder, name, &status, 0) == 0;
@@ -35,9 +35,9 @@ FileStamp look_at(int folder, const char* name, std::int64_t* changed_ns) {
   return is_there ? stamp_of(status) : kNone;
 }
 
-// The file, whose part the system begins to read where it is not in memory.
+// Opens a file, and starts reading its range into the page cache.
 Descriptor open_ahead(const char* path, std::int64_t start, std::int64_t size) {
-  // Opening a pipe would otherwise wait for a writer.
+  // Nonblocking, because opening a pipe would otherwise wait for a writer.
   Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file && size > 0) {
     posix_fadvise(file.number(), start, size, POSIX_FADV_WILLNEED);  // a hint
@@ -45,7 +45,7 @@ Descriptor open_ahead(const char* path, std::int64_t start, std::int64_t size) {
   return file;
 }
 
-// Whether the part was read whole.
+// Reads a range. Returns false if it was not read completely.
 bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t start) {
   while (!part.empty()) {
     const ssize_t found = pread(file.number(), part.data(), part.size(), start);
@@ -98,7 +98,7 @@ FileError write_files(Names paths, std::span<const std::span<const std::byte>> p
 void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, std::span<std::int64_t> changes,
                  int num_threads, Poll& poll) {
   const std::vector<const char*> starts = starts_of(names, stamps.size());
-  const Descriptor opened = open_folder(folder);  // without it only absolute names are found
+  const Descriptor opened = open_folder(folder);  // if it cannot be opened, only absolute names are found
   const auto count = static_cast<std::int64_t>(stamps.size());
   run_parallel((count + kFilesPerTask - 1) / kFilesPerTask, num_threads, poll, kFilesPerTask, [&](std::int64_t task) {
     for (std::int64_t file = task * kFilesPerTask; file < std::min(count, (task + 1) * kFilesPerTask); ++file) {

@@ -27,7 +27,7 @@ sys.path.insert(0, sys.argv[5])
 import torch
 torch.set_num_threads(1)
 from blends import build, gpt_config, tokens_of
-from test_crowd import SIZES, config
+from test_concurrent_builds import SIZES, config
 for turn in range(first, first + rounds):
     gate = base / f"gate{turn}"
     gate.mkdir(exist_ok=True)

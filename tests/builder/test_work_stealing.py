@@ -45,7 +45,7 @@ def build(folder, builds_on, *, num_ranks=2, **options):
 
     def work(group):
         told = []
-        with group.together("building") as step:
+        with group.guarded("building") as step:
             builders = Builders(group, wants=True, num_threads=1, progress=lambda *part: told.append(part))
             pending = pending_of(folder, lambda number: (step.poll(0), builds_on(group.rank, number)), **options)
             builders.settle(pending, is_last=True)

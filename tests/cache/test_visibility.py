@@ -8,7 +8,7 @@ import pytest
 from small_entries import STEM, arrays, entry, expected, open_, seeds_in
 from trackbed.cache import await_entry, collecting
 from trackbed.errors import CacheError
-from trackbed.kernels import watched
+from trackbed.kernels import polling
 
 ADVICE = "see that path_to_cache leads to the same folder on every host"
 
@@ -103,7 +103,7 @@ def test_a_poll_ends_the_wait(tmp_path):
 
     with pytest.raises(Stop):
         wait_for(tmp_path, timeout_seconds=60, poll=poll)
-    with watched(lambda _done: poll()), pytest.raises(Stop):
+    with polling(lambda _done: poll()), pytest.raises(Stop):
         wait_for(tmp_path, timeout_seconds=60)
     assert time.monotonic() - start < 5
 

@@ -1,4 +1,4 @@
-"""What tells a file from another that takes its name."""
+"""Tests of file stamps."""
 
 import os
 
@@ -8,7 +8,7 @@ from trackbed.files import Stamp, stamp_of
 from trackbed.kernels import file_stamps
 
 
-def test_an_inode_that_needs_all_its_bits_fits_an_array_of_stamps(tmp_path):
+def test_an_unsigned_64_bit_inode_fits_an_array_of_stamps(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     fields = list(path.stat())
@@ -17,7 +17,7 @@ def test_an_inode_that_needs_all_its_bits_fits_an_array_of_stamps(tmp_path):
     assert np.array([stamp], dtype=np.int64).tolist() == [[-5, 7, 12]]
 
 
-def test_a_stamp_is_what_the_kernel_says(tmp_path):
+def test_a_stamp_equals_that_of_the_kernel(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     assert file_stamps(str(tmp_path), ["file", "none"]).tolist() == [list(stamp_of(tmp_path / "file")), [-1] * 3]
     assert stamp_of(tmp_path / "none") is None

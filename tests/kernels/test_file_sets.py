@@ -1,4 +1,4 @@
-"""Sets of files that appear together: each whole, under its name, or not at all."""
+"""Tests of sets of files that are published together: each file appears complete under its name, or not at all."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ def folders_in(tmp_path):
 
 
 def parts_of(*stems):
-    """Parts that say whose they are."""
+    """Parts that contain the name of their set."""
     return [part for stem in stems for part in (stem.encode(), b"header", np.arange(5), f"{stem}!".encode())]
 
 
@@ -87,7 +87,7 @@ def current_umask():
     return umask
 
 
-def test_a_name_that_is_taken_stays_and_nothing_of_the_set_appears(tmp_path, may_be_unnamed):
+def test_an_existing_file_stays_and_nothing_of_the_set_appears(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
     publish(folders, ["y"])
     before = content_of(folders)
@@ -96,17 +96,17 @@ def test_a_name_that_is_taken_stays_and_nothing_of_the_set_appears(tmp_path, may
     assert content_of(folders) == {**wanted_of("x", "z"), **before}
 
 
-def test_files_that_nobody_claimed_are_left_to_who_knows_what_they_are(tmp_path, may_be_unnamed):
+def test_existing_files_without_a_claim_are_not_replaced(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
-    Path(folders.files, "x-b").write_bytes(b"what somebody else left")
+    Path(folders.files, "x-b").write_bytes(b"left by another program")
     Path(folders.files, "y-a", "in the way").mkdir(parents=True)
     errors, _ = publish(folders, ["x", "y", "z"], may_be_unnamed=may_be_unnamed)
     assert errors.tolist() == [errno.EEXIST, errno.EEXIST, 0]
     shutil.rmtree(Path(folders.files, "y-a"))
-    assert content_of(folders) == {**wanted_of("z"), "files/x-b": b"what somebody else left"}
+    assert content_of(folders) == {**wanted_of("z"), "files/x-b": b"left by another program"}
 
 
-def test_files_that_come_while_a_set_appears_are_replaced(tmp_path, may_be_unnamed):
+def test_files_created_while_a_set_is_published_are_replaced(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
     stems = [f"{number:04}" for number in range(3000)]
     stopped = threading.Event()
@@ -131,13 +131,13 @@ def test_files_that_come_while_a_set_appears_are_replaced(tmp_path, may_be_unnam
     assert len(appeared) > 2500
     for stem in appeared:
         mine = {name: found.pop(name) for name in wanted_of(stem)}
-        # The rival may have looked for the claim before it was there, and made its file after ours.
+        # The rival may have checked for the claim before it existed, and created its file after ours.
         assert mine == wanted_of(stem)
     assert set(found) <= {f"files/{stem}-b" for stem in stems[::7]}
 
 
 @pytest.mark.parametrize("absent", ["files", "claims", "partials"])
-def test_a_folder_that_is_not_there_is_an_error_of_every_set(tmp_path, may_be_unnamed, absent):
+def test_a_missing_folder_is_an_error_of_every_set(tmp_path, may_be_unnamed, absent):
     folders = folders_in(tmp_path)
     (tmp_path / absent).rmdir()
     errors, _ = publish(folders, ["x", "y"], may_be_unnamed=may_be_unnamed)
@@ -145,7 +145,7 @@ def test_a_folder_that_is_not_there_is_an_error_of_every_set(tmp_path, may_be_un
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_what_is_too_large_leaves_nothing_behind(tmp_path, may_be_unnamed):
+def test_a_set_that_is_too_large_leaves_nothing_behind(tmp_path, may_be_unnamed):
     folders = folders_in(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -160,15 +160,15 @@ def test_what_is_too_large_leaves_nothing_behind(tmp_path, may_be_unnamed):
     assert content_of(folders) == wanted_of("x")
 
 
-def test_what_looks_in_ends_it_between_sets_and_nothing_partial_stays(tmp_path, may_be_unnamed):
+def test_the_poll_can_end_it_between_sets_and_no_partial_file_stays(tmp_path, may_be_unnamed):
     class EndedError(Exception):
         pass
 
-    looks = []
+    polls = []
 
     def end(_done):
-        looks.append(1)
-        if len(looks) == 3:
+        polls.append(1)
+        if len(polls) == 3:
             raise EndedError
 
     folders = folders_in(tmp_path)
@@ -204,7 +204,7 @@ def test_a_file_may_have_any_number_of_parts(tmp_path_factory, parts):
     assert Path(folder, "x.a").read_bytes() == b"".join(parts)
 
 
-def test_parts_must_be_as_many_as_said(tmp_path):
+def test_the_number_of_parts_must_match_the_counts(tmp_path):
     with pytest.raises(ArgumentError, match=r"1 sets of 3 files must have \[1, 2, 1\] parts each, found 1 in all"):
         publish(folders_in(tmp_path), ["x"], parts=[b"x"])
     with pytest.raises(ArgumentError, match="must not be empty"):

@@ -17,7 +17,7 @@ def test_file_stamps_equal_their_reference(tmp_path, count, num_threads):
     assert (found[1::3] == -1).all()
 
 
-def test_names_may_be_absolute_lead_elsewhere_and_hold_any_byte(tmp_path):
+def test_names_may_be_absolute_or_links_and_contain_any_byte(tmp_path):
     odd = tmp_path / "a \n\udcff b"
     odd.write_bytes(b"abc")
     (tmp_path / "link").symlink_to(odd)
@@ -28,7 +28,7 @@ def test_names_may_be_absolute_lead_elsewhere_and_hold_any_byte(tmp_path):
     assert found[:3, 1].tolist() == [3, 3, 3]
 
 
-def test_a_folder_that_is_not_there_holds_nothing_but_absolute_names_are_found(tmp_path):
+def test_relative_names_in_a_missing_folder_do_not_exist_but_absolute_ones_do(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     found = file_stamps(str(tmp_path / "absent"), ["file", str(tmp_path / "file")])
     assert found[:, 1].tolist() == [-1, 3]
@@ -36,11 +36,11 @@ def test_a_folder_that_is_not_there_holds_nothing_but_absolute_names_are_found(t
 
 @pytest.mark.parametrize("names", [[""], ["a", ""], ["", "a"], ["a", "", "b"], ["a\0b"]])
 def test_a_name_that_is_empty_or_holds_a_zero_byte_is_refused(tmp_path, names):
-    with pytest.raises(ArgumentError, match="must not be empty and hold no zero byte"):
+    with pytest.raises(ArgumentError, match="must not be empty or contain a zero byte"):
         file_stamps(str(tmp_path), names)
 
 
-def test_a_look_at_many_files_can_be_ended(tmp_path):
+def test_file_stamps_of_many_files_can_be_ended(tmp_path):
     class EndedError(Exception):
         pass
 
@@ -60,7 +60,7 @@ def test_files_are_written_part_by_part(tmp_path, parts):
     assert (tmp_path / "two").read_bytes() == bytes(range(3))
 
 
-def test_a_file_that_is_there_is_not_written_over(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "two").write_bytes(b"old")
     with pytest.raises(FileExistsError) as caught:
         write_files({f"{tmp_path}/{name}": [b"new"] for name in ("one", "two", "three")})
@@ -69,7 +69,7 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path):
     assert (tmp_path / "two").read_bytes() == b"old"
 
 
-def test_what_is_not_bytes_in_a_row_is_refused(tmp_path):
+def test_parts_that_are_not_contiguous_bytes_are_refused(tmp_path):
     with pytest.raises(BufferError):
         write_files({f"{tmp_path}/x": [memoryview(b"abcdef")[::2]]})
     with pytest.raises(TypeError):
@@ -84,12 +84,12 @@ def test_parts_of_files_are_read_one_after_the_other(tmp_path):
     content, stamps = read_parts(paths, [2, 0, 8, 0], [3, 0, 3, 1])
     assert content[:3].tolist() == [2, 3, 4]
     np.testing.assert_array_equal(stamps[:2], file_stamps(".", paths[:2]))
-    assert stamps[2:].tolist() == [[-1] * 3] * 2  # one ends before, one is not there
+    assert stamps[2:].tolist() == [[-1] * 3] * 2  # one file is too short, one does not exist
     assert len(content) == 7
 
 
 @pytest.mark.parametrize(("starts", "sizes"), [([-1], [1]), ([0], [-1]), ([0, 0], [1, 1])])
-def test_parts_that_cannot_be_are_refused(tmp_path, starts, sizes):
+def test_negative_ranges_are_refused(tmp_path, starts, sizes):
     with pytest.raises(ArgumentError, match="1 files must have starts and sizes of at least 0"):
         read_parts([f"{tmp_path}/x"], starts, sizes)
 

@@ -1,4 +1,4 @@
-"""Looking at many pairs at once, before they are opened one by one."""
+"""Tests of prefetching the metadata of many pairs before they are opened."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from trackbed.tokens.opening import look_ahead, openings
 
 
 class Opened:
-    """Counts the files that Python knows to be opened or looked at from here on; hooks of the interpreter stay."""
+    """Records the index files that are opened from now on; audit hooks cannot be removed."""
 
     def __init__(self):
         self.paths = []
-        sys.addaudithook(self._note)
+        sys.addaudithook(self._record)
 
-    def _note(self, event, arguments):
+    def _record(self, event, arguments):
         if event == "open" and str(arguments[0]).endswith(".idx"):
             self.paths.append(arguments[0])
 
@@ -34,7 +34,7 @@ def prefixes(tmp_path):
     return [f"{tmp_path}/{number}" for number in range(5)]
 
 
-def test_what_was_seen_ahead_is_not_read_again_and_is_the_same(prefixes):
+def test_prefetched_metadata_are_not_read_again_and_are_the_same(prefixes):
     with openings() as alone:
         one_by_one = [IndexedDataset(prefix, open_when_read=True) for prefix in prefixes]
     with openings() as noted:
@@ -48,7 +48,7 @@ def test_what_was_seen_ahead_is_not_read_again_and_is_the_same(prefixes):
         assert [list(tokens) for tokens in dataset[:]] == [list(tokens) for tokens in wanted[:]]
 
 
-def test_a_pair_is_seen_ahead_once(prefixes):
+def test_prefetched_metadata_are_used_once(prefixes):
     with openings():
         look_ahead(prefixes[:1])
         IndexedDataset(prefixes[0], open_when_read=True)
@@ -56,7 +56,7 @@ def test_a_pair_is_seen_ahead_once(prefixes):
         assert len(IndexedDataset(prefixes[0], open_when_read=True)) == 9
 
 
-def test_nothing_is_looked_at_without_a_context_or_where_it_is_known(prefixes):
+def test_nothing_is_prefetched_without_a_context_or_for_known_pairs(prefixes):
     with openings() as noted:
         IndexedDataset(prefixes[0], open_when_read=True)
     known = {prefix: opening.to_json() for prefix, opening in noted.items()}
@@ -67,7 +67,7 @@ def test_nothing_is_looked_at_without_a_context_or_where_it_is_known(prefixes):
     assert OPENED.paths == []
 
 
-def test_what_is_wrong_with_a_pair_is_said_by_the_one_who_opens_it(prefixes):
+def test_errors_of_a_pair_are_raised_when_it_is_opened(prefixes):
     index = Path(f"{prefixes[1]}.idx")
     index.write_bytes(b"x" + index.read_bytes()[1:])
     Path(f"{prefixes[2]}.bin").write_bytes(b"")
@@ -79,12 +79,12 @@ def test_what_is_wrong_with_a_pair_is_said_by_the_one_who_opens_it(prefixes):
             IndexedDataset(prefixes[2], open_when_read=True)
         with pytest.raises(ArgumentError, match=r"missing .*-absent\.idx and .*-absent\.bin"):
             IndexedDataset(f"{prefixes[0]}-absent", open_when_read=True)
-        with pytest.raises(FormatError, match="sequences_per_dataset says"):
+        with pytest.raises(FormatError, match="as in sequences_per_dataset"):
             IndexedDataset(prefixes[3], open_when_read=True, sequences_per_dataset=(1, 2))
     assert noted == {}
 
 
-def test_the_pairs_of_a_group_are_seen_ahead(prefixes):
+def test_the_pairs_of_a_group_are_prefetched(prefixes):
     with openings() as noted:
         group = IndexedGroup.open("all", prefixes)
     assert list(noted) == prefixes

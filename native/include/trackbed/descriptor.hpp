@@ -13,13 +13,13 @@
 
 namespace trackbed {
 
-// An open file or folder, closed at the end; or none.
+// Owning file descriptor of an open file or folder, or none.
 class Descriptor {
  public:
   explicit Descriptor(int opened = -1) : number_(opened) {}
   Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);  // `other` is at its end, and closes what this one had
+    std::swap(number_, other.number_);  // the destructor of `other` closes the old descriptor
     return *this;
   }
   ~Descriptor() {
@@ -35,15 +35,15 @@ class Descriptor {
   int number_;
 };
 
-// The folder, to look up names in; none where it cannot be opened.
+// Opens a folder for lookups of names. Returns none if it cannot be opened.
 Descriptor open_folder(const char* path);
 
-// Writes these parts, one after the other. The number of the error, or 0.
+// Writes the parts in order. Returns the errno, or 0.
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll);
 
 FileStamp stamp_of(const struct stat& status);
 
-// Where each of so many names starts.
+// Start of each of `count` names.
 std::vector<const char*> starts_of(Names names, std::size_t count);
 
 }  // namespace trackbed

@@ -8,38 +8,38 @@
 
 namespace trackbed {
 
-// Names of files, one after the other, each ended by a zero byte.
+// Concatenated names of files, each followed by a zero byte.
 using Names = std::span<const char>;
 
-// What tells a file from another that takes its name, and from itself after a change; -1 thrice where there is none.
+// Identity of a file, which tells it from another file of the same name and from itself after a change. All -1 if there
+// is no file.
 struct FileStamp {
   std::int64_t inode;
   std::int64_t size_bytes;
   std::int64_t modified_ns;  // since 1970
 };
 
-// What the system said, and of which file.
+// Error of a system call, and the file it concerns.
 struct FileError {
-  int number;  // 0 where all went well
+  int number;  // errno, or 0
   std::size_t file;
 };
 
-// Makes one new file of each part list: `counts[file]` parts, one after the other. Stops at the first error; the files
-// that were made stay.
-// Requires: as many paths as counts, and as many parts as the counts say together.
+// Writes new files, each of counts[file] consecutive parts. Stops at the first error; files written before it stay.
+// Requires: as many paths as counts, and as many parts as the sum of the counts.
 FileError write_files(Names paths, std::span<const std::span<const std::byte>> parts,
                       std::span<const std::int64_t> counts, Poll& poll);
 
-// Reads sizes[file] bytes from starts[file] on of each file, one part after the other into `content`, and looks at it.
-// The stamp of one that cannot be read, or ends before its part does, is -1 thrice.
-// Requires: as many paths, starts and sizes as stamps, and `content` as long as all sizes together. Five calls of the
-// system a file, and up to 17 files open: what the next ones hold is read from the disk meanwhile.
+// Reads sizes[file] bytes from starts[file] on of each file, consecutively into `content`, and the stamp of the file.
+// The stamp of a file that cannot be read, or that is too short, is all -1.
+// Requires: as many paths, starts and sizes as stamps, and `content` of the sum of the sizes. Five system calls per
+// file; up to 17 files are open, so that the next ones are read ahead from the disk.
 void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<const std::int64_t> sizes,
                 std::span<std::byte> content, std::span<FileStamp> stamps, Poll& poll);
 
-// Looks at as many files as there are stamps.
-// Requires: as many names as stamps, below `folder` or absolute, and as many changes or none: the time at which each
-// file last changed in any way, in nanoseconds since 1970. One call of the system a file, and one for the folder.
+// Reads the stamp of each file and, unless `changes` is empty, its change time (ctime) in nanoseconds since 1970.
+// Requires: as many names as stamps, absolute or relative to `folder`, and as many changes or none. One system call per
+// file, and one for the folder.
 void file_stamps(const char* folder, Names names, std::span<FileStamp> stamps, std::span<std::int64_t> changes,
                  int num_threads, Poll& poll);
 

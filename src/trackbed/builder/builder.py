@@ -24,11 +24,11 @@ from trackbed.datasets.description import being_alike
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
-from trackbed.files import whereabouts
-from trackbed.index.legacy_random import forget_shared_runs
-from trackbed.index.ranges import run
+from trackbed.files import local_host_path
+from trackbed.index.legacy_random import clear_shuffle_cache
+from trackbed.index.ranges import number_range
 from trackbed.index.splits import Bounds, Split, normalize, split_range
-from trackbed.kernels import look_in, watched
+from trackbed.kernels import poll_now, polling
 from trackbed.tokens.opening import look_ahead, openings
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
@@ -130,14 +130,14 @@ class BlendedMegatronDatasetBuilder:
             return self._build_or_recall(SOLO if group is None or group.size == 1 else group, wants, whole)
 
     def _build_or_recall(self, group: Group, asked: Callable[[], bool], whole: contextlib.ExitStack) -> list[Any]:
-        with group.together("building the indices") as step, watched(step.poll):
+        with group.guarded("building the indices") as step, polling(step.poll):
             wants = asked()
             path = self.config.path_to_cache
             builders = Builders(
                 group,
                 wants=wants,
                 num_threads=self.config.num_dataset_builder_threads,
-                cache="" if group is SOLO or path is None else whereabouts(path),
+                cache="" if group is SOLO or path is None else local_host_path(path),
                 progress=self._progress,
             )
             if not wants:
@@ -156,7 +156,7 @@ class BlendedMegatronDatasetBuilder:
 
                 built = self._build(settle)
                 settle(built, is_last=True)
-                forget_shared_runs()
+                clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
         if builders.is_first:
@@ -252,7 +252,7 @@ class BlendedMegatronDatasetBuilder:
         return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
 
     def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:
-        look_in()  # there may be thousands, on a slow file system
+        poll_now()  # there may be thousands, on a slow file system
         low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
         num_elements = self.cls.numel_low_level_dataset(low_level)
         datasets: list[Any] = []
@@ -261,7 +261,7 @@ class BlendedMegatronDatasetBuilder:
                 datasets.append(None)
                 continue
             start, stop = split_range(bounds, num_elements)
-            datasets.append(self.cls(low_level, prefix, run(start, stop), size, split, self.config))
+            datasets.append(self.cls(low_level, prefix, number_range(start, stop), size, split, self.config))
         return datasets
 
     @property

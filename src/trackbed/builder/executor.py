@@ -9,7 +9,7 @@ from threading import BoundedSemaphore, Event, Lock
 from typing import Final, Self
 
 from trackbed.cache import Pending, bundles_of, make_together
-from trackbed.kernels import look_in, watched
+from trackbed.kernels import poll_now, polling
 
 __all__ = ["Bundle", "Progress", "make_all", "parts_of", "read_ahead"]
 
@@ -82,7 +82,7 @@ def make_all(
     if len(lanes) < 2:
         making.make_each(chain(blends, queue), building)
         return
-    with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, watched(making.look):
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="trackbed-build") as pool, polling(making.look):
         futures = [pool.submit(copy_context().run, making.make_each, lane, alone) for lane, alone in lanes]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -138,7 +138,7 @@ class _Making:
             alone: entered for each entry that is built on its own.
         """
         for bundle in bundles:
-            look_in(self._done)  # kernels of small entries end before they would
+            poll_now(self._done)  # kernels of small entries end before they would
             make_together(bundle, alone=alone)
             with self._lock:
                 for one in bundle:
@@ -164,7 +164,7 @@ def _in_turn(parts: Sequence[Sequence[Bundle]]) -> Iterator[Bundle]:
 def read_ahead(part: Sequence[Bundle]) -> None:
     """Have the system begin to read what building a part reads."""
     for one in chain.from_iterable(part):
-        look_in()
+        poll_now()
         one.read_ahead()
 
 

@@ -20,7 +20,7 @@ from trackbed.cache.npy import read_npy_spec
 from trackbed.cache.sighting import Stamps
 from trackbed.errors import FormatError
 from trackbed.files import CHUNK_BYTES, boot_id, open_regular, read_regular, stamp_of
-from trackbed.kernels import file_stamps, look_in, read_parts
+from trackbed.kernels import file_stamps, poll_now, read_parts
 
 __all__ = ["Expected", "Finding", "State", "survey", "survey_together"]
 
@@ -156,7 +156,7 @@ def _judge_content(entry: Entry, place: Place, manifest: Manifest, stamps: Stamp
             if len(one.crc32) != -(-one.size_bytes // CHUNK_BYTES):
                 return f"{place.manifest}: must have a checksum for each chunk of {path}, found {len(one.crc32)}"
         for _, problem in compare_chunks(chain.from_iterable(chunks_of(*one) for one in sums.items())):
-            look_in()
+            poll_now()
             if problem:
                 return problem
         flush_later({entry.own: [stamps]})

@@ -19,7 +19,7 @@ from trackbed.cache.once import Pending
 from trackbed.cache.opened import Arrays
 from trackbed.cache.write import Recipe, make_folders
 from trackbed.files import FileSum, crc32, is_on_this_machine, partial_name
-from trackbed.kernels import FileSetFolders, look_in, publish_file_sets
+from trackbed.kernels import FileSetFolders, poll_now, publish_file_sets
 
 __all__ = ["bundles_of", "find_together", "make_together"]
 
@@ -72,7 +72,7 @@ def make_together(bundle: Sequence[Pending], *, alone: AbstractContextManager[ob
     for one in bundle:
         if not one.is_open:
             with alone:
-                look_in()
+                poll_now()
                 one.make()
 
 
@@ -86,7 +86,7 @@ def _make_small(recipe: Recipe, pending: Sequence[Pending]) -> None:
 def find_together(pending: Sequence[Pending]) -> list[bool]:
     """Open the entries that are there, looking for many in one call. Returns whether each of them is."""
     for number, one in enumerate(_note_together(pending)):
-        look_in(number)
+        poll_now(number)
         one.find()
     return [one.is_open for one in pending]
 
@@ -94,7 +94,7 @@ def find_together(pending: Sequence[Pending]) -> list[bool]:
 def _note_together(pending: Sequence[Pending]) -> Iterator[Pending]:
     """Take note of those that are whole or absent. Gives those that take a closer look."""
     for first in range(0, len(pending), _MOST_LOOKED_FOR):
-        look_in(first)
+        poll_now(first)
         some = [one for one in pending[first : first + _MOST_LOOKED_FOR] if not one.is_open]
         looks = look_together([one.entry for one in some], [one.is_vouched for one in some])
         for one, found in zip(some, looks, strict=True):

@@ -44,14 +44,14 @@ def await_entry(
         CacheError: it did not appear in time; the message ends with `advice`.
     """
     started = time.monotonic()
-    look_in = current_poll(None if poll is None else lambda _done: poll())
+    poll_now = current_poll(None if poll is None else lambda _done: poll())
     found, gap = find(entry, expected, is_vouched=True), _FIRST_GAP_SECONDS
     while found.arrays is None:
         waited = time.monotonic() - started
         if waited >= timeout_seconds:
             raise _unseen(entry, found, waited, advice)
-        if look_in is not None:
-            look_in(0)
+        if poll_now is not None:
+            poll_now(0)
         time.sleep(min(gap, timeout_seconds - waited))
         gap = min(gap * 1.5, _LONGEST_GAP_SECONDS)
         _open_anew(f"{entry.directory}", entry.own, entry.aside.directory)

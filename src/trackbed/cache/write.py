@@ -24,9 +24,9 @@ from trackbed.cache.opened import Arrays, OpenedArrays, specs_of
 from trackbed.cache.sighting import Sighting, Stamps
 from trackbed.errors import CacheError
 from trackbed.files import (
+    BackgroundWriteback,
     Checksum,
     FileSum,
-    WrittenBehind,
     checksum_bytes,
     clear_dead_partials,
     is_on_this_machine,
@@ -163,7 +163,7 @@ class _Writing:
         self._partials: dict[str, str] = {}
         """Path of each partial file, by what it holds."""
         self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
-        self._behind: dict[str, WrittenBehind] = {}
+        self._behind: dict[str, BackgroundWriteback] = {}
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -194,7 +194,7 @@ class _Writing:
             os.close(descriptor)
             return array
         try:
-            self._behind[name] = WrittenBehind(descriptor, mapped)
+            self._behind[name] = BackgroundWriteback(descriptor, mapped)
         except BaseException:
             os.close(descriptor)
             raise

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.files import crc32
-from trackbed.kernels import look_in
+from trackbed.kernels import poll_now
 
 __all__ = ["DataChecksum", "DatasetFingerprint", "checksum_lengths"]
 
@@ -28,7 +28,7 @@ def checksum_lengths(lengths: npt.NDArray[Any]) -> str:
     """
     value = 0
     for start in range(0, len(lengths), _STRIDE):
-        look_in(start)
+        poll_now(start)
         value = crc32(np.ascontiguousarray(lengths[start : start + _STRIDE], dtype="<i4").data, value)
     return f"{value:08x}"
 

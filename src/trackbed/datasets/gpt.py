@@ -39,7 +39,7 @@ from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.gpt_together import MOST_VISITS, build_together
 from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
-from trackbed.datasets.low_level import identify, let_go, most_tokens, num_sequences
+from trackbed.datasets.low_level import drop_pages, identify, most_tokens, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.sources import Layout, Stretches
 from trackbed.errors import ArgumentError, FormatError, PlanError
@@ -295,7 +295,7 @@ class GPTDataset(MegatronDataset, Gathering):
     def _build_indices(self, allocate: Allocate) -> Arrays:
         with self._named_errors():
             arrays = self._indices.build(allocate)
-        let_go(self.dataset)  # of thousands, most are not read for a long time
+        drop_pages(self.dataset)  # of thousands, most are not read for a long time
         return arrays
 
     def _expect_indices(self) -> Mapping[str, ArraySpec]:

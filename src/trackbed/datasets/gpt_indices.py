@@ -164,7 +164,7 @@ class GPTIndices:
     @cached_property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return ranges.run(0, len(self.lengths)) if self.documents is None else self.documents
+        return ranges.number_range(0, len(self.lengths)) if self.documents is None else self.documents
 
     @cached_property
     def run(self) -> tuple[int, int] | None:

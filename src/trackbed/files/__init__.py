@@ -1,11 +1,11 @@
-"""Files that appear whole under their final name or not at all, and checksums of them."""
+"""Atomic publication, mapping, writeback and checksums of files."""
 
-from trackbed.files.background_writeback import WrittenBehind
+from trackbed.files.background_writeback import BackgroundWriteback
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.flush import flush_file_system
-from trackbed.files.local import is_local, is_on_this_machine, whereabouts
-from trackbed.files.mapping import let_go, map_readonly, read_ahead
+from trackbed.files.local import is_local, is_on_this_machine, local_host_path
+from trackbed.files.mapping import drop_pages, map_readonly, read_ahead
 from trackbed.files.proc_maps import mapped_files
 from trackbed.files.publish import (
     PartialFile,
@@ -29,6 +29,7 @@ __all__ = [
     "CHUNK_BYTES",
     "DESCRIPTORS",
     "MAPS",
+    "BackgroundWriteback",
     "Checksum",
     "FileSum",
     "Holder",
@@ -37,7 +38,6 @@ __all__ = [
     "Stamp",
     "Writeback",
     "Writer",
-    "WrittenBehind",
     "boot_id",
     "changed_ns",
     "check_stamp",
@@ -46,13 +46,14 @@ __all__ = [
     "claim",
     "clear_dead_partials",
     "crc32",
+    "drop_pages",
     "find_partials",
     "flush_file_system",
     "flush_to_disk",
     "is_local",
     "is_on_this_machine",
     "is_partial_name",
-    "let_go",
+    "local_host_path",
     "map_readonly",
     "mapped_files",
     "new_partial",
@@ -63,6 +64,5 @@ __all__ = [
     "read_regular",
     "remove_unless_changed",
     "stamp_of",
-    "whereabouts",
     "write_new",
 ]

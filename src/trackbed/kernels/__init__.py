@@ -1,4 +1,4 @@
-"""Compiled loops, and the Python functions that check what goes into them."""
+"""Typed wrappers of the compiled kernels, which validate their arguments."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
 from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather
@@ -14,7 +14,7 @@ from trackbed.kernels.permutation import (
     permute,
     permute_blocks,
 )
-from trackbed.kernels.poll import Poll, look_in, watched
+from trackbed.kernels.poll import Poll, poll_now, polling
 from trackbed.kernels.samples import count_tokens, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 from trackbed.kernels.small_files import (
@@ -61,11 +61,12 @@ __all__ = [
     "interleaving_counts",
     "joined_names",
     "legacy_shuffle",
-    "look_in",
     "narrow",
     "new_twister",
     "permute",
     "permute_blocks",
+    "poll_now",
+    "polling",
     "publish_file_sets",
     "read_index_ends",
     "read_parts",
@@ -73,6 +74,5 @@ __all__ = [
     "small_indices",
     "stamps_and_changes",
     "stamps_of_joined",
-    "watched",
     "write_files",
 ]

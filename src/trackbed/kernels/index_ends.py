@@ -1,4 +1,4 @@
-"""A typed door to the kernel that reads what is needed to open many index files.
+"""Typed wrapper of the kernel that reads the ends of many index files.
 
 Shapes: N files.
 """
@@ -20,32 +20,35 @@ _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 
 
 class RawIndexEnds(NamedTuple):
-    """What was read of an `.idx` file. Nothing in it was checked."""
+    """Unchecked contents of both ends of an `.idx` file."""
 
     stamp: tuple[int, int, int]
-    """What `file_stamps` says of it."""
+    """The file's row of `file_stamps`."""
     head: memoryview
     """The header, and the 4 KiB that follow it."""
     ends: memoryview
-    """`head`, and the last 4 KiB of the file: of a short one, some bytes are in both."""
+    """`head`, followed by the last 4 KiB of the file. In a short file the two overlap."""
     last_length: int
-    """Tokens in the last sequence. As the other two, 0 where there is none, or the counts are beyond the file."""
+    """Tokens in the last sequence; 0 if there is none, or if the counts exceed the file."""
     last_pointer: int
-    """Byte offset of the last sequence."""
+    """Byte offset of the last sequence; 0 as for `last_length`."""
     last_border: int
-    """The last document border."""
+    """The last document border; 0 as for `last_length`."""
 
 
 def read_index_ends(paths: Sequence[str], *, num_threads: int = 1, poll: Poll = None) -> list[RawIndexEnds | OSError]:
-    """What is read of `.idx` files to open them, or why one cannot be read. Takes 8 KiB of memory a file.
+    """Reads both ends of `.idx` files. Takes 8 KiB of memory per file.
 
     Args:
         paths: `[N]` files.
-        num_threads: at least 1. On a network file system most of them wait.
-        poll: looks in while it runs, with the number of files that were read.
+        num_threads: at least 1. On a network file system the threads mostly wait.
+        poll: progress callback, called with the number of files read.
+
+    Returns:
+        `[N]` contents of each file, or the error of a file that cannot be read.
 
     Raises:
-        ArgumentError: a path is empty or holds a zero byte.
+        ArgumentError: a path is empty or contains a zero byte.
     """
     joined = joined_names(paths)
     for path in paths:

@@ -1,57 +1,56 @@
-"""Looking in on a kernel while it runs."""
+"""Callbacks that running kernels poll, for progress and cancellation."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["Poll", "current_poll", "look_in", "watched"]
+__all__ = ["Poll", "current_poll", "poll_now", "polling"]
 
-Look = Callable[[int], object]
+Callback = Callable[[int], object]
 
-Poll = Look | None
-"""Called with the number of items that are done, at least every 50 ms; what it raises ends the kernel, whose outputs
-then mean nothing. Ctrl-C ends it with or without one."""
+Poll = Callback | None
+"""Progress callback of a kernel, called at least every 50 ms with the number of items done. An exception that it raises
+ends the kernel, whose outputs are then undefined. Ctrl-C ends a kernel with or without a callback."""
 
-_WATCH: ContextVar[Look | None] = ContextVar("watch", default=None)
+_CALLBACK: ContextVar[Callback | None] = ContextVar("callback", default=None)
 
 
 @contextlib.contextmanager
-def watched(look: Look) -> Iterator[None]:
-    """Inside the block, `look` looks in on every kernel, besides the kernel's own poll and besides those around it.
+def polling(callback: Callback) -> Iterator[None]:
+    """Context in which every kernel calls `callback`, in addition to its own poll and to those of outer contexts.
 
-    Kernels run deep inside constructors whose signatures are fixed; this is how the one who calls them sees to it that
-    they end when they are of no use any more.
+    Kernels run deep inside constructors with fixed signatures; this lets the caller of a constructor cancel them.
     """
-    token = _WATCH.set(_both(_WATCH.get(), look))
+    token = _CALLBACK.set(_both(_CALLBACK.get(), callback))
     try:
         yield
     finally:
-        _WATCH.reset(token)
+        _CALLBACK.reset(token)
 
 
 def current_poll(poll: Poll) -> Poll:
-    """What a kernel that was given `poll` is to call."""
-    watch = _WATCH.get()
-    return watch if poll is None else _both(watch, poll)
+    """The callback for a kernel with its own `poll`: that and those of the context."""
+    outer = _CALLBACK.get()
+    return outer if poll is None else _both(outer, poll)
 
 
-def look_in(done: int = 0) -> None:
-    """Do what `watched` does to a kernel: for loops around many things none of which is long.
+def poll_now(done: int = 0) -> None:
+    """Call the callbacks of the context, as a kernel would. For loops over many short operations.
 
     Raises:
-        Exception: whatever the watch raises. It must go up.
+        Exception: an exception of a callback, which must be propagated.
     """
-    watch = _WATCH.get()
-    if watch is not None:
-        watch(done)
+    callback = _CALLBACK.get()
+    if callback is not None:
+        callback(done)
 
 
-def _both(first: Look | None, second: Look) -> Look:
+def _both(first: Callback | None, second: Callback) -> Callback:
     if first is None:
         return second
 
-    def look(done: int) -> None:
+    def call_both(done: int) -> None:
         first(done)
         second(done)
 
-    return look
+    return call_both

@@ -1,7 +1,7 @@
-"""Typed doors to kernels that treat many files in one call.
+"""Typed wrappers of the kernels that read, write and stat many small files in one call.
 
-Thousands of small files are written at a start. Each call of the system that Python makes takes as long again, and
-gives other threads the interpreter, which is then waited for.
+A start writes thousands of small files. From Python each system call takes twice as long, and releases the interpreter
+to other threads, which must then be waited for.
 
 Shapes: N files, S sets of F files.
 """
@@ -36,15 +36,15 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def write_files(files: Mapping[str, Sequence[Part]], *, poll: Poll = None) -> None:
-    """Make new files of these parts, by path.
+    """Write new files.
 
     Args:
-        files: of each path, contiguous bytes that follow one another.
-        poll: looks in while it runs.
+        files: for each path, the parts of the file in order, each of contiguous bytes.
+        poll: progress callback.
 
     Raises:
-        OSError: one cannot be written, for instance as there is a file of that name; those before it are there.
-        ArgumentError: a path is empty or holds a zero byte.
+        OSError: a file cannot be written, for instance because it exists. The files before it were written.
+        ArgumentError: a path is empty or contains a zero byte.
     """
     parts = [part for parts in files.values() for part in parts]
     counts = np.array([len(parts) for parts in files.values()], dtype=np.int64)
@@ -58,14 +58,14 @@ def write_files(files: Mapping[str, Sequence[Part]], *, poll: Poll = None) -> No
 
 @dataclass(frozen=True, slots=True)
 class FileSetFolders:
-    """Where the files of sets lie: paths of folders that are there."""
+    """Existing folders for the files of sets."""
 
     files: str
-    """All of a set but the last."""
+    """Folder of all files of a set but the last."""
     claims: str
-    """The last one of each set."""
+    """Folder of the last file of each set."""
     partials: str
-    """Those that are not complete, unless they have no name."""
+    """Folder of incomplete files, unless these are unnamed."""
 
 
 def publish_file_sets(
@@ -79,27 +79,28 @@ def publish_file_sets(
     may_be_unnamed: bool = True,
     poll: Poll = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Make sets of new files, each of which appears when its files are complete: the last one first, as a claim.
+    """Write sets of new files. A set gets its final names once all of its files are complete.
 
-    A set of which some name is taken, or that cannot be written, leaves nothing behind. Where the system fails after
-    the claim, that stays, with what appeared until then.
+    The last file of a set is published first and serves as a claim. A set with a name that already exists, or that
+    cannot be written, leaves nothing behind. If a system call fails after the claim, the claim stays, with the files
+    that were published before the failure.
 
     Args:
-        folders: where the files lie.
-        stems: `[S]` what the names of a set's files begin with.
-        endings: `[F]` how they end.
-        parts: contiguous bytes, one after the other: those of each file of each set.
-        counts: `[F]` how many parts each file of a set has.
-        partial_ending: what names end with until a set appears; nobody else uses it.
-        may_be_unnamed: whether files have no name at all until then, where the file system knows such files.
-        poll: looks in while it runs, with the number of sets that are done.
+        folders: folders of the files.
+        stems: `[S]` common prefix of the names of a set's files.
+        endings: `[F]` suffixes of the names.
+        parts: contiguous bytes: the parts of each file of each set, in order.
+        counts: `[F]` number of parts of each file of a set.
+        partial_ending: suffix of names until a set is published, unique to this call.
+        may_be_unnamed: True to keep files unnamed until then, if the file system supports it.
+        poll: progress callback, called with the number of sets done.
 
     Returns:
-        `[S]` 0 for a set that appeared, or the system's number of the error: EEXIST where a name was taken.
-        `[S, F, 3]` what `file_stamps` says of the files of those that appeared.
+        `[S]` 0 for a published set, else the errno: EEXIST if a name exists.
+        `[S, F, 3]` `file_stamps` of the files of published sets.
 
     Raises:
-        ArgumentError: a name is empty or holds a zero byte, or there are more or fewer parts than `counts` says.
+        ArgumentError: a name is empty or contains a zero byte, or the number of parts does not match `counts`.
     """
     is_right = len(parts) == len(stems) * sum(counts) and len(counts) == len(endings) > 0 and min(counts) >= 0
     if not is_right:
@@ -126,20 +127,20 @@ def publish_file_sets(
 def read_parts(
     paths: Sequence[str], starts: Sequence[int], sizes: Sequence[int], *, poll: Poll = None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """A part of each file.
+    """Reads a range of bytes of each file.
 
     Args:
         paths: `[N]` files.
-        starts: `[N]` the byte at which the part of each begins.
-        sizes: `[N]` bytes of each.
-        poll: looks in while it runs, with the number of files that were read.
+        starts: `[N]` first byte of each range.
+        sizes: `[N]` number of bytes of each range.
+        poll: progress callback, called with the number of files read.
 
     Returns:
-        The parts, one after the other; and `[N, 3]` what `file_stamps` says of the files: thrice -1 of one that cannot
-        be read, or ends before its part does.
+        The concatenated ranges; and `[N, 3]` `file_stamps` of the files, three times -1 for a file that cannot be read
+        or that ends before its range does.
 
     Raises:
-        ArgumentError: a path is empty or holds a zero byte, or a size is negative.
+        ArgumentError: a path is empty or contains a zero byte, or a start or size is negative.
     """
     wanted = np.array([starts, sizes], dtype=np.int64)
     if (wanted < 0).any() or wanted.shape[1] != len(paths):
@@ -152,18 +153,18 @@ def read_parts(
 
 
 def file_stamps(folder: str, names: Sequence[str], *, num_threads: int = 1, poll: Poll = None) -> npt.NDArray[np.int64]:
-    """`[N, 3]` inode, size in bytes, and nanoseconds since 1970 at which it was last written, of each file.
+    """`[N, 3]` inode, size in bytes, and modification time in nanoseconds since 1970 of each file.
 
-    Thrice -1 for what is not there or cannot be looked at.
+    Three times -1 for a file that does not exist or whose status cannot be read.
 
     Args:
-        folder: what relative names begin from.
+        folder: folder of relative names.
         names: `[N]` names of files.
         num_threads: at least 1.
-        poll: looks in while it runs, with the number of files that were looked at.
+        poll: progress callback, called with the number of files done.
 
     Raises:
-        ArgumentError: a name is empty or holds a zero byte.
+        ArgumentError: a name is empty or contains a zero byte.
     """
     return stamps_of_joined(folder, joined_names(names), len(names), num_threads=num_threads, poll=poll)
 
@@ -171,26 +172,25 @@ def file_stamps(folder: str, names: Sequence[str], *, num_threads: int = 1, poll
 def stamps_of_joined(
     folder: str, joined: bytes, count: int, *, num_threads: int = 1, poll: Poll = None
 ) -> npt.NDArray[np.int64]:
-    """`file_stamps` of `count` names that were joined by `joined_names`, once for many looks."""
+    """`file_stamps` of `count` names joined by `joined_names`, for names that are used repeatedly."""
     stamps = np.empty((count, 3), dtype=np.int64)
-    _look(folder, joined, stamps, np.empty(0, dtype=np.int64), num_threads, poll)
+    _stat(folder, joined, stamps, np.empty(0, dtype=np.int64), num_threads, poll)
     return stamps
 
 
 def stamps_and_changes(
     folder: str, names: Sequence[str], *, num_threads: int = 1, poll: Poll = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """`file_stamps`, and the time at which each file last changed in any way.
+    """`file_stamps`, and `[N]` change time (ctime) of each file in nanoseconds since 1970, -1 where there is no file.
 
-    That time is `[N]` int64, in nanoseconds since 1970; -1 where there is no file. Archives
-    and `rsync -t` set the time of writing; they cannot set that of the last change.
+    Archive tools and `rsync -t` set the modification time of a file; they cannot set its change time.
     """
     stamps, changes = np.empty((len(names), 3), dtype=np.int64), np.empty(len(names), dtype=np.int64)
-    _look(folder, joined_names(names), stamps, changes, num_threads, poll)
+    _stat(folder, joined_names(names), stamps, changes, num_threads, poll)
     return stamps, changes
 
 
-def _look(
+def _stat(
     folder: str,
     joined: bytes,
     stamps: npt.NDArray[np.int64],
@@ -204,13 +204,13 @@ def _look(
 
 
 def joined_names(names: Sequence[str]) -> bytes:
-    """Each name, ended by a zero byte.
+    """Concatenates names, each followed by a zero byte.
 
     Raises:
-        ArgumentError: a name is empty or holds a zero byte.
+        ArgumentError: a name is empty or contains a zero byte.
     """
     joined = os.fsencode("".join(f"{name}\0" for name in names))
     if joined.count(0) != len(names) or joined.startswith(b"\0") or b"\0\0" in joined:
-        msg = f"names of files must not be empty and hold no zero byte, found one of {len(names)} that does"
+        msg = f"names of files must not be empty or contain a zero byte, found one of {len(names)} that does"
         raise ArgumentError(msg)
     return joined

@@ -1,4 +1,4 @@
-"""What opening a pair finds out: known of a pair that has not changed, it need not be opened again.
+"""Cached metadata of pairs, so that a pair that has not changed need not be opened again.
 
 A start opens thousands of pairs and reads most of them much later, or never.
 """
@@ -17,17 +17,17 @@ from trackbed.tokens.paths import get_bin_path, get_idx_path
 __all__ = ["Opening", "known_opening", "look_ahead", "note_opening", "openings", "seen_ahead"]
 
 _NUM_THREADS: Final = 8
-"""Pairs that are looked at at once: on a network file system each waits for a few answers."""
+"""Pairs that are read concurrently: on a network file system each waits for a few round trips."""
 
 
 class Opening(NamedTuple):
-    """What was read of a pair, and which files it was."""
+    """Metadata read when a pair is opened, with the identity of its files."""
 
     ends: IndexEnds
     bin_stamp: Stamp
 
     def to_json(self) -> list[Any]:
-        """The same as JSON values."""
+        """The metadata as JSON values."""
         ends = self.ends
         code = DType.code_from_dtype(ends.header.dtype)
         counts = [code, ends.header.sequence_count, ends.header.document_count]
@@ -43,10 +43,10 @@ class Opening(NamedTuple):
 
     @classmethod
     def from_json(cls, values: list[Any]) -> "Opening":
-        """What `to_json` gave.
+        """The metadata from the result of `to_json`.
 
         Raises:
-            ValueError, TypeError: these are no such values.
+            ValueError, TypeError: `values` is not a result of `to_json`.
         """
         code, sequences, borders, sha256, last_length, last_pointer, last_border, *stamps = values
         index_stamp, bin_stamp = Stamp(*stamps[:3]), Stamp(*stamps[3:])
@@ -66,17 +66,16 @@ _OPENINGS: ContextVar[_Openings | None] = ContextVar("openings", default=None)
 
 @contextlib.contextmanager
 def openings(known: Mapping[str, list[Any]] | None = None) -> Iterator[dict[str, Opening]]:
-    """Inside the block, pairs that open when they are read are not looked at where that is known already.
+    """Context in which pairs with `open_when_read` take their metadata from `known` instead of from their files.
 
-    Dataset constructors have a fixed signature, which third parties extend; this is how the one who calls them says
-    what he knows.
+    Dataset constructors have a fixed signature, which third parties extend, so the metadata are passed by context.
 
     Args:
-        known: by prefix, what `Opening.to_json` gave. The caller vouches that the files have not changed; what is read
-            of one that has is an error all the same.
+        known: results of `Opening.to_json` by prefix. The caller guarantees that the files have not changed; reading a
+            file that has changed still raises an error.
 
     Returns:
-        What was found out of all others, by prefix.
+        Metadata of all other pairs opened in the block, by prefix.
     """
     noted: dict[str, Opening] = {}
     token = _OPENINGS.set(_Openings(known or {}, noted, {}))
@@ -87,23 +86,23 @@ def openings(known: Mapping[str, list[Any]] | None = None) -> Iterator[dict[str,
 
 
 def known_opening(path_prefix: str) -> Opening | None:
-    """What the context knows of a pair."""
+    """Metadata of a pair that the context was given, or None."""
     context = _OPENINGS.get()
     values = None if context is None else context.known.get(path_prefix)
     return None if values is None else Opening.from_json(values)
 
 
 def note_opening(path_prefix: str, opening: Opening) -> None:
-    """Tell the context what was found out of a pair."""
+    """Record the metadata of a pair in the context."""
     context = _OPENINGS.get()
     if context is not None:
         context.noted[path_prefix] = opening
 
 
 def look_ahead(path_prefixes: Iterable[str]) -> None:
-    """Look at pairs that are about to be opened when they are read, in this context: at many at once.
+    """Prefetch the metadata of pairs that are about to be opened in this context, many concurrently.
 
-    What is wrong with one, or is no pair, is left to whoever opens it.
+    Errors are ignored here; they are raised when the pair is opened.
     """
     context = _OPENINGS.get()
     if context is None:
@@ -117,6 +116,6 @@ def look_ahead(path_prefixes: Iterable[str]) -> None:
 
 
 def seen_ahead(path_prefix: str) -> Opening | None:
-    """What `look_ahead` saw of a pair, once: of one that is opened again later, nothing."""
+    """Removes and returns the metadata that `look_ahead` prefetched for a pair; None if there are none."""
     context = _OPENINGS.get()
     return None if context is None else context.ahead.pop(path_prefix, None)
