@@ -46,8 +46,10 @@ def test_a_start_that_is_remembered_gives_the_same_datasets(tmp_path, case):
     case.write(tmp_path / "case")
     first = built(builder_of(case, tmp_path / "case", tmp_path / "case" / "cache"))
     second = built(builder_of(case, tmp_path / "case", tmp_path / "case" / "cache"))
-    assert str(second) == str(first)
-    assert second == first or isinstance(first, Exception)
+    if isinstance(first, Exception):  # of several datasets that cannot be built, threads may come to another one first
+        assert type(second) is type(first)
+    else:
+        assert second == first
 
 
 @pytest.mark.parametrize("order", ["megatron", "balanced"])

@@ -196,7 +196,12 @@ def test_builders_of_different_entries_under_one_name_never_mix_them(tmp_path, r
         subprocess.Popen([sys.executable, "-c", ROUNDS, tmp_path, str(seed), str(rounds), TESTS, str(len(seeds))])
         for seed in seeds
     ]
-    assert [process.wait(timeout=240) for process in processes] == [0] * len(seeds)
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0] * len(seeds)
+    finally:  # one that fails leaves the others waiting
+        for process in processes:
+            process.kill()
+            process.wait()
     for turn in range(rounds):
         folder = tmp_path / f"cache{turn}"
         assert [seeds_in(open_(folder, seed=seed)) for seed in (1, 2, 3)] == [{1}, {2}, {3}]
