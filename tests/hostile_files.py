@@ -352,11 +352,12 @@ def damage_cache(draw, folder):
     kinds = {
         "array": [path for path in files if path.suffix == ".npy"],
         "description": [path for path in files if path.name.endswith("description.txt")],
-        "manifest": [path for path in files if path.suffix == ".json"],
+        "manifest": [path for path in files if path.suffix == ".json" and path.parent.name != "starts"],
+        "memo": [path for path in files if path.parent.name == "starts"],
         "note": [path for path in files if path.parent.name in ("notes", "uses")],
         "folder": [own, *(path for path in own.iterdir() if path.is_dir()), own / "partial"],
     }
-    names = ["array"] * 5 + ["manifest"] * 7 + ["note"] * 2 + ["description", "folder"]
+    names = ["array"] * 5 + ["manifest"] * 5 + ["memo"] * 2 + ["note"] * 2 + ["description", "folder"]
     kind = draw.choice([name for name in names if kinds[name]])
     if state == "no manifest":
         kind = draw.choice(["array", "array", "description"])
@@ -373,7 +374,7 @@ def damage_cache(draw, folder):
         replace_by(path, what)
         return {**done, "what": what}
     raw, status = path.read_bytes(), path.stat()
-    changed = {"array": change_npy, "manifest": change_json}.get(kind, change_text)(draw, raw)
+    changed = {"array": change_npy, "manifest": change_json, "memo": change_json}.get(kind, change_text)(draw, raw)
     if draw.random() < 0.2:
         path.unlink()
     path.write_bytes(changed)

@@ -149,7 +149,7 @@ void interleaving_counts(Words nodes, std::uint32_t root, std::int64_t position,
                                 span_of(counts));
 }
 
-// A capsule, as Python may let go of threads at any time, and a forked child must not join them.
+// A capsule, because Python may destroy the pool at any time, and a forked child must not join its threads.
 nb::capsule new_workers() {
   return {new trackbed::Workers, [](void* workers) noexcept { delete static_cast<trackbed::Workers*>(workers); }};
 }
@@ -171,13 +171,13 @@ std::pair<std::int64_t, std::vector<std::int64_t>> gather(nb::capsule workers, W
 
 using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Calls `use` with a value of the integer type that `dtype` says. Returns whether it is one of those listed.
+// Calls `use` with a value of the integer type `dtype`. Returns true if it is one of `Types`.
 template <class... Types, class Use>
 bool with_integer(nb::dlpack::dtype dtype, Use use) {
   return ((dtype == nb::dtype<Types>() && (use(Types{}), true)) || ...);
 }
 
-// Calls `use` with a value of the integer type that NumPy's character for it says.
+// Calls `use` with a value of the integer type of a NumPy type character. Returns true if the character is known.
 template <class Use>
 bool with_character(char character, Use use) {
   switch (character) {
@@ -199,8 +199,8 @@ bool with_character(char character, Use use) {
   }
 }
 
-// The numbers as bytes of another type, and which one is the first that does not fit. Bytes, as a document has a
-// few hundred tokens, and a second call to make an array for them would take as long as this one.
+// Converts numbers to bytes of another type. Returns the bytes, and the index of the first number that does not fit.
+// Returns bytes because a document has a few hundred tokens, for which creating an array would take as long again.
 std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
   nb::object bytes;
   std::size_t first = 0;

@@ -13,7 +13,7 @@
 namespace trackbed::files {
 namespace {
 
-constexpr std::size_t kCountsAt = 18;  // of the header: sequences, then document borders, of 8 bytes each
+constexpr std::size_t kCountsAt = 18;  // offset in the header of the 8-byte counts of sequences and document borders
 constexpr std::uint64_t kLengthBytes = 4;
 constexpr std::uint64_t kSequenceBytes = 12;  // a length and a pointer
 constexpr std::uint64_t kBorderBytes = 8;

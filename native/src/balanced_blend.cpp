@@ -13,16 +13,16 @@ namespace trackbed {
 
 namespace {
 
-constexpr std::int64_t kTask = 1 << 18;  // positions that a thread takes at once
+constexpr std::int64_t kTask = 1 << 18;  // positions per task
 constexpr std::size_t kTile = 1 << 11;   // positions whose images stay in a core's cache
 
-// Which dataset the samples of all datasets, written down in turn, belong to.
+// Lookup of the dataset of each of the concatenated samples of all datasets.
 class Ranges {
  public:
   explicit Ranges(std::span<const std::int64_t> sizes) : starts_(sizes.size() + 1, 0) {
     std::partial_sum(sizes.begin(), sizes.end(), starts_.begin() + 1);
     const auto total = static_cast<std::uint64_t>(starts_.back());
-    // Several stretches of equal length for each dataset, so that most lie in one.
+    // Several stretches of equal length per dataset, so that most stretches lie in one dataset.
     const std::size_t wanted = std::bit_ceil(std::max<std::size_t>(sizes.size() * 32, 1 << 16));
     while ((total >> shift_) >= wanted) {
       ++shift_;
@@ -47,9 +47,9 @@ class Ranges {
     return dataset;
   }
 
-  std::vector<std::int64_t> starts_;  // of each dataset, and where the last one ends
+  std::vector<std::int64_t> starts_;  // first sample of each dataset, then the end of the last one
   unsigned shift_ = 0;
-  std::vector<std::uint32_t> first_;  // the dataset that each stretch of 2**shift_ samples begins in
+  std::vector<std::uint32_t> first_;  // dataset in which each stretch of 2**shift_ samples begins
 };
 
 }  // namespace

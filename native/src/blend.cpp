@@ -12,16 +12,16 @@ namespace trackbed {
 
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();    // the count of what is not drawn again
+constexpr double kNever = std::numeric_limits<double>::infinity();    // count of datasets that are not drawn again
 constexpr double kEverybody = std::numeric_limits<double>::lowest();  // a threshold that all errors reach
-constexpr std::size_t kResident = 64;                                 // so many datasets need no sieve
+constexpr std::size_t kResident = 64;                                 // largest number of datasets without a sieve
 constexpr std::size_t kBlock = 16;                                    // steps drawn from one list of candidates
-constexpr std::size_t kFew = 8;                                       // equal datasets that are always looked at
+constexpr std::size_t kFew = 8;                                       // equal datasets that are always candidates
 constexpr std::size_t kLongest = 512;
 constexpr std::size_t kPollSteps = 4096;
-constexpr double kHopeless = 1e6;  // a widening that has not helped
+constexpr double kHopeless = 1e6;  // widening after which a threshold is given up
 
-// Datasets, or those of them that one sieve let through. `at` is their number in the list that was sieved.
+// All datasets, or those that passed a sieve. `at` is their index in the list that was sieved.
 struct Entries {
   explicit Entries(std::size_t room)
       : weights(room + BlendLoops::kPadding, 0.0),
@@ -33,11 +33,11 @@ struct Entries {
   std::vector<double> weights;
   std::vector<double> counts;
   std::vector<std::int32_t> at;
-  bool is_thinned = false;            // whether datasets were left out that equal one that is here
-  std::vector<std::uint8_t> is_last;  // if so: whether they are next as soon as this one is drawn
+  bool is_thinned = false;            // true if thin_out() left out datasets equal to one of the entries
+  std::vector<std::uint8_t> is_last;  // if so: 1 for entries after whose draw those datasets are next
 };
 
-// The smallest error that won lately: over the present period and the one before.
+// The smallest recent winning error, over the current period and the previous one.
 class Lowest {
  public:
   void note(double error) { present_ = std::min(present_, error); }
@@ -53,15 +53,15 @@ class Lowest {
   double before_ = kNever;
 };
 
-// Datasets of a class, all of one count, that were kept in one thinning out.
+// Datasets of one class and count that were kept by one call of thin_out().
 struct Kept {
   double count = kNever;
   std::size_t number = 0;
-  std::size_t last = 0;  // the last one's entry
+  std::size_t last = 0;  // entry of the last one
 };
 
-// What was kept of a class in one thinning out. Inside a class counts differ by 1, as a rule: two are kept apart, and
-// others are not noted.
+// Datasets of one class that were kept by one call of thin_out(). Counts in a class usually differ by at most 1, so two
+// counts are tracked; datasets with other counts are always kept.
 struct Seen {
   std::uint64_t thinning = 0;
   Kept kept[2];
@@ -80,8 +80,8 @@ struct Seen {
   }
 };
 
-// Which datasets have the same weight as others: their class, from 1 on, and 0 for those that are alone.
-// Empty where all are alone.
+// Classes of datasets with equal weights, numbered from 1; 0 for datasets with a unique weight. Empty if all weights
+// are unique.
 std::vector<std::int32_t> classes_of(std::span<const double> weights) {
   std::unordered_map<double, std::int32_t> first_of;
   std::vector<std::int32_t> classes(weights.size(), 0);
@@ -97,13 +97,14 @@ std::vector<std::int32_t> classes_of(std::span<const double> weights) {
   return num_classes == 0 ? std::vector<std::int32_t>{} : classes;
 }
 
-// A blend being drawn. With kLimited each dataset is drawn sizes[d] times at most.
+// State of a blend. With kLimited each dataset is drawn at most sizes[d] times.
 //
-// Only few datasets can win soon. Errors grow until their dataset is drawn, so who wins inside a block of steps has, at
-// the block's last step, an error of at least the smallest one that wins in it. That is guessed from the blocks before:
-// everybody whose error will not reach the guess is left out, and if nobody in the block reaches it at some step, the
-// guess was too high and is lowered before that step is drawn. This is done twice, with a list for many steps and one
-// for a few. So the draws are those of the plain rule, whatever the guesses are.
+// Only few datasets can win in the next steps, so the candidates are sieved. Errors grow until their dataset is drawn.
+// At the last step of a block, the error of every dataset that wins inside the block would therefore be at least the
+// smallest winning error of the block. A threshold for that error is guessed from earlier blocks, and datasets whose
+// error will not reach it are left out. If no candidate reaches the threshold at some step, the guess was too high, and
+// it is lowered before that step is drawn. There are two such lists: a warm one for many steps and, sieved from it, a
+// hot one for a few. The draws are those of the plain rule for any guesses.
 template <class Id, bool kLimited>
 class Blend {
  public:
@@ -141,7 +142,7 @@ class Blend {
   }
 
  private:
-  // Notes that the sample at `next_` is the count-th of `dataset`. Returns the dataset's count from now on.
+  // Writes sample `next_`: number `count` of `dataset`. Returns the new count of the dataset.
   double take(std::size_t dataset, double count) {
     dataset_index_[next_] = static_cast<Id>(dataset);
     dataset_sample_index_[next_] = static_cast<std::int64_t>(count);
@@ -154,7 +155,8 @@ class Blend {
     return count + 1.0;
   }
 
-  // Datasets of equal weight take turns: as long as doubles tell counts apart, the first of those drawn least is next.
+  // Datasets of equal weight are drawn round-robin: the next one is the first of those drawn least, as long as counts
+  // are exact in doubles.
   void draw_in_turn() {
     while (next_ < dataset_index_.size()) {
       const double count = all_.counts[0];
@@ -181,7 +183,7 @@ class Blend {
     }
   }
 
-  // Few datasets: everybody is looked at in every step.
+  // Few datasets: all are candidates in every step.
   void draw_resident() {
     std::vector<double> ahead(all_.counts.size());
     while (next_ < dataset_index_.size()) {
@@ -192,7 +194,7 @@ class Blend {
       for (std::size_t k = 0; k < drawn; ++k) {
         double& count = all_.counts[drawn_[k]];
         if (kLimited && count == kNever) {
-          break;  // it was drawn for the last time in this block: what comes after must do without it
+          break;  // the dataset is used up: the rest of the block must be drawn without it
         }
         count = take(drawn_[k], count);
       }
@@ -212,9 +214,9 @@ class Blend {
     double hot_threshold = kEverybody;
     Lowest warm_lowest;
     Lowest hot_lowest;
-    double widening = 1.0;          // how far a threshold is lowered next, in margins: twice as far each time it fails
-    std::size_t blocks = 0;         // blocks that went well since the hot threshold was set
-    std::size_t most_equal = kFew;  // of equal datasets so many are warm
+    double widening = 1.0;          // next decrement of a threshold, in margins; doubled after each failure
+    std::size_t blocks = 0;         // successful blocks since the hot threshold was set
+    std::size_t most_equal = kFew;  // limit of equal datasets in the warm list
     std::size_t warm_stop = next_;
     while (next_ < dataset_index_.size()) {
       if (next_ == warm_stop) {
@@ -235,8 +237,8 @@ class Blend {
       const std::size_t drawn = hot.size == 0 ? 0
                                               : loops_.draw(hot.weights.data(), hot.counts.data(), hot.size, step(),
                                                             num_steps, hot_threshold, drawn_, &lowest);
-      bool ended = false;    // a dataset was drawn for the last time, and then once more
-      bool used_up = false;  // all that were warm of some equal datasets were drawn: the others are next
+      bool ended = false;    // a dataset was drawn again after its last draw
+      bool used_up = false;  // all warm datasets of an equal group were drawn: the others of the group are next
       for (std::size_t k = 0; k < drawn && !ended && !used_up; ++k) {
         const auto entry = static_cast<std::size_t>(hot.at[drawn_[k]]);
         double& count = warm.counts[entry];
@@ -252,7 +254,7 @@ class Blend {
         most_equal = std::min(horizon, 2 * most_equal);
         warm_stop = next_;
       } else if (drawn < num_steps && !ended) {
-        // Nobody hot is proven to win.
+        // No hot dataset reaches the threshold, so none is proven to win.
         if (hot_threshold <= warm_threshold) {
           warm_threshold = widening > kHopeless ? kEverybody : warm_threshold - 5.0 * margin * widening;
           hot_threshold = warm_threshold;
@@ -278,15 +280,15 @@ class Blend {
     }
   }
 
-  // The entries of `from` that may win in the next steps, the last of which is `step`, in `to`.
+  // Copies the entries of `from` that may win in the steps up to `step` to `to`.
   void sieve(const Entries& from, double step, double threshold, Entries& to) {
     to.size = loops_.sieve(from.weights.data(), from.counts.data(), from.size, step, threshold, to.weights.data(),
                            to.counts.data(), to.at.data());
   }
 
-  // Of datasets with equal weights and counts the first is drawn first: the rest cannot win while one of those before
-  // is left. So `most` of them are kept, as a blend of equal weights would otherwise always be wholly hot, and the last
-  // one kept is marked.
+  // Keeps `most` of each group of datasets with equal weights and counts, and marks the last one kept. The first
+  // dataset of a group is drawn first, so the others cannot win before it. Otherwise all datasets of a blend with equal
+  // weights would always be hot.
   void thin_out(Entries& entries, std::size_t most, const Entries* from = nullptr) {
     entries.is_thinned = false;
     if (classes_.empty()) {
@@ -323,7 +325,7 @@ class Blend {
     entries.size = kept;
   }
 
-  // What was drawn from the warm list, noted with everybody.
+  // Copies the counts of the warm list back to the list of all datasets.
   void give_back(const Entries& warm) {
     for (std::size_t entry = 0; entry < warm.size; ++entry) {
       all_.counts[static_cast<std::size_t>(warm.at[entry])] = warm.counts[entry];
@@ -336,7 +338,7 @@ class Blend {
   const BlendLoops loops_;
   Poll& poll_;
   Entries all_;
-  std::size_t next_ = 0;  // the sample to be drawn
+  std::size_t next_ = 0;  // next sample to draw
   std::vector<std::int32_t> classes_;
   std::vector<Seen> seen_;
   std::uint64_t thinning_ = 0;

@@ -1,5 +1,5 @@
-// Compiled once per instruction level, into the namespace that TRACKBED_LEVEL names. It uses no inline
-// library code: that could be emitted here at a high level and then be picked by the linker for all.
+// Compiled once per instruction level, into the namespace TRACKBED_LEVEL. Must not use inline library code: the linker
+// could pick a copy that was compiled here at a high level for all callers.
 
 #include "trackbed/blend_loops.hpp"
 
@@ -19,8 +19,8 @@ constexpr double kNever = __builtin_inf();
 
 }  // namespace
 
-// Each lane keeps the first largest error of the datasets it looks at. The lanes are compared at the end,
-// where the lowest dataset wins among equals.
+// Each lane keeps the first largest error of its datasets. The lanes are compared at the end; on ties the lowest
+// dataset wins.
 std::size_t largest_error(const double* weights, const double* counts, std::size_t size, double step) {
   std::size_t best = 0;
   double best_error = weights[0] * step - counts[0];
@@ -62,7 +62,7 @@ std::size_t largest_error(const double* weights, const double* counts, std::size
 
 std::size_t sieve(const double* weights, const double* counts, std::size_t size, double step, double threshold,
                   double* sieved_weights, double* sieved_counts, std::int32_t* at) {
-  // Numbers first, without a branch; what they stand for after that, as there are few.
+  // Collects indices first, without a branch; then copies the entries, of which there are few.
   std::size_t found = 0;
 #if defined(__AVX512F__)
   const __m512d steps = _mm512_set1_pd(step);
@@ -111,8 +111,8 @@ __m512d largest_of(const __m512d* errors) {
   }
 }
 
-// `draw` for entries that fit into registers. What counts is the time from one draw to the next: the count of the
-// largest error grows as soon as the comparison has found it, and all else happens meanwhile.
+// `draw` for entries that fit into registers. The latency from one draw to the next is the bottleneck, so the count of
+// the largest error is incremented as soon as the comparison has found it, and all else overlaps.
 template <int kRegisters>
 std::size_t draw_in_registers(const double* weights, double* counts, double step, std::size_t num_steps,
                               double threshold, std::uint32_t* drawn, double* lowest) {
@@ -148,7 +148,7 @@ std::size_t draw_in_registers(const double* weights, double* counts, double step
       equal |= std::uint64_t{here} << 8 * k;
     }
     const std::uint64_t others = equal & (equal - 1);
-    if (__builtin_expect(others != 0, 0)) {  // a tie is the first one's: take the others' draws back
+    if (__builtin_expect(others != 0, 0)) {  // the first one wins a tie: revert the counts of the others
       for (int k = 0; k < kRegisters; ++k) {
         count[k] = _mm512_mask_sub_pd(count[k], static_cast<__mmask8>(others >> 8 * k), count[k], one);
       }

@@ -12,10 +12,10 @@ namespace {
 
 struct Place {
   std::uint64_t slot;
-  std::uint64_t offset;  // in the slot's block
+  std::uint64_t offset;  // in the block of the slot
 };
 
-// The position at which a slot starts; for the slot after the last one, the size.
+// Position at which a slot starts; the size for the slot after the last one.
 std::uint64_t start_of(const BlockPermutation& permutation, std::uint64_t slot) {
   return slot * permutation.block - (slot > permutation.short_slot ? permutation.missing : 0);
 }
@@ -37,7 +37,7 @@ const Permutation& inside_of(const BlockPermutation& permutation, std::uint64_t 
                                                                  : permutation.full_window;
 }
 
-// Permutes the first positions, as many as lie in one window, at most some hundreds. Returns how many.
+// Permutes the leading positions that lie in one window, at most 512. Returns their number.
 std::size_t permute_run(const BlockPermutation& permutation, std::span<const std::int64_t> positions,
                         std::int64_t* images, PermuteBlock permute_block) {
   constexpr std::size_t kLongest = 512;

@@ -15,11 +15,11 @@ __extension__ typedef unsigned __int128 Product;
 constexpr std::uint64_t kOne = std::uint64_t{1} << 32;
 constexpr std::uint64_t kFarthest = kOne / 8 * 15;
 
-// How far phases may lie from 1/2: so that reach * (1/2 + band) is at most 15/8.
+// Largest distance of phases from 1/2 for which reach * (1/2 + band) is at most 15/8.
 std::uint64_t band_for(std::uint64_t reach) {
   const std::uint64_t taken = (reach + 1) / 2;
   const std::uint64_t left = taken < kFarthest ? kFarthest - taken : 0;
-  // Where the division would give less than a half, `left` is below 15/16, and the product below 2**64.
+  // If the quotient is below 1/2, `left` is below 15/16, and the product does not overflow.
   return 2 * left >= reach ? kOne / 2 : left * kOne / reach;
 }
 
@@ -40,7 +40,7 @@ void draw_phases(std::span<InterleavingNode> nodes, std::size_t num_leaves, std:
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     InterleavingNode& node = nodes[i];
     if (i < num_leaves) {
-      bands[i] = reaches[i] > 0 ? band_for(reaches[i]) : 0;  // 0: a dataset that is not drawn
+      bands[i] = reaches[i] > 0 ? band_for(reaches[i]) : 0;  // 0 for datasets that are not drawn
     } else {
       bands[i] = std::min(bands[node.left], bands[node.right]);
       const Product offset = Product{split_mix(key, i - num_leaves)} * bands[i] >> 31;

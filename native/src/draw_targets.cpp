@@ -1,5 +1,5 @@
-// Compiled once per instruction level, into the namespace that TRACKBED_LEVEL names. It uses no inline
-// library code: that could be emitted here at a high level and then be picked by the linker for all.
+// Compiled once per instruction level, into the namespace TRACKBED_LEVEL. Must not use inline library code: the linker
+// could pick a copy that was compiled here at a high level for all callers.
 
 #include "trackbed/draw_targets.hpp"
 
@@ -14,13 +14,13 @@ namespace {
 constexpr std::size_t kWords = MersenneTwister::kWords;
 constexpr std::size_t kShift = 397;
 
-// What the recurrence makes of one word's highest bit and the rest of the word after it.
+// The recurrence of MT19937, from the highest bit of one word and the lower bits of the next.
 std::uint32_t twist(std::uint32_t high, std::uint32_t low) {
   const std::uint32_t joined = (high & 0x80000000U) | (low & 0x7fffffffU);
   return joined >> 1 ^ ((0U - (low & 1U)) & 0x9908b0dfU);
 }
 
-// All words anew, in stretches without a branch, so that the compiler uses vectors.
+// Regenerates all words, in branch-free loops that the compiler vectorizes.
 void advance(std::uint32_t* words) {
   for (std::size_t i = 0; i < kWords - kShift; ++i) {
     words[i] = words[i + kShift] ^ twist(words[i], words[i + 1]);
@@ -46,7 +46,7 @@ std::uint64_t draw32(MersenneTwister& twister) {
   return temper(twister.words[twister.next++]);
 }
 
-// All ones up to the highest one of `number`, which is above 0.
+// Mask of ones up to the highest set bit of `number`, which is above 0.
 std::uint64_t mask_of(std::uint64_t number) { return ~std::uint64_t{0} >> __builtin_clzll(number); }
 
 }  // namespace
@@ -64,9 +64,9 @@ std::size_t draw_narrow(MersenneTwister& twister, std::uint64_t last, std::uint3
   std::size_t word = twister.next;
   while (word < kWords && last > 0) {
     const auto mask = static_cast<std::uint32_t>(mask_of(last));
-    const std::uint64_t lowest = mask / 2 + std::uint64_t{1};  // the mask is the same down to this element
+    const std::uint64_t lowest = mask / 2 + std::uint64_t{1};  // lowest element with this mask
 #if defined(__AVX512F__)
-    // Sixteen tries at once, as long as it does not matter for which of the next sixteen elements each of them is.
+    // Sixteen tries at once, while each is accepted or rejected alike for all of the next sixteen elements.
     const __m512i masks = _mm512_set1_epi32(static_cast<int>(mask));
     while (word + 16 <= kWords && last >= lowest + 16) {
       const __m512i tries = _mm512_and_si512(_mm512_loadu_si512(tempered + word), masks);
@@ -84,7 +84,7 @@ std::size_t draw_narrow(MersenneTwister& twister, std::uint64_t last, std::uint3
 #else
     const std::size_t stop = kWords;
 #endif
-    // Every try is stored, and only kept where it is small enough: no branch to mispredict.
+    // Every try is stored, but kept only if it is small enough: no branch to mispredict.
     for (; word < stop && last >= lowest; ++word) {
       const std::uint32_t target = tempered[word] & mask;
       targets[count] = target;

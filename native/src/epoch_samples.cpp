@@ -11,22 +11,22 @@ namespace trackbed {
 
 namespace {
 
-// Draws that take turns.
+// Number of interleaved draws.
 constexpr std::size_t kLanes = 8;
 
 struct EpochDraw {
   std::uint64_t epoch;
-  std::uint64_t position;  // in the epoch
+  std::uint64_t position;  // position in the epoch
 };
 
 EpochDraw epoch_draw(std::uint64_t draw, std::uint64_t size) {
-  // Most draws are of the first epoch, and a division takes as long as two rounds of a permutation.
+  // Most draws are of the first epoch, and a division takes as long as two permutation rounds.
   const std::uint64_t epoch = draw < size ? 0 : draw / size;
   return {epoch, draw - epoch * size};
 }
 
-// permute() for `count` draws at once, at most kLanes; the lanes that are left over repeat the first one. All lanes go
-// through the rounds of the one that has most, and those that have fewer stay as they are.
+// permute() for `count` draws at once, at most kLanes; unused lanes repeat the first one. All lanes run through the
+// largest number of rounds of any lane; lanes with fewer rounds keep their value in the remaining ones.
 void permute_lanes(const EpochShuffles& shuffles, const std::int32_t* datasets, const std::int64_t* draws,
                    std::size_t count, std::int64_t* samples) {
   using permutation::Cell;
@@ -68,7 +68,7 @@ void permute_lanes(const EpochShuffles& shuffles, const std::int32_t* datasets, 
   }
 }
 
-// The block permutations of one epoch of each dataset, made when they are first asked for.
+// Cache of block permutations, for one epoch of each dataset.
 class EpochBlocks {
  public:
   explicit EpochBlocks(const EpochShuffles& shuffles) : shuffles_(shuffles), places_(shuffles.keys.size(), 0) {}
@@ -98,7 +98,7 @@ class EpochBlocks {
   }
 
   const EpochShuffles& shuffles_;
-  std::vector<std::uint32_t> places_;  // 1 + where a dataset's permutation is in made_, or 0
+  std::vector<std::uint32_t> places_;  // 1 + index of a dataset's permutation in made_, or 0
   std::vector<Made> made_;
 };
 

@@ -10,11 +10,11 @@ namespace trackbed {
 
 namespace {
 
-constexpr std::int64_t kPrefetchedLines = 512;  // of 64 bytes
-constexpr std::size_t kPlanned = 16;            // samples that a thread plans at once: some microseconds
-constexpr std::size_t kMaskRows = 256;  // of an attention mask that a thread writes at once: up to a few milliseconds
+constexpr std::int64_t kPrefetchedLines = 512;  // cache lines of 64 bytes
+constexpr std::size_t kPlanned = 16;            // samples planned per task: some microseconds
+constexpr std::size_t kMaskRows = 256;          // rows of an attention mask per task: up to a few milliseconds
 
-// Tokens and labels from their spans: text[0, S) and text[1, S + 1).
+// Writes tokens and labels, text[0, S) and text[1, S + 1), from spans of the text.
 class Text {
  public:
   Text(const GatherLoops& loops, const SampleShape& shape, std::int64_t dtype, std::int64_t* tokens,
@@ -27,13 +27,13 @@ class Text {
         labels_(labels) {}
 
   void add(Span span) {
-    const std::int64_t first = at_ == 0 ? 1 : 0;  // no label is the first token
+    const std::int64_t first = at_ == 0 ? 1 : 0;  // the first token is not a label
     widen(span, 0, std::min(span.count, length_ - at_), tokens_ + at_);
     widen(span, first, span.count - first, labels_ + at_ - 1 + first);
     at_ += span.count;
   }
 
-  // Fills up both, and returns how many tokens were added before.
+  // Pads both, and returns the number of tokens added before.
   std::int64_t fill(std::int64_t pad) {
     std::fill(tokens_ + std::min(at_, length_), tokens_ + length_, pad);
     std::fill(labels_ + std::max<std::int64_t>(at_ - 1, 0), labels_ + length_, pad);
@@ -56,7 +56,7 @@ class Text {
   std::int64_t at_ = 0;
 };
 
-// Asks for tokens that lie far apart in memory, so that none waits for those before it.
+// Prefetches tokens of scattered spans, so that their cache misses overlap.
 void prefetch(const std::vector<Span>& spans, std::int64_t token_bytes) {
   constexpr std::int64_t kLine = 64;
   std::int64_t lines = kPrefetchedLines;
@@ -67,7 +67,7 @@ void prefetch(const std::vector<Span>& spans, std::int64_t token_bytes) {
   }
 }
 
-// Whether tokens of this type can be `pad`.
+// True if a token of this type can have the value `pad`.
 bool can_be(std::int64_t dtype, std::int64_t pad) {
   switch (dtype) {
     case 1:
@@ -79,7 +79,8 @@ bool can_be(std::int64_t dtype, std::int64_t pad) {
   }
 }
 
-// `[S + 1]`: 0, where each document ends, and S to fill up. Padding belongs to the last one. Returns the longest.
+// Writes `[S + 1]` borders: 0, the end of each document, then S as padding. Padding tokens belong to the last document.
+// Returns the longest length.
 std::int32_t write_borders(const std::vector<std::int64_t>& ends, std::int64_t num_tokens, std::int64_t length,
                            std::int32_t* borders) {
   std::int64_t count = 0;
@@ -97,8 +98,8 @@ std::int32_t write_borders(const std::vector<std::int64_t>& ends, std::int64_t n
   return longest;
 }
 
-// Some rows of the mask of a sample whose documents begin at `starts`: attention looks neither ahead nor at another
-// document.
+// Writes rows [first, stop) of the mask of a sample whose documents begin at `starts`: later tokens and those of other
+// documents are masked.
 void write_mask(const std::vector<std::int64_t>& starts, std::size_t first, std::size_t stop, std::size_t length,
                 std::uint8_t* mask) {
   auto document = std::upper_bound(starts.begin(), starts.end(), static_cast<std::int64_t>(first)) - 1;
@@ -124,7 +125,7 @@ class Batch {
     const std::size_t row = sample * length;
     std::int64_t* const tokens = rows_.tokens + row;
     std::int64_t* const labels = rows_.labels + row;
-    if (shape_.resets_positions == 0) {  // while the tokens are on their way
+    if (shape_.resets_positions == 0) {  // first, while the tokens are prefetched
       loops_.count_up(rows_.position_ids + row, length);
     }
     Text text(loops_, shape_, dtype, tokens, labels);
@@ -150,7 +151,7 @@ class Batch {
     }
   }
 
-  // The `block`-th kMaskRows rows of the mask of a sample.
+  // Writes block number `block` of kMaskRows rows of the mask of a sample.
   void write_mask_block(std::size_t sample, std::size_t block) const {
     const auto length = static_cast<std::size_t>(shape_.length);
     const std::size_t first = block * kMaskRows;
@@ -159,7 +160,7 @@ class Batch {
   }
 
  private:
-  // 0, and the place after each end-of-document token.
+  // Positions of document starts: 0, and the position after each end-of-document token.
   std::vector<std::int64_t> find_starts(const std::int64_t* tokens) const {
     std::vector<std::int64_t> starts{0};
     for (std::int64_t next = 0;; ++next) {
@@ -182,17 +183,17 @@ class Batch {
   const SampleShape& shape_;
   const BatchRows& rows_;
   GatherLoops loops_;
-  std::vector<std::vector<std::int64_t>> starts_;  // where documents begin, where that is asked for
+  std::vector<std::vector<std::int64_t>> starts_;  // document starts of each sample, if needed
 };
 
-// The samples of a batch, planned before any of them is written. Several threads plan different ones.
+// Plans of the samples of a batch, made before any sample is written. Threads may plan different samples concurrently.
 class Plans {
  public:
   Plans(std::span<const SampleSource> sources, std::span<const TokenFile> files, const SampleShape& shape,
         std::size_t size)
       : sources_(sources), files_(files), shape_(shape), outcomes_(size, Planned::refused), plans_(size) {}
 
-  // Plans the samples [first, stop), which are at these positions of the sources that `datasets` names.
+  // Plans the samples [first, stop): sample i is at positions[i] of source datasets[i].
   void make(std::size_t first, std::size_t stop, std::span<const std::int32_t> datasets,
             std::span<const std::int64_t> positions) {
     for (int step = 0; step < kApproachSteps; ++step) {
@@ -210,7 +211,7 @@ class Plans {
     }
   }
 
-  // What keeps the batch from being whole.
+  // The first refused sample, and the absent files.
   Gathered found() const {
     const auto refused = std::find(outcomes_.begin(), outcomes_.end(), Planned::refused);
     Gathered found{refused - outcomes_.begin(), {}};
@@ -260,7 +261,7 @@ Gathered gather(std::span<const SampleSource> sources, std::span<const TokenFile
   workers.run(static_cast<std::int64_t>(size), num_threads, poll, [&](std::int64_t number) {
     const auto sample = static_cast<std::size_t>(number);
     const std::size_t next = sample + 1;
-    if (next < size) {  // nearly always this thread's next one
+    if (next < size) {  // almost always this thread's next sample
       prefetch(plans[next].spans, token_bytes_of(dtype_of(next)));
     }
     batch.write(sample, dtype_of(sample), plans[sample]);

@@ -1,5 +1,5 @@
-// Compiled once per instruction level, into the namespace that TRACKBED_LEVEL names. It uses no inline
-// library code: that could be emitted here at a high level and then be picked by the linker for all.
+// Compiled once per instruction level, into the namespace TRACKBED_LEVEL. Must not use inline library code: the linker
+// could pick a copy that was compiled here at a high level for all callers.
 
 #include "trackbed/gather_loops.hpp"
 
@@ -10,7 +10,7 @@ namespace {
 using Wide = std::int64_t __attribute__((vector_size(TRACKBED_LANE_BYTES), may_alias));
 constexpr std::size_t kLanes = TRACKBED_LANE_BYTES / sizeof(std::int64_t);
 
-// Tokens as they lie in a file.
+// Widens tokens as stored in a file.
 template <class Token>
 using Anywhere [[gnu::aligned(1), gnu::may_alias]] = Token;
 
@@ -23,7 +23,7 @@ Wide widen_lanes(const Anywhere<Token>* tokens) {
   return wide;
 }
 
-// Whole registers are stored where they do not cross a cache line.
+// Stores full registers at addresses where they do not cross a cache line.
 template <class Token>
 void widen_type(const std::byte* tokens, std::size_t count, std::int64_t* target) {
   const auto* const source = reinterpret_cast<const Anywhere<Token>*>(tokens);

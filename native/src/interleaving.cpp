@@ -9,7 +9,7 @@ namespace {
 
 __extension__ typedef unsigned __int128 Product;
 
-// Positions that are walked at once.
+// Number of positions walked at once.
 constexpr std::size_t kLanes = 8;
 
 struct Walk {
@@ -18,21 +18,21 @@ struct Walk {
   std::uint32_t node;
 };
 
-// One level down, without a branch. Returns 0 at a leaf.
+// Descends one level, without a branch. Returns 0 at a leaf.
 inline std::uint64_t descend(Walk& walk) {
   const InterleavingNode& node = walk.block[walk.node];
   const Product product = Product{node.share} * walk.ordinal + node.phase;
   const auto floor = static_cast<std::uint64_t>(product >> 64);
   const auto fraction = static_cast<std::uint64_t>(product);
-  // The sum's fraction is smaller than one of its parts exactly when the floor goes up. Compilers make branches of a
-  // choice here, which nobody can predict: hence the masks.
+  // The fraction of the sum is smaller than a summand exactly when the floor increases. Masks, because compilers turn a
+  // conditional into an unpredictable branch here.
   const std::uint64_t right = fraction + node.share < fraction ? 0 : ~std::uint64_t{0};
   walk.ordinal = (floor & ~right) | ((walk.ordinal - floor) & right);
   walk.node = node.left ^ ((node.left ^ node.right) & static_cast<std::uint32_t>(right));
   return node.share;
 }
 
-// The last stage that begins at or before a position. Most positions lie in the stage of the one before.
+// Finds the last stage that begins at or before a position. Most positions are in the stage of the previous one.
 class StageFinder {
  public:
   explicit StageFinder(std::span<const std::int64_t> first_samples) : first_samples_(first_samples) {}
@@ -51,7 +51,7 @@ class StageFinder {
   std::size_t stage_ = 0;
 };
 
-// `count` positions at once, at most kLanes; the lanes that are left over repeat the first one.
+// Walks `count` positions at once, at most kLanes; unused lanes repeat the first one.
 void walk_lanes(const BlendTrees& trees, StageFinder& stage_of, const std::int64_t* positions, std::size_t count,
                 std::int32_t* datasets, std::int64_t* draws) {
   Walk walks[kLanes];

@@ -7,7 +7,7 @@
 
 namespace trackbed {
 
-// What each level's object files hold.
+// Declarations of the functions in the object files of each level.
 #define TRACKBED_DECLARE(level)                                                                                  \
   namespace level {                                                                                              \
   std::size_t largest_error(const double*, const double*, std::size_t, double);                                  \

@@ -18,7 +18,7 @@ void seed(MersenneTwister& twister, std::uint32_t value) {
 
 namespace {
 
-// Swaps the elements from `last` down with their targets, and meanwhile lets the memory at `upcoming` arrive.
+// Swaps the elements from `last` down with their targets, and prefetches the elements at `upcoming`.
 template <class Element, class Target>
 void swap_block(std::span<Element> array, std::uint64_t last, std::span<const Target> targets,
                 std::span<const Target> upcoming) {
@@ -43,7 +43,7 @@ void legacy_shuffle(MersenneTwister& twister, std::span<Element> array, Isa leve
   const TargetDraws draws = target_draws_at(level);
   const std::size_t size = array.size();
   std::uint64_t last = size > 0 ? size - 1 : 0;
-  // One block is drawn ahead, so that what it will touch arrives while the block before it is swapped.
+  // Targets are drawn one block ahead, so that their elements are prefetched while the previous block is swapped.
   while (last > kNarrow) {
     std::uint64_t targets[256];
     const std::size_t count = std::min<std::uint64_t>(std::size(targets), last - kNarrow);
@@ -54,7 +54,7 @@ void legacy_shuffle(MersenneTwister& twister, std::span<Element> array, Isa leve
     poll(static_cast<std::int64_t>(size - 1 - last));
   }
   std::uint32_t blocks[2][MersenneTwister::kWords + 16];
-  std::size_t waiting = 0;  // targets in the block that was drawn before
+  std::size_t waiting = 0;  // number of targets in the previous block
   std::uint64_t undrawn = last;
   for (unsigned turn = 0; last > 0; turn ^= 1) {
     const std::size_t count = undrawn > 0 ? draws.narrow(twister, undrawn, blocks[turn]) : 0;

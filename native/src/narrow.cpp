@@ -7,8 +7,8 @@ namespace trackbed {
 
 template <class Source, class Target>
 std::size_t narrow(std::span<const Source> source, std::span<Target> target) {
-  // One pass that only collects bits, so that the compiler uses vectors at every level; a second one only where
-  // something is wrong. A number fits if it comes back from Target, and neither side takes it for negative alone.
+  // The first pass only collects bits, so that the compiler vectorizes it at every level; a second pass runs only if a
+  // number does not fit. A number fits if it survives the round trip to Target, and its sign is the same in both types.
   using Bits = std::make_unsigned_t<Source>;
   Bits lost = 0;
   Source sources = 0;

@@ -10,7 +10,7 @@ namespace trackbed {
 
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that spreads every bit over all.
+// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every bit affects all bits.
 std::uint64_t mix(std::uint64_t bits) {
   bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
   bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
@@ -19,7 +19,7 @@ std::uint64_t mix(std::uint64_t bits) {
 
 // The smallest number whose square is at least `number`.
 std::uint64_t ceil_sqrt(std::uint64_t number) {
-  std::uint64_t root = 0;  // the largest whose square is below `number`, bit by bit
+  std::uint64_t root = 0;  // the largest number whose square is below `number`, computed bit by bit
   for (std::uint64_t bit = std::uint64_t{1} << 31; bit > 0; bit >>= 1) {
     if ((root | bit) * (root | bit) < number) {
       root |= bit;
@@ -28,8 +28,8 @@ std::uint64_t ceil_sqrt(std::uint64_t number) {
   return root + 1;
 }
 
-// Two positions in one row keep their distance as long as their rows meet again in every second round, each time with
-// probability 1 / rows. So many rounds that nobody sees it: see docs/explanation/permutation.md.
+// Two positions in one row keep their distance while their rows coincide in every second round, each time with
+// probability 1 / rows. The number of rounds makes this undetectable: see docs/explanation/permutation.md.
 std::uint64_t rounds_for(std::uint64_t size) {
   return size < 1 << 4 ? 32 : size < 1 << 6 ? 16 : size < 1 << 10 ? 10 : size < 1 << 20 ? 8 : 6;
 }
@@ -37,8 +37,8 @@ std::uint64_t rounds_for(std::uint64_t size) {
 }  // namespace
 
 Permutation make_permutation(std::uint64_t size, std::uint64_t key) {
-  // Moving a column of an odd number of rows round is an even permutation. With both sides odd, only half of all
-  // permutations could come.
+  // Rotating a column with an odd number of rows is an even permutation. If both sides were odd, only half of all
+  // permutations would be possible.
   const std::uint64_t root = ceil_sqrt(size);
   const std::uint64_t rows = size == 1 ? 1 : root + root % 2;
   const std::uint64_t columns = (size - 1) / rows + 1;
@@ -46,7 +46,7 @@ Permutation make_permutation(std::uint64_t size, std::uint64_t key) {
 }
 
 Permutation with_key(Permutation permutation, std::uint64_t key) {
-  // The size goes in too: permutations of two sizes with one grid must not be nearly equal.
+  // Includes the size, because permutations of two sizes with the same grid must not be nearly equal.
   permutation.key = mix(mix(permutation.size + permutation::kMultiplier) ^ key);
   return permutation;
 }

@@ -1,5 +1,5 @@
-// Compiled once per instruction level, into the namespace that TRACKBED_LEVEL names. It uses no inline
-// library code: that could be emitted here at a high level and then be picked by the linker for all.
+// Compiled once per instruction level, into the namespace TRACKBED_LEVEL. Must not use inline library code: the linker
+// could pick a copy that was compiled here at a high level for all callers.
 
 #include "trackbed/permute_block.hpp"
 
@@ -11,7 +11,7 @@ namespace trackbed::TRACKBED_LEVEL {
 
 namespace {
 
-// Lanes are a register of 64-bit numbers, of which kGroup take turns, so that none waits for its multiplications.
+// Lanes are a register of 64-bit numbers; kGroup registers are interleaved to hide the latency of multiplications.
 // Coordinates and their bounds are below 2**32, sums of two below 2**33; `narrow` numbers are below 2**32.
 #if defined(__AVX2__)
 
@@ -27,7 +27,7 @@ Lanes low_half(Lanes a) { return a & 0xffffffff; }
 Lanes multiply_low_halves(Lanes a, Lanes b) { return (Lanes)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b); }
 Lanes multiply_narrow(Lanes narrow, Lanes b) { return narrow * b; }
 Lanes multiply(Lanes a, Lanes b) { return a * b; }
-// A difference below 0 is the larger number of the two.
+// A negative difference is the larger one as an unsigned number.
 Lanes wrapped(Lanes sum, Lanes bound) {
   return (Lanes)_mm512_maskz_min_epu64(0xff, (__m512i)sum, (__m512i)(sum - bound));
 }
@@ -47,17 +47,17 @@ Lanes wrapped(Lanes sum, Lanes bound) {
   const Lanes less = sum - bound;
   return (Lanes)_mm256_blendv_pd((__m256d)less, (__m256d)sum, (__m256d)less);
 }
-// A number and a bound differ by less than 2**63, so that the difference's sign tells.
+// A number and a bound differ by less than 2**63, so the sign of the difference is valid.
 bool any_reaches(Lanes number, Lanes bound) { return _mm256_movemask_pd((__m256d)(number - bound)) != 0xf; }
 
 #endif
 
-// The upper 64 bits of a * narrow.
+// Upper 64 bits of a * narrow.
 Lanes multiply_high_narrow(Lanes a, Lanes narrow) {
   return high_half(multiply_low_halves(high_half(a), narrow) + high_half(multiply_low_halves(a, narrow)));
 }
 
-// The upper 64 bits of a * b.
+// Upper 64 bits of a * b.
 Lanes multiply_high(Lanes a, Lanes b) {
   const Lanes crossed = multiply_low_halves(high_half(a), b) + high_half(multiply_low_halves(a, b));
   const Lanes other = multiply_low_halves(a, high_half(b)) + low_half(crossed);
@@ -66,7 +66,7 @@ Lanes multiply_high(Lanes a, Lanes b) {
 
 #else
 
-// One number at a time: without wide multiplications, vectors would be slower.
+// One number at a time, because vectors without wide multiplications are slower.
 using Lanes = std::uint64_t;
 using LoadedLanes = std::uint64_t __attribute__((may_alias));
 constexpr std::size_t kGroup = 4;
@@ -105,7 +105,7 @@ void pass(const Permutation& grid, const std::int64_t* positions, Lanes* images)
     const Lanes position = *reinterpret_cast<const LoadedLanes*>(positions + i * kLanes);
     const Lanes row = multiply_high(position, all(grid.reciprocal));
     const Lanes column = position - multiply_low_halves(row, num_columns);
-    rows[i] = row + ((column - num_columns) >> 63 ^ 1);  // one more, unless the difference is below 0
+    rows[i] = row + ((column - num_columns) >> 63 ^ 1);  // adds 1 unless the difference is negative
     columns[i] = wrapped(column, num_columns);
   }
   std::uint64_t key = grid.key;
@@ -128,7 +128,7 @@ void pass(const Permutation& grid, const std::int64_t* positions, Lanes* images)
 void permute_block(const Permutation& permutation, const std::int64_t* positions, std::int64_t* images,
                    std::size_t count) {
   constexpr std::size_t kStep = kGroup * kLanes;
-  // A copy, so that the compiler need not fear that a store changes it.
+  // A local copy, which the compiler knows that no store can alias.
   const Permutation grid = permutation;
   std::size_t i = 0;
   for (; i + kStep <= count; i += kStep) {

@@ -15,7 +15,7 @@ namespace trackbed {
 namespace {
 
 constexpr std::size_t kChunk = std::size_t{1} << 15;  // visits whose lengths stay in a core's cache
-constexpr std::size_t kAhead = 48;                    // visits between asking memory for a length and using it
+constexpr std::size_t kAhead = 48;                    // visits between the prefetch of a length and its use
 
 std::int32_t length_of(std::span<const std::byte> lengths, std::size_t document) {
   std::int32_t length;
@@ -23,15 +23,15 @@ std::int32_t length_of(std::span<const std::byte> lengths, std::size_t document)
   return length;
 }
 
-// What one thread gathered: the lengths of its chunk of visits, and their sum.
+// Result of one thread's gather() of the lengths of a chunk of visits.
 struct Gathered {
   std::int64_t sum = 0;
   bool valid = true;
-  bool stopped = false;  // whether all are to end here
+  bool stopped = false;  // true to end all threads in this round
 };
 
-// The lengths of the documents that `visits` name, in `found`. Several short loops, each of which the compiler or the
-// processor does many turns of at once: what counts is how many lengths are on their way from memory.
+// Gathers the lengths of visited documents into `found`. Several short loops, each of which vectorizes or overlaps many
+// iterations: the number of outstanding cache misses determines the speed.
 template <class Visit>
 Gathered gather(std::span<const std::byte> lengths, std::span<const Visit> visits, std::int32_t* found) {
   using Document = std::make_unsigned_t<Visit>;
@@ -62,14 +62,13 @@ Gathered gather(std::span<const std::byte> lengths, std::span<const Visit> visit
   return {.sum = sum, .valid = negative >= 0};
 }
 
-// The rows that begin in a chunk of visits, which is `before` tokens into the stream. `row` is the first of them, and
-// `stop` the one after the last.
+// Writes the rows [row, stop), which begin in a chunk of visits that starts `before` tokens into the stream.
 template <class Row>
 void cut(const std::int32_t* lengths, std::size_t first_visit, std::int64_t before, std::int64_t sequence_length,
          std::int64_t extra_token, std::size_t row, std::size_t stop, std::span<Row> rows) {
   std::int64_t start = static_cast<std::int64_t>(row) * sequence_length;
   for (std::size_t k = 0; row < stop; ++k) {
-    // Most documents begin no row or one: that row is written in any case, and kept where it is right.
+    // Most documents begin at most one row: the row is always written, and kept only if it begins in the document.
     const std::int64_t end = before + lengths[k] - extra_token;
     do {
       rows[2 * row] = static_cast<Row>(first_visit + k);
@@ -82,7 +81,7 @@ void cut(const std::int32_t* lengths, std::size_t first_visit, std::int64_t befo
   }
 }
 
-// The last visit that has tokens; 0 where none has.
+// The last visit with tokens, or 0 if no visit has tokens.
 template <class Visit>
 std::size_t last_with_tokens(std::span<const std::byte> lengths, std::span<const Visit> visits) {
   for (std::size_t visit = visits.size(); visit > 0; --visit) {
@@ -117,18 +116,18 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
   if (lengths.empty() && !visits.empty()) {
     return 0;
   }
-  // How many rows begin in the first `tokens` tokens of the stream.
+  // Number of rows that begin in the first `tokens` tokens of the stream.
   const auto rows_within = [&](std::int64_t tokens) {
     const std::int64_t behind = tokens - extra_token;
     const std::int64_t found = behind < 0 ? 0 : behind / sequence_length;
     return static_cast<std::size_t>(std::min(found, static_cast<std::int64_t>(num_rows) - 1)) + 1;
   };
 
-  std::int64_t total = 0;  // tokens in all chunks that were looked at
+  std::int64_t total = 0;  // tokens in all processed chunks
   bool all_valid = true;
-  std::exception_ptr failure;  // what the poll threw
+  std::exception_ptr failure;  // exception of the poll
   const auto chunks = static_cast<std::int64_t>((visits.size() + kChunk - 1) / kChunk);
-  // Two rounds' sums, in turn: a thread may be one round ahead of another.
+  // Sums of two rounds, used alternately, because a thread may be one round ahead of another.
   std::vector<Gathered> gathered(2 * static_cast<std::size_t>(std::max<std::int64_t>(num_threads, 1)));
   const std::int64_t wanted = std::min(num_threads, std::max<std::int64_t>(chunks, 1));
   const auto buffers = std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(wanted) * kChunk);
@@ -143,7 +142,7 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
       sums[thread] = gather(lengths, mine, found);
       sums[thread].stopped = thread == 0 && failure;
       barrier.arrive_and_wait();
-      if (sums[0].stopped) {  // all threads see it in the same round, and leave together
+      if (sums[0].stopped) {  // all threads see this in the same round
         break;
       }
       const std::int64_t before_this = before_round;
@@ -159,7 +158,7 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
       }
       if (thread == 0 && !failure) {
         try {
-          poll(static_cast<std::int64_t>(rows_within(before_this)));  // the others may still be at this round's rows
+          poll(static_cast<std::int64_t>(rows_within(before_this)));  // other threads may still write this round's rows
         } catch (...) {
           failure = std::current_exception();
         }
@@ -177,7 +176,7 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
     return first_invalid(lengths, visits);
   }
 
-  // Without the extra token an empty last visit has an end to point to, and Megatron Core points there.
+  // Without the extra token a row may point to the end of an empty last visit, as in Megatron Core.
   if (std::size_t row = rows_within(total); row < num_rows) {
     const std::size_t last =
         extra_token == 0 && !visits.empty() ? visits.size() - 1 : last_with_tokens(lengths, visits);

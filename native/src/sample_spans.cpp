@@ -18,19 +18,19 @@ std::int64_t load_signed(const std::byte* numbers, std::int64_t bytes, std::int6
   return bytes == 4 ? load<std::int32_t>(numbers, at) : load<std::int64_t>(numbers, at);
 }
 
-// A difference that wraps around where the arrays lie: what comes out is checked like any other number.
+// Difference with wrap-around for inconsistent arrays; the result is checked like any other number.
 std::int64_t difference(std::int64_t number, std::int64_t from) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(number) - static_cast<std::uint64_t>(from));
 }
 
-// A sum that wraps around, likewise.
+// Sum with wrap-around, likewise.
 std::int64_t add(std::int64_t number, std::int64_t other) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + static_cast<std::uint64_t>(other));
 }
 
 bool is_in(std::int64_t number, std::int64_t stop) { return number >= 0 && number < stop; }
 
-// The first of `stop` numbers for which `holds`, where all after it do, too; any other number if they do not.
+// Bisection: the first number in [0, stop) for which `holds`, or `stop`. Any number if `holds` is not monotonic.
 template <class Holds>
 std::int64_t first_that(std::int64_t stop, const Holds& holds) {
   std::int64_t start = 0;
@@ -55,12 +55,12 @@ std::int64_t row_at(const SampleSource& source, std::int64_t position) {
                                    : load<std::int64_t>(source.shuffle, position);
 }
 
-// Where the sample of a row begins.
+// Start of the sample of a row.
 Place place_of(const SampleSource& source, std::int64_t row) {
   return {load_signed(source.rows, source.row_bytes, 2 * row), load_signed(source.rows, source.row_bytes, 2 * row + 1)};
 }
 
-// Adds `count` tokens from a byte of a file on, if they are all mapped.
+// Adds `count` tokens from a byte of a file on. Returns false if they are not all mapped.
 bool add_span(const TokenFile& file, std::int64_t byte, std::int64_t count, std::int64_t token_bytes,
               SampleSpans& plan) {
   if (byte < 0 || byte > file.size_bytes || count > (file.size_bytes - byte) / token_bytes) {
@@ -91,7 +91,7 @@ class Planner {
   }
 
  private:
-  // Each visit from its document's start to its end, but for where the sample begins and ends.
+  // Adds the visited documents; the first one from the sample's start, the last one to the sample's end.
   bool add_visits(std::int64_t position) {
     const std::int64_t row = row_at(source_, position);
     if (!is_in(row, source_.num_samples)) {
@@ -113,7 +113,7 @@ class Planner {
     return done == length_ || may_be_short || !plan_.absent.empty();
   }
 
-  // Tokens of a document from `begin` on, to its end or, if it is the last one, to `end` and the extra token.
+  // Adds the tokens of a document from `begin` to its end, or, if it is the last one, to `end` plus the extra token.
   bool add_document(std::int64_t document, std::int64_t begin, bool is_last, std::int64_t end, std::int64_t& done) {
     const TokenFile& file = file_of(document);
     const std::int64_t sequence = difference(document, file.first_sequence);
@@ -176,17 +176,18 @@ class Planner {
     return true;
   }
 
-  // Where the file's sequences end inside the sample that begins at a byte. Whether they lie one after the other there.
+  // Adds the ends of the file's sequences inside the sample that begins at a byte. Returns false if the sequences are
+  // not consecutive there.
   bool add_borders(const TokenFile& file, std::int64_t begin) {
     const auto start_of = [&](std::int64_t sequence) {
       std::int64_t start = 0;
       return __builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), file.first_byte, &start) ? begin
                                                                                                           : start;
     };
-    const std::int64_t last = begin + (length_ - extra_) * token_bytes_;  // where a sample of no extra token ends
+    const std::int64_t last = begin + (length_ - extra_) * token_bytes_;  // end of the sample without its extra token
     const std::int64_t stop = std::min(begin + length_ * token_bytes_, add(file.first_byte, file.token_bytes));
     auto next = first_that(file.num_sequences, [&](std::int64_t sequence) { return start_of(sequence) > begin; });
-    std::int64_t start = file.first_byte;  // of the next sequence, if it begins where the one before it ends
+    std::int64_t start = file.first_byte;  // start of the next sequence if it follows the previous one
     if (next > 0) {
       start = add(start_of(next - 1), load<std::int32_t>(file.lengths, next - 1) * token_bytes_);
     }

@@ -8,7 +8,7 @@
 namespace trackbed {
 namespace {
 
-// Shuffles the first `border` elements, and then the others.
+// Shuffles the first `border` elements, then the others.
 void shuffle_parts(MersenneTwister& twister, std::span<std::uint32_t> array, std::int64_t border, Isa level,
                    Poll& poll) {
   const auto first = static_cast<std::size_t>(border);
@@ -21,7 +21,7 @@ std::span<Number> as_numbers(std::span<std::uint32_t> words) {
   return {reinterpret_cast<Number*>(words.data()), words.size()};
 }
 
-// Whether all visits met a document of a length.
+// Builds the indices of one dataset. Returns false if the length of a visited document is missing or negative.
 bool fill(const SmallDataset& dataset, std::span<const std::byte> lengths, std::span<std::uint32_t> indices, Isa level,
           Poll& poll) {
   const bool is_apart = dataset.samples_before_last >= 0;

@@ -12,7 +12,7 @@ namespace trackbed {
 
 namespace {
 
-// How long a thread looks again before it sleeps: some times as long as it takes to wake one, and as the caller takes
+// Time for which a thread spins before it sleeps: a few times the wakeup time of a thread, and the caller's time
 // between two batches.
 constexpr std::chrono::microseconds kLooking{200};
 
@@ -22,10 +22,10 @@ void pause() {
 #endif
 }
 
-// Waits, awake, for what is about to happen.
+// Spins until `happened` returns true or the time is over.
 template <class Happened>
 void look_for(const Happened& happened) {
-  constexpr int kLooks = 32;  // between two looks at the clock
+  constexpr int kLooks = 32;  // checks between two reads of the clock
   const auto end = std::chrono::steady_clock::now() + kLooking;
   while (!happened() && std::chrono::steady_clock::now() < end) {
     for (int look = 0; look < kLooks && !happened(); ++look) {
@@ -37,7 +37,7 @@ void look_for(const Happened& happened) {
 }  // namespace
 
 struct Workers::Job {
-  // On its own lines of the cache, as each thread counts in one of them.
+  // Aligned to separate cache lines, because each thread increments the counter of one.
   struct alignas(64) Part {
     std::atomic<std::int64_t> next;
     std::int64_t stop;
@@ -51,8 +51,8 @@ struct Workers::Job {
     }
   }
 
-  // Takes tasks until there are none: those of the thread's own part first, so that it writes where it wrote the last
-  // time, and then those that others have left. `between` is called after each.
+  // Runs tasks until there are none: first those of the thread's own part, so that it writes the memory that it wrote
+  // in the last call, then remaining ones of other parts (work stealing). Calls `between` after each.
   template <class Between>
   void work(int thread, const Between& between) {
     try {
@@ -73,7 +73,7 @@ struct Workers::Job {
   }
 
   const Task& task;
-  int vacancies;  // guarded by the crew's mutex
+  int vacancies;  // number of threads that may still join, guarded by the crew's mutex
   std::atomic<int> present{0};
   std::atomic<bool> stopped{false};
   std::exception_ptr failure;
@@ -93,7 +93,7 @@ struct Workers::Crew {
     }
   }
 
-  // Starts what is missing of `size` threads, or as many as the system gives.
+  // Starts threads until there are `size`, or until no more can be created.
   void grow(int size) {
     try {
       while (static_cast<int>(threads.size()) < size) {
@@ -136,7 +136,7 @@ struct Workers::Crew {
     comes.notify_all();
   }
 
-  // Lets nobody begin with the job any more, and waits for those who have begun.
+  // Stops further threads from joining the job, and waits for those that have joined.
   void withdraw(Job& its) {
     std::unique_lock lock(mutex);
     job = nullptr;
@@ -146,8 +146,8 @@ struct Workers::Crew {
     leaves.wait(lock, [&] { return its.present == 0; });
   }
 
-  std::mutex in_use;  // held by the thread whose job it is
-  std::mutex mutex;   // guards what follows
+  std::mutex in_use;  // held by the thread that runs a job
+  std::mutex mutex;   // guards the members below
   std::condition_variable comes;
   std::condition_variable leaves;
   std::atomic<std::uint64_t> jobs{0};
@@ -160,7 +160,7 @@ Workers::Workers() : crew_(new Crew), process_(getpid()) {}
 
 Workers::~Workers() {
   if (process_ == getpid()) {
-    delete crew_;  // in a forked child its threads are not there to be joined
+    delete crew_;  // leaked in a forked child, which does not have the threads to join
   }
 }
 

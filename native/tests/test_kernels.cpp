@@ -1,8 +1,8 @@
-// Every kernel against a reference that is too plain to be wrong, at every instruction level of this
-// processor. Takes an optional argument "short" for slow machines: emulators and sanitizers.
+// Tests of every kernel against a naive reference, at every instruction level of this processor. Takes an optional
+// argument "short" for emulators and sanitizers.
 //
-// Random inputs come from std::mt19937_64 alone, whose stream the standard fixes, never from a distribution,
-// whose stream it does not: every platform sees the same inputs and must print the same golden checksums.
+// Random inputs come only from std::mt19937_64, whose stream the standard specifies, and never from a distribution,
+// whose stream it does not: every platform gets the same inputs and must print the same golden checksums.
 
 #include <unistd.h>
 
@@ -83,7 +83,7 @@ class Random {
   std::mt19937_64 bits_;
 };
 
-// A product that no compiler may fuse with what follows, whatever its flags.
+// A product that no compiler can fuse with a following operation.
 double rounded_product(double a, double b) {
   volatile double product = a * b;
   return product;
@@ -142,7 +142,7 @@ struct Blend {
   std::vector<std::int64_t> sample;
 };
 
-// With `sizes`, a dataset that has given that many samples is out; without, none ever is.
+// With `sizes`, a dataset is not drawn after that many samples; without, the draws are not limited.
 Blend naive_blend(const std::vector<double>& weights, std::size_t num_samples, const std::vector<std::int64_t>& sizes) {
   Blend blend;
   std::vector<std::int64_t> drawn(weights.size(), 0);
@@ -218,7 +218,7 @@ void test_largest_error(std::size_t rounds) {
       counts[d] = std::max(0.0, std::floor(due) + static_cast<double>(random.below(3)) - 1.0);
     }
     const std::size_t wanted = naive_largest_error(weights, counts, step);
-    // The kernel may look at no double before or behind its arrays, wherever those begin.
+    // The kernel must not read outside of its arrays, at any alignment.
     const std::size_t shift = random.below(8);
     std::vector<double> shifted_weights(shift, 1e9);
     std::vector<double> shifted_counts(shift, -1e9);
@@ -236,8 +236,7 @@ void test_largest_error(std::size_t rounds) {
   }
 }
 
-// All but one dataset share a smallest error: the one that stands out, or the first of two, is found
-// anywhere.
+// All datasets but one or two have the same smallest error: the first one with a larger error is found in every lane.
 void test_largest_error_in_every_lane() {
   for (std::size_t size = 1; size <= 33; ++size) {
     for (std::size_t first = 0; first < size; ++first) {
@@ -255,7 +254,7 @@ void test_largest_error_in_every_lane() {
   }
 }
 
-// x86-64 has every level; anywhere else all of them are the baseline.
+// x86-64 has every level; on other architectures all levels are the baseline.
 void test_a_level_that_the_build_lacks_is_the_baseline() {
 #if !defined(__x86_64__)
   for (const Isa level : {Isa::avx2, Isa::avx512}) {
@@ -271,7 +270,7 @@ void test_greedy_blend(std::size_t rounds) {
     const std::size_t size = size_of_round(random, round);
     const auto kind = static_cast<Weights>(round % static_cast<std::size_t>(Weights::kinds));
     const std::vector<double> weights = make_weights(random, size, kind);
-    // Some are long enough for the guesses to settle.
+    // Some blends are long enough for the guessed thresholds to settle.
     const std::size_t num_samples = random.below(round % 10 == 0 ? 2000 : 120);
     const Blend wanted = naive_blend(weights, num_samples, {});
     for (const Isa level : levels()) {
@@ -301,7 +300,7 @@ void test_exhaustive_blend(std::size_t rounds) {
 
 // ---------------------------------------------------------------- samples
 
-// Walks the stream token by token.
+// Computes rows by walking through the stream token by token.
 std::vector<std::int64_t> naive_sample_index(const std::vector<std::int32_t>& lengths,
                                              const std::vector<std::int64_t>& visits, std::size_t num_rows,
                                              std::int64_t sequence_length, std::int64_t extra_token) {
@@ -393,7 +392,7 @@ template <class Source, class Target>
 std::vector<Source> make_tokens(Random& random, std::size_t round) {
   std::vector<Source> tokens(round % 41);
   for (Source& token : tokens) {
-    // Within every target type, so that what does not fit stands where it was put.
+    // Fits every target type, so that only values inserted below do not fit.
     token = static_cast<Source>(random.below(128));
   }
   const std::size_t wrong = round % 3;
@@ -554,7 +553,7 @@ void test_small_indices(std::size_t rounds) {
   check(trackbed::small_indices({&beyond, 1}, raw, indices, Isa::baseline, poll) == 0, "small_indices beyond the file");
 }
 
-// Many chunks of visits, in threads that take turns; and a visit that is wrong, wherever it stands.
+// Many chunks of visits on several threads; and an invalid visit at any position.
 void test_sample_index_in_threads(std::size_t num_visits) {
   Random random(45);
   std::vector<std::int32_t> lengths(1000);
@@ -669,7 +668,7 @@ void test_draw(std::size_t rounds) {
 
 // ---------------------------------------------------------------- shuffle
 
-// NumPy seeds its generator as the standard library does.
+// NumPy seeds its generator like the standard library.
 template <class Element>
 std::vector<Element> naive_shuffle(std::mt19937& bits, std::size_t size) {
   std::vector<Element> array(size);
@@ -696,7 +695,7 @@ void test_legacy_shuffle(std::size_t rounds) {
       trackbed::MersenneTwister twister;
       trackbed::seed(twister, seed);
       trackbed::Poll poll;
-      for (const std::size_t size : sizes) {  // each goes on where the one before ended
+      for (const std::size_t size : sizes) {  // each continues from the state of the previous one
         const std::vector<std::uint32_t> wanted = naive_shuffle<std::uint32_t>(bits, size);
         std::vector<std::uint32_t> found(size);
         std::iota(found.begin(), found.end(), 0U);
@@ -713,7 +712,7 @@ void test_legacy_shuffle(std::size_t rounds) {
   }
 }
 
-// Bounds of more than 32 bits, which no test has the memory to shuffle.
+// Bounds of more than 32 bits, for which an array would not fit into memory.
 void test_wide_draws() {
   for (const Isa level : levels()) {
     std::mt19937 bits(5);
@@ -738,7 +737,7 @@ void test_wide_draws() {
 
 // ---------------------------------------------------------------- permutation
 
-// By division and remainder, and a multiplication by halves.
+// Computed by division and remainder, with a multiplication of 32-bit halves.
 std::uint64_t naive_permute(std::uint64_t size, std::uint64_t key, std::uint64_t rounds, std::uint64_t position) {
   const auto mix = [](std::uint64_t bits) {
     bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
@@ -828,7 +827,7 @@ void test_permutation(std::size_t rounds) {
   }
 }
 
-// Blocks in their order, and each window's samples in theirs.
+// Permutes the blocks, then the samples of each window.
 std::vector<std::int64_t> naive_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block,
                                        std::uint64_t window) {
   const std::uint64_t num_blocks = (size + block - 1) / block;
@@ -879,7 +878,7 @@ void test_block_permutation(std::size_t rounds) {
   }
 }
 
-// More positions than one task takes, and sizes below and above the largest that a table serves.
+// More positions than one task has, and sizes below and above the largest size with a table.
 void test_permutation_of_many_positions() {
   Random random(111);
   for (const std::uint64_t size : {std::uint64_t{3}, std::uint64_t{1000}, std::uint64_t{1} << 40}) {
@@ -900,7 +899,7 @@ void test_permutation_of_many_positions() {
 
 __extension__ typedef unsigned __int128 Product;
 
-// Stages of a blend, with a tree of any shape over some of the datasets, and any shares and phases.
+// Random stages of a blend, with trees of any shape over some of the datasets, and any shares and phases.
 struct MadeTrees {
   std::size_t num_datasets;
   std::vector<trackbed::InterleavingNode> nodes;
@@ -951,7 +950,7 @@ struct Located {
   std::vector<std::int64_t> samples;
 };
 
-// Draws a stage from its beginning, and has every node count what it has sent on.
+// Draws a stage from its beginning; every node counts the draws that it has passed on.
 Located naive_interleaving(std::span<const trackbed::InterleavingNode> nodes, std::uint32_t root, std::size_t draws) {
   std::vector<std::uint64_t> sent(nodes.size(), 0);
   Located located;
@@ -998,7 +997,7 @@ std::vector<std::uint64_t> make_keys(Random& random, std::size_t count) {
   return keys;
 }
 
-// Bands by long division, from the root down: of all leaves below a node, the narrowest counts.
+// Bands by long division, from the root down: the band of a node is the narrowest of all leaves below it.
 std::uint64_t naive_band(const std::vector<trackbed::InterleavingNode>& nodes, std::size_t at, std::uint64_t reach) {
   if (nodes[at].share == 0) {
     const std::uint64_t most = std::uint64_t{15} << 29;
@@ -1059,7 +1058,7 @@ void test_draw_phases(std::size_t rounds) {
   }
 }
 
-// The positions of all stages in any order, each against the stage's draws one after the other.
+// Compares positions of all stages, in any order, with sequential draws of each stage.
 void test_interleaving(std::size_t rounds) {
   Random random(122);
   for (std::size_t round = 0; round < rounds; ++round) {
@@ -1135,7 +1134,7 @@ void test_instant_order_in_blocks(std::size_t rounds) {
   }
 }
 
-// More positions than one task takes, anywhere up to the last of all.
+// More positions than one task has, up to the last valid one.
 void test_instant_order_on_threads() {
   Random random(144);
   const MadeTrees trees = make_trees(random, 100, 3, 1000);
@@ -1145,7 +1144,7 @@ void test_instant_order_on_threads() {
   for (std::int64_t& position : positions) {
     position = static_cast<std::int64_t>(random.next() >> (1 + random.below(63)));
   }
-  positions[5] = std::numeric_limits<std::int64_t>::max() - 1000;  // each leaf has up to 1000 draws from before
+  positions[5] = std::numeric_limits<std::int64_t>::max() - 1000;  // each leaf has up to 1000 earlier draws
   const Located alone = run_locate(trees, permutations, keys, positions);
   for (const int num_threads : {2, 5}) {
     const Located found = run_locate(trees, permutations, keys, positions, 1, 1, num_threads);
@@ -1183,7 +1182,7 @@ void test_run_parallel() {
       thrown = number == 20;
     }
     check(thrown && std::chrono::steady_clock::now() - started < std::chrono::seconds(20), "a poll ends run_parallel");
-    // What a poll hears of is done, from the first task on, however slow some thread is.
+    // All leading tasks that a poll reports are done, even if a thread is slow.
     std::vector<std::atomic<int>> finished(200);
     bool all_done = true;
     trackbed::Poll looking([&](std::int64_t ready) {
@@ -1201,15 +1200,15 @@ void test_run_parallel() {
 
 // ---------------------------------------------------------------- batches
 
-// A dataset of a few files, in buffers that end where their contents do, so that sanitizers see what leaves them.
+// A dataset of a few files, in buffers without slack, so that sanitizers detect reads outside of them.
 struct MadeFiles {
   std::int64_t dtype = 8;
   std::int64_t token_bytes = 2;
   std::vector<std::vector<std::byte>> tokens;
-  std::vector<std::vector<std::byte>> lengths;   // at odd addresses
-  std::vector<std::vector<std::byte>> pointers;  // at odd addresses
+  std::vector<std::vector<std::byte>> lengths;   // unaligned
+  std::vector<std::vector<std::byte>> pointers;  // unaligned
   std::vector<trackbed::TokenFile> files;
-  std::vector<std::vector<std::int64_t>> sequences;  // of all files, wide
+  std::vector<std::vector<std::int64_t>> sequences;  // tokens of all files as int64
   std::vector<std::int64_t> visits;
   std::vector<std::int64_t> rows;
   std::vector<std::uint32_t> shuffle;
@@ -1328,7 +1327,7 @@ struct MadeBatch {
   std::vector<std::int32_t> max_seqlen;
 };
 
-// One sample, token by token: sample m is tokens [m * S, m * S + S + extra) of all sequences, as visits go up.
+// One sample, token by token: with visits in ascending order, sample m is tokens [m * S, m * S + S + extra).
 void naive_gather(const MadeFiles& made, std::int64_t sample, const trackbed::SampleShape& shape, std::size_t row,
                   MadeBatch& batch) {
   const auto length = static_cast<std::size_t>(shape.length);
@@ -1411,7 +1410,7 @@ void test_gather(std::size_t rounds) {
   }
 }
 
-// Whatever files and arrays say, nothing outside them is read: the sanitizers see to that.
+// Damaged files and arrays must not lead to reads outside of them, which sanitizers detect.
 void test_gather_of_lies(std::size_t rounds) {
   Random random(71);
   trackbed::Workers workers;
@@ -1529,7 +1528,7 @@ void test_workers() {
   check(sum == 4 * 100 * 45, "workers serve several threads");
 }
 
-// Kernels share nothing but their inputs: what several threads get at once is what one gets alone.
+// Kernels share only their inputs: concurrent calls give the same results as single ones.
 void test_threads(std::size_t rounds) {
   Random random(66);
   const std::vector<double> weights = make_weights(random, 37, Weights::random);
@@ -1570,7 +1569,7 @@ void test_threads(std::size_t rounds) {
 
 // ---------------------------------------------------------------- golden checksums
 
-// FNV-1a over the numbers as 64-bit little-endian integers.
+// FNV-1a hash of numbers as 64-bit little-endian integers.
 class Golden {
  public:
   template <class Numbers>
@@ -1623,7 +1622,7 @@ void test_golden() {
     for (int step = 1; step <= 100; ++step) {
       std::vector<double> counts;
       for (const double weight : weights) {
-        // The error is what the product's rounding leaves, so that a fused product would say something else.
+        // The error is the rounding error of the product, so a fused product would give another result.
         counts.push_back(rounded_product(weight, step));
       }
       const std::size_t found = trackbed::blend_loops_at(best).largest_error(weights.data(), counts.data(), size, step);

@@ -1,16 +1,16 @@
-"""Every error that Trackbed raises on purpose.
+"""Exceptions that Trackbed raises.
 
     TrackbedError
     +-- FormatError       a file is not what its format says
-    |   +-- BlendFileError    a blend file says what cannot be meant
+    |   +-- BlendFileError    a blend file has invalid or contradictory settings
     +-- CacheError        an index cannot be opened, built or published
-    +-- PlanError         what was asked for cannot be had from the data
+    +-- PlanError         the data cannot give what was asked for
     |   +-- OversampleError   a blend draws more samples than a dataset has
     +-- CollectiveError   ranks disagree, or one of them failed
-    ArgumentError         an argument is out of range: a ValueError, and an AssertionError besides,
-                          where Megatron Core's class of the same name asserts
+    ArgumentError         an argument is out of range: a ValueError, and an AssertionError too,
+                          because Megatron Core's class of the same name asserts
 
-A message says where, what must hold, and what was found.
+A message names the place, what must hold, and what was found.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _PROBLEMS_SHOWN: Final = 20
 
 
 class TrackbedError(Exception):
-    """The root of everything that is not a wrong argument."""
+    """Base class of all errors except invalid arguments."""
 
 
 class FormatError(TrackbedError):
@@ -40,10 +40,10 @@ class FormatError(TrackbedError):
 
 
 class BlendFileError(FormatError):
-    """A blend file says what cannot be meant. The text has the first 20 problems, `problems` has all.
+    """A blend file has invalid or contradictory settings. The text has the first 20 problems, `problems` has all.
 
     Args:
-        problems: what is wrong, each beginning with file and line; at least one.
+        problems: description of each problem, beginning with file and line; at least one.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -52,12 +52,12 @@ class BlendFileError(FormatError):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The first 20 problems, then how many more there are."""
+        """The first 20 problems, then the number of further ones."""
         more = len(self.problems) - _PROBLEMS_SHOWN
         return self.problems if more <= 0 else (*self.problems[:_PROBLEMS_SHOWN], f"and {more:,} more problems")
 
     def __reduce__(self) -> tuple[type["BlendFileError"], tuple[tuple[str, ...]]]:
-        """A copy is made from the problems, in another process too."""
+        """Copies and unpickles from the problems."""
         return type(self), (self.problems,)
 
 
@@ -80,6 +80,5 @@ class CollectiveError(TrackbedError):
 class ArgumentError(ValueError, AssertionError):
     """An argument is out of range.
 
-    Code written for Megatron Core catches the AssertionError of its bare asserts; everybody else expects
-    a ValueError.
+    Code written for Megatron Core catches the AssertionError of its bare asserts; other code expects a ValueError.
     """

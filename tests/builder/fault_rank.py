@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
 from trackbed.builder import builder
 from trackbed.comm.launch import group_from_environment
-from trackbed.index.legacy_random import forget_shared_runs
+from trackbed.index.legacy_random import clear_shuffle_cache
 
 
 def report(**found):
@@ -57,7 +57,7 @@ class Fault:
     def forget(self):
         """Called when this rank has built what it builds, and others may still be building."""
         self.at("after")
-        forget_shared_runs()
+        clear_shuffle_cache()
 
     def at(self, moment):
         """Let it happen, if this is the moment."""
@@ -81,7 +81,7 @@ def build(asked, group):
     fault = None
     if group.rank == asked["who"]:
         fault = Fault(mode=asked["mode"], moment=asked["moment"], seconds=asked["seconds"])
-        builder.forget_shared_runs = fault.forget
+        builder.clear_shuffle_cache = fault.forget
     config = gpt_config(
         Path("cache"),
         blend=(asked["prefixes"], asked["weights"]),

@@ -50,9 +50,9 @@ class WeighingStore:
         self.num_bytes += len(key)
         self._store.delete(key)
 
-    def listen(self, key):
+    def watch(self, key):
         self.num_bytes += len(key)
-        return self._store.listen(key)
+        return self._store.watch(key)
 
 
 @pytest.mark.parametrize("start", ["cold", "warm"])

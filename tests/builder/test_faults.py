@@ -159,7 +159,7 @@ def check_heard(ranks, who):
 
 def check_named(ranks, who, *, is_gone):
     """Every other rank raised an error that names this one, within the timeout."""
-    words = [f"rank {who} gave no sign of life for {TIMEOUT_SECONDS} s"]
+    words = [f"rank {who} sent no heartbeat for {TIMEOUT_SECONDS} s"]
     if is_gone and who == 0:
         words.append("its host (usually rank 0) cannot be reached")
     for rank in others(ranks, who):

@@ -61,8 +61,8 @@ def pairs_of(folder, count=40):
 @pytest.fixture
 def few_maps(monkeypatch):
     """A process that may have 30 maps more than it has now."""
-    monkeypatch.setattr(MAPS, "most", MAPS.count + 30)
-    return MAPS.most
+    monkeypatch.setattr(MAPS, "max_open", MAPS.count + 30)
+    return MAPS.max_open
 
 
 def config_of(folder, order, **options):
@@ -87,12 +87,12 @@ def test_what_was_used_least_recently_is_released(tmp_path, order, few_maps):
 def test_every_map_of_the_order_instant_can_be_released(tmp_path, monkeypatch):
     """A start maps every index, and a pair that makes room must not be the one that is forgotten."""
     config = config_of(tmp_path, "instant")
-    monkeypatch.setattr(MAPS, "most", MAPS.count + 30)
+    monkeypatch.setattr(MAPS, "max_open", MAPS.count + 30)
     train = build(config, (400, None, None))[0]
-    assert MAPS.count <= MAPS.most
+    assert MAPS.count <= MAPS.max_open
     for dataset in train.datasets:
         dataset[0]
-        assert MAPS.count <= MAPS.most + 2
+        assert MAPS.count <= MAPS.max_open + 2
 
 
 def test_views_of_what_was_released_stay_valid(tmp_path, few_maps):
@@ -134,9 +134,9 @@ def test_files_that_are_not_mapped_are_closed_where_too_many_are_open(tmp_path, 
     config = config_of(tmp_path, order, mmap_bin_files=False)
     mapped = gpt_config(tmp_path / "cache", **{**vars_of(config), "mmap_bin_files": True})
     wanted = tokens_of(build(mapped, (400, None, None))[0], range(400))
-    monkeypatch.setattr(DESCRIPTORS, "most", DESCRIPTORS.count + 10)
+    monkeypatch.setattr(DESCRIPTORS, "max_open", DESCRIPTORS.count + 10)
     assert tokens_of(build(config, (400, None, None))[0], range(400)) == wanted
-    assert DESCRIPTORS.count <= DESCRIPTORS.most + 2
+    assert DESCRIPTORS.count <= DESCRIPTORS.max_open + 2
 
 
 def vars_of(config):

@@ -1,4 +1,4 @@
-"""A rank with many small indices to build: it gives signs of life meanwhile, and hears when another has failed."""
+"""A rank with many small indices to build: it sends heartbeats meanwhile, and is notified when another fails."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The command line in this process, and a corpus to use it on."""
+"""Fixtures that run the command line in this process, and its inputs."""
 
 import json
 
@@ -32,6 +32,6 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def pair(run, corpus):
-    """Prefix of the pair that the corpus makes of bytes: two documents, `abc` and `de`."""
+    """Prefix of the pair of the corpus, tokenised as bytes: two documents, `abc` and `de`."""
     run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1)
     return "made_text_document"

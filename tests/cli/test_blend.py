@@ -28,7 +28,7 @@ weights = {"pair[12]" = 1}
 
 @pytest.fixture
 def blend(tmp_path):
-    """A blend of pair0, pair1 and pair2 in the folder that commands run in."""
+    """Writes a blend of pair0, pair1 and pair2 to the working folder. Returns the path of the blend file."""
     write_pairs(tmp_path)
     (tmp_path / "blend.toml").write_text(BLEND)
     return tmp_path / "blend.toml"
@@ -74,7 +74,7 @@ def test_a_dataset_that_falls_short_is_marked_and_named(run, blend):
     assert "short by" in found.stderr
 
 
-def test_each_thing_that_is_wrong_is_a_line(run, blend):
+def test_each_problem_is_a_line(run, blend):
     blend.write_text(BLEND.replace("weight = 0.5", "weight = -1"))
     found = run("blend", "blend.toml")
     assert (found.exit_code, found.stdout) == (1, "")
@@ -90,7 +90,7 @@ def test_a_plot_is_a_picture(run, blend, suffix):
     raw = blend.with_name(f"plot.{suffix}").read_bytes()
     assert raw.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in raw
     assert run("blend", "blend.toml", "--plot", "plot.txt").stderr == (
-        "trackbed: plot.txt: a plot must be called .svg, .png, .pdf, found .txt\n"
+        "trackbed: plot.txt: a plot's name must end in .svg, .png, .pdf, found .txt\n"
     )
 
 

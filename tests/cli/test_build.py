@@ -36,7 +36,7 @@ IDENTITY = json.dumps({"class": "megatron.core.tokenizers.text.text_tokenizer.Me
 
 @pytest.fixture
 def blend(tmp_path):
-    """A blend of pair0, pair1 and pair2 in the folder that commands run in."""
+    """Writes a blend of pair0, pair1 and pair2 to the working folder. Returns the folder."""
     write_pairs(tmp_path)
     (tmp_path / "blend.toml").write_text(BLEND)
     return tmp_path
@@ -123,7 +123,7 @@ def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(
     write_pair(blend / "pair1", [9] * 77)
     found = run(*options)
     assert found.exit_code == 1
-    assert "an index of other data, as of a corpus that was made again: remove NAME-*" in found.stderr
+    assert "an index of other data, for example of a regenerated corpus: remove NAME-*" in found.stderr
     names = re.findall(r"[0-9a-f]{32}-[A-Za-z]+-[a-z]+", found.stderr)
     assert names  # of the splits whose number of samples is the same
     for name in names:
@@ -154,13 +154,13 @@ def test_an_index_that_megatron_core_builds_itself_is_an_error(run, blend, monke
     ("change", "options", "words"),
     [
         ('cache = "cache"\n', [], "cache must name a folder for the indices, found none"),
-        ("", ["--for", "megatron-core"], "must say what the job calls its tokenizer"),
+        ("", ["--for", "megatron-core"], "must state the identity of the job's tokenizer"),
         ("", ["--ranks", "2"], "--ranks needs --plan"),
         ("", ["--tokenizer-identity", "{}"], "must be JSON like"),
         ("", ["--tokenizer-identity", "[1]"], "must be JSON like"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(run, blend, change, options, words):
+def test_invalid_options_are_refused_before_any_work(run, blend, change, options, words):
     (blend / "blend.toml").write_text(BLEND.replace(change, "") if change else BLEND)
     found = run("build", "blend.toml", *options)
     assert found.exit_code in (1, 2)
@@ -181,12 +181,12 @@ def test_several_processes_build_the_same(run, blend):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    meeting = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rendezvous = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "trackbed", "build", "blend.toml", "--timeout", "30"],
             cwd=blend,
-            env={**os.environ, **meeting, "RANK": str(rank)},
+            env={**os.environ, **rendezvous, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -208,23 +208,23 @@ from torch.distributed import TCPStore
 
 store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
 while True:
-    store.set("trackbed/0/0/0/verdict", json.dumps([None, "words of a stranger", True, False]).encode())
-    store.set("trackbed/0/0/0/bell", b"")
+    store.set("trackbed/0/0/0/outcome", json.dumps([None, "words of a stranger", True, False]).encode())
+    store.set("trackbed/0/0/0/flag", b"")
     time.sleep(0.01)
 """
 
 
 def ranks_of_build(folder, size, *options, ranks=None, **variables):
-    """`trackbed build` as these ranks of so many, and the port at which they meet."""
+    """Starts `trackbed build` as ranks of a group of `size`. Returns the processes and the port of the rendezvous."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    meeting = {"WORLD_SIZE": f"{size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", **variables}
+    rendezvous = {"WORLD_SIZE": f"{size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", **variables}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "trackbed", "build", "blend.toml", "--timeout", "5", *options],
             cwd=folder,
-            env={**os.environ, **meeting, "RANK": str(rank), "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            env={**os.environ, **rendezvous, "RANK": str(rank), "TORCH_CPP_LOG_LEVEL": "ERROR"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -235,7 +235,7 @@ def ranks_of_build(folder, size, *options, ranks=None, **variables):
 
 
 @pytest.mark.dist
-def test_a_stranger_cannot_put_words_into_a_job(blend):
+def test_a_stranger_cannot_send_an_outcome(blend):
     (rank,), port = ranks_of_build(blend, 2, ranks=[0])
     stranger = subprocess.Popen([sys.executable, "-c", STRANGER, str(port)], stderr=subprocess.DEVNULL)
     try:
@@ -244,7 +244,7 @@ def test_a_stranger_cannot_put_words_into_a_job(blend):
         stranger.kill()
         stranger.wait()
     assert rank.returncode == 1
-    assert "another process has changed the store over which the ranks meet" in err
+    assert "another process has changed the rendezvous store" in err
     assert "words of a stranger" not in out + err
 
 
@@ -262,7 +262,7 @@ def test_the_store_listens_on_one_interface(blend):
 
 
 def addresses_listening(port):
-    """Addresses at which some process of this machine listens on a port, in hexadecimal."""
+    """Returns the addresses on which processes of this machine listen at a port, in hexadecimal."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -288,14 +288,14 @@ def test_a_secret_may_lie_elsewhere(blend):
     processes, _ = ranks_of_build(blend, 2)
     said = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [1, 1], said
-    assert "--secret-file must name a file where several processes meet without a cache" in said[0][1]
+    assert "--secret-file must name a file for several processes without a cache" in said[0][1]
     processes, _ = ranks_of_build(blend, 2, "--secret-file", "secret")
     said = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
 
 
 @pytest.mark.dist
-def test_hosts_with_secrets_of_their_own_are_told_so(blend):
+def test_hosts_with_different_secrets_get_an_error(blend):
     processes, port = ranks_of_build(blend, 2, "--secret-file", "one", ranks=[0])
     others, _ = ranks_of_build(blend, 2, "--secret-file", "other", ranks=[1], MASTER_PORT=f"{port}")
     said = [process.communicate(timeout=60)[1] for process in (*processes, *others)]
@@ -313,4 +313,4 @@ def test_a_secret_that_others_can_read_is_refused(run, blend, monkeypatch):
     assert "only its owner may have access to the secret, found mode 0644" in found.stderr
     (blend / "file").touch()
     found = run("build", "blend.toml", "--secret-file", "file/secret")
-    assert "the processes must be able to read a secret there, or to make it, found: File exists" in found.stderr
+    assert "the processes must be able to read or create the secret, found: File exists" in found.stderr

@@ -6,7 +6,7 @@ from trackbed.comm import SOLO, run_ranks
 
 
 def lines_of(size, parts, monkeypatch):
-    """What is shown on stderr when each process has called its progress with its part."""
+    """Returns the lines on stderr after each process has reported its part."""
     seen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", seen)
     monkeypatch.setattr("trackbed.cli.build_progress._SECONDS_BETWEEN_LINES", 0.0)

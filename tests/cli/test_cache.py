@@ -16,7 +16,7 @@ OTHER = STEM.replace("train", "valid")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two entries; the first was last used ten days ago, the other now."""
+    """Cache of two entries; the first was last used ten days ago, the other now."""
     cache = tmp_path / "cache"
     open_(cache)
     open_(cache, stem=OTHER)
@@ -50,15 +50,15 @@ def test_programs_get_json(run, folder):
     assert fields["partials"] == []
 
 
-def test_a_cache_that_is_right_is_said_to_be(run, folder):
+def test_a_valid_cache_is_reported(run, folder):
     found = run("cache", "verify", folder)
     assert (found.exit_code, found.stderr) == (0, "")
     assert found.stdout.startswith(f"{folder}: ok: 2 entries, ")
     (folder / ".trackbed" / f"{STEM}.json").unlink()
-    assert run("cache", "verify", folder).stdout.endswith("; 1 without a manifest, by their headers\n")
+    assert run("cache", "verify", folder).stdout.endswith("; 1 without a manifest, checked by headers\n")
 
 
-def test_each_thing_that_is_wrong_is_a_line(run, folder):
+def test_each_problem_is_a_line(run, folder):
     leave_partial(folder)
     for stem in (STEM, OTHER):
         path = folder / f"{stem}-sample_index.npy"
@@ -71,7 +71,7 @@ def test_each_thing_that_is_wrong_is_a_line(run, folder):
     assert lines[0].startswith(f"trackbed: {folder}/{STEM}-sample_index.npy: must have the CRC-32 ")
 
 
-def test_what_would_go_is_said_and_then_goes(run, folder):
+def test_a_dry_run_prints_what_a_run_removes(run, folder):
     leave_partial(folder)
     await_flush()
     before = sorted(folder.rglob("*"))
@@ -88,17 +88,17 @@ def test_what_would_go_is_said_and_then_goes(run, folder):
     assert len(list(folder.rglob(f"{OTHER}*"))) == 5
 
 
-def test_what_stays_though_it_is_too_much_is_said(run, folder):
+def test_entries_that_stay_beyond_the_limit_are_reported(run, folder):
     found = run("cache", "gc", folder, "--keep", "1KB")
     assert found.exit_code == 0
     assert "removed 1 entry" in found.stdout
-    assert "more than 1.0 kB: they are in use, were used too lately (see --unused-for)" in found.stderr
+    assert "more than 1.0 kB: they are in use, were used too recently (see --unused-for)" in found.stderr
     assert run("cache", "gc", folder, "--keep", "1KB", "--unused-for", "0s").stderr == ""
     assert not list(folder.glob("*.npy"))
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"], ["--keep", "much"], ["--unused-for", "30"]])
-def test_a_removal_must_say_what_may_go(run, folder, options):
+def test_a_removal_must_state_what_to_remove(run, folder, options):
     before = sorted(folder.rglob("*"))
     assert run("cache", "gc", folder, *options).exit_code == 2
     assert sorted(folder.rglob("*")) == before

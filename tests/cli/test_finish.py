@@ -6,7 +6,7 @@ from trackbed.tokens import verify_content
 
 
 def interrupt(pair, *, is_bin_renamed):
-    """Brings a pair into the state that a kill between two renames leaves."""
+    """Brings a pair into the state after a kill between two renames."""
     for suffix in (".trackbed.json", ".idx", *(() if is_bin_renamed else (".bin",))):
         Path(pair + suffix).rename(pair + suffix + ".pending")
 
@@ -16,7 +16,9 @@ def test_a_pair_that_a_kill_left_is_completed(run, pair):
         interrupt(pair, is_bin_renamed=is_bin_renamed)
         broken = run("inspect", pair)
         assert broken.exit_code == 1
-        assert broken.stderr.endswith(f"a writer ended while it replaced the pair: finish by trackbed finish {pair}\n")
+        assert broken.stderr.endswith(
+            f"a writer was interrupted while it replaced the pair: run trackbed finish {pair}\n"
+        )
         done = run("finish", pair)
         assert (done.exit_code, done.stdout) == (0, f"{pair}: finished\n")
         assert verify_content(pair).documents == 2
@@ -29,7 +31,8 @@ def test_what_has_no_bin_cannot_be_finished(run, pair):
     done = run("finish", pair)
     assert (done.exit_code, done.stdout) == (1, "")
     assert (
-        done.stderr == f"trackbed: {pair}.idx.pending: its .bin must be beside it, found none: write the pair again\n"
+        done.stderr
+        == f"trackbed: {pair}.idx.pending: its .bin must be in the same folder, found none: write the pair again\n"
     )
 
 

@@ -38,7 +38,7 @@ def test_control_characters_of_a_text_do_not_reach_the_terminal(run, corpus):
     assert found.stdout.splitlines()[-1] == r"  a\x1b[31m\nb [bold]"
 
 
-def test_the_tokenizer_of_another_pair_is_found_out(run, corpus):
+def test_the_tokenizer_of_another_pair_is_an_error(run, corpus):
     run("train-tokenizer", "corpus.jsonl", "--vocab-size", 300, "--output", "t.json")
     corpus.write_text(json.dumps({"text": "abc"}) + "\n")
     options = ["--append-eod", "--workers", 1]

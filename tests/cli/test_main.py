@@ -21,7 +21,7 @@ def shell(*arguments, folder):
 
 
 def start_long_run(folder, **options):
-    """A run of some seconds, which has begun to write when this returns."""
+    """Starts a run of several seconds, and returns when it has written its first bytes."""
     records = "".join(json.dumps({"text": "x" * 1000}) + "\n" for _ in range(20_000))
     (folder / "corpus.jsonl").write_text(records)
     arguments = ["preprocess", *["corpus.jsonl"] * 20, "--tokenizer", "bytes", "--output", "made", "--workers", "2"]
@@ -80,7 +80,7 @@ def test_a_wrong_command_line_is_status_2(run):
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "trackbed: interrupted\n"), (signal.SIGTERM, "")])
-def test_a_run_that_is_interrupted_removes_what_it_wrote_and_says_little(tmp_path, number, said):
+def test_an_interrupted_run_removes_its_files_and_prints_at_most_a_line(tmp_path, number, said):
     process = start_long_run(tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     os.killpg(process.pid, signal.SIGINT) if number == signal.SIGINT else process.terminate()
     stdout, stderr = process.communicate(timeout=20)
@@ -89,7 +89,7 @@ def test_a_run_that_is_interrupted_removes_what_it_wrote_and_says_little(tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_training_is_interrupted_at_once_although_its_library_hears_no_signals(tmp_path, number):
+def test_training_is_interrupted_at_once_although_its_library_blocks_signals(tmp_path, number):
     words = random.Random(1)
     with (tmp_path / "corpus.txt").open("w") as file:
         for _ in range(600_000):

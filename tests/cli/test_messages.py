@@ -11,6 +11,6 @@ def test_a_message_of_several_lines_becomes_one():
     assert describe(FormatError("a.json: wrong:\nvery wrong")) == "a.json: wrong: very wrong"
 
 
-def test_what_does_not_fit_into_memory_is_told_in_a_sentence():
-    assert describe(MemoryError()) == "this must fit into memory, found too little of it"
-    assert describe(MemoryError("Unable to allocate")).endswith("found too little of it: Unable to allocate")
+def test_an_error_for_lack_of_memory_is_a_sentence():
+    assert describe(MemoryError()) == "this must fit into memory, found too little free"
+    assert describe(MemoryError("Unable to allocate")).endswith("found too little free: Unable to allocate")

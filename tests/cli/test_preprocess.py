@@ -68,8 +68,8 @@ def test_bad_records_stop_the_run_or_are_listed(run, corpus):
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
     assert found.exit_code == 0
     assert [line.split(": ")[:2] for line in found.stderr.splitlines()] == [
-        ["trackbed", "left out corpus.jsonl:2"],
-        ["trackbed", "left out corpus.jsonl:3"],
+        ["trackbed", "skipped corpus.jsonl:2"],
+        ["trackbed", "skipped corpus.jsonl:3"],
     ]
     assert "records 4, bad 2" in found.stdout
     assert texts_in("made_text_document") == ["a", "c"]
@@ -96,10 +96,10 @@ def test_files_of_unknown_suffix_are_refused_by_name_and_counted_in_a_folder(run
     (tmp_path / "in" / "a.txt").write_text("one")
     named = run("preprocess", "in/part-0", "--tokenizer", "bytes", "-o", "made")
     assert (named.exit_code, named.stdout) == (1, "")
-    assert "in/part-0: a file must end in .jsonl," in named.stderr
-    assert "--format jsonl|txt|parquet says what it is" in named.stderr
+    assert "in/part-0: a file name must end in .jsonl," in named.stderr
+    assert "--format jsonl|txt|parquet states the format" in named.stderr
     folder = run("preprocess", "in", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
-    assert "files 1, files of unknown suffix left out 1\n" in folder.stdout
+    assert "files 1, files of unknown suffix skipped 1\n" in folder.stdout
     (tmp_path / "in" / "a.txt").unlink()
     told = run("preprocess", "in", "--format", "jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
     assert "records 3, bad 0, blank lines 0, files 1\n" in told.stdout

@@ -1,13 +1,13 @@
 from trackbed.cli import progress
-from trackbed.cli.progress import counted, show_progress, size_of
+from trackbed.cli.progress import cumulative, show_progress, size_of
 
 
-def test_where_nobody_looks_there_is_a_line_now_and_then(capsys, monkeypatch):
+def test_without_a_terminal_there_is_a_line_every_ten_seconds(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 20.0, 21.0, 40.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with show_progress("reading") as tell:
+    with show_progress("reading") as report:
         for done in (1, 20, 21, 40):
-            tell(done * 1_000_000, 80_000_000)
+            report(done * 1_000_000, 80_000_000)
     assert capsys.readouterr().err.splitlines() == [
         "reading: 25% of 80.0 MB, 1.0 MB/s, 60 s left",
         "reading: 50% of 80.0 MB, 1.0 MB/s, 40 s left",
@@ -16,7 +16,7 @@ def test_where_nobody_looks_there_is_a_line_now_and_then(capsys, monkeypatch):
 
 def test_steps_become_sums():
     seen = []
-    step = counted(lambda done, total: seen.append((done, total)), 10)
+    step = cumulative(lambda done, total: seen.append((done, total)), 10)
     step(3)
     step(4)
     assert seen == [(3, 10), (7, 10)]

@@ -75,7 +75,7 @@ def test_the_tokenizer_of_the_file_decodes_it(run, tmp_path, pair):
 
 
 @pytest.mark.parametrize("sample", [306, -400])
-def test_a_sample_that_is_not_there_is_said_in_one_line(run, blend, sample):
+def test_a_position_out_of_range_is_a_one_line_error(run, blend, sample):
     found = run("show", "blend.toml", "--sample", sample)
     assert found.exit_code == 1
     assert "--sample must be in [-" in found.stderr

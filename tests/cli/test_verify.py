@@ -1,7 +1,7 @@
 from pathlib import Path
 
 
-def test_a_pair_that_is_right_is_said_to_be(run, pair):
+def test_a_valid_pair_is_reported(run, pair):
     for options in ([], ["--content"]):
         found = run("verify", pair, *options)
         assert found.exit_code == 0
@@ -17,7 +17,7 @@ def test_a_changed_byte_is_found_by_content_only(run, pair):
     assert found.stderr.startswith(f"trackbed: {pair}.bin: the seal says CRC-32 ")
 
 
-def test_each_pair_is_looked_at_whatever_is_wrong_with_the_others(run, pair):
+def test_each_pair_is_checked_even_if_others_are_damaged(run, pair):
     Path("half.idx").write_bytes(b"")
     found = run("verify", "gone", ".")
     assert found.exit_code == 1
@@ -34,5 +34,5 @@ def test_a_pair_without_a_seal_says_how_to_make_one(run, pair):
     assert found.exit_code == 1
     assert found.stderr == (
         f"trackbed: {pair}.trackbed.json: No such file or directory; "
-        f"`trackbed seal {pair}` makes one of the files as they are\n"
+        f"`trackbed seal {pair}` creates one for the current files\n"
     )

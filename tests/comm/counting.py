@@ -1,14 +1,14 @@
-"""A store that counts what is asked of it."""
+"""Store that counts its requests."""
 
 from collections import Counter
 
 from trackbed.comm.store import MemoryStore
 
-REQUESTS = ("set", "set_first", "get", "get_all", "has", "add", "delete", "listen")
+REQUESTS = ("set", "set_first", "get", "get_all", "has", "add", "delete", "watch")
 
 
 class CountingStore:
-    """One rank's way to a store in memory, which counts its requests."""
+    """One rank's connection to a store in memory, which counts its requests."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store

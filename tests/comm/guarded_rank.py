@@ -1,6 +1,6 @@
 """One rank of a job that a stranger attacks: `guarded_rank.py TURNS TIMEOUT SECRET`. Writes a line of JSON.
 
-It checks every value that it gets from a collective; what it has is "wrong" if one was not what the ranks said.
+It checks every value that a collective returns, and reports "wrong" if one is not what the ranks brought.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ def expect(found, wanted):
 
 
 def turn(group, number):
-    """Collectives of every kind, whose values only this turn has."""
+    """Runs one collective of every kind, with values that are unique to this turn."""
     ranks = range(group.size)
     expect(group.all_gather([number, group.rank]), [[number, rank] for rank in ranks])
     expect(
         group.broadcast(f"{number} of {group.rank}", source=number % group.size), f"{number} of {number % group.size}"
     )
     is_done = False
-    with group.together(f"turn {number}") as step:
+    with group.guarded(f"turn {number}") as step:
         take, taken = group.counter("parts"), []
         for _ in range(5):
             step.poll(0)
@@ -37,7 +37,7 @@ def turn(group, number):
             time.sleep(0.002)
         expect(group.combine(taken, lambda every: sorted(sum(every, []))), list(range(5 * group.size)))
         is_done = True
-    expect(is_done, True)  # else the step ended well though its block did not
+    expect(is_done, True)  # else the step succeeded though its block did not
     group.agree("the turn", number)
 
 
@@ -45,18 +45,18 @@ def main():
     turns, timeout, secret = sys.argv[1:]
     group = group_from_environment(float(timeout), secret=secret.encode() or None)
     print(json.dumps({"rank": group.rank}), flush=True)
-    outcome = {"raised": None}
+    report = {"raised": None}
     began = time.time()
     try:
         for number in range(int(turns)):
             turn(group, number)
-            outcome["turns"] = number + 1
+            report["turns"] = number + 1
     except CollectiveError as error:
-        outcome["raised"] = str(error)
+        report["raised"] = str(error)
     except WrongValueError as error:
-        outcome["wrong"] = str(error)
+        report["wrong"] = str(error)
     with contextlib.suppress(BrokenPipeError):
-        print(json.dumps({**outcome, "seconds": time.time() - began, "at": time.time()}), flush=True)
+        print(json.dumps({**report, "seconds": time.time() - began, "at": time.time()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One rank of a test with real processes: `rank.py HOW MODE WHO TIMEOUT`. Writes what became of it as a line of JSON.
+"""One rank of a test with real processes: `rank.py HOW MODE WHO TIMEOUT`. Writes its result as lines of JSON.
 
-HOW is where its group comes from: "environment"; or "torch", a process group over gloo; or "subgroup", a part of that.
-In the middle of a step, rank WHO does what MODE says.
+HOW is the source of its group: "environment"; or "torch", a process group over gloo; or "subgroup", a part of that.
+In the middle of a step, rank WHO fails in the way of MODE.
 """
 
 import json
@@ -48,7 +48,7 @@ def misbehave(mode):
 def work(group, mode, who):
     gathered = group.all_gather(os.getpid())
     report(pids=gathered)
-    with group.together("building the indices") as step:
+    with group.guarded("building the indices") as step:
         began = time.monotonic()
         if mode == "interrupt while waiting" and group.rank == who:
             report(failed=time.time() + 0.2)
@@ -69,7 +69,7 @@ def report(**found):
 
 def main():
     how, mode, who, timeout = sys.argv[1:]
-    # Whoever starts the tests in the background has it ignored.
+    # A process that is started in the background ignores SIGINT by default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     group = make_group(how, float(timeout))
     report(rank=group.rank, size=group.size)

@@ -1,6 +1,6 @@
 """A process that reaches the ranks' store, knows this source code, and has no secret: `stranger.py PORT MODE`.
 
-It goes on until the store is gone.
+It repeats its attack until the store is gone.
 """
 
 import re
@@ -14,9 +14,9 @@ from torch.distributed import TCPStore
 
 WORDS = "HACKED"
 CODE = b"\x5a" * 32
-NUM_MEETINGS = 300
-VERDICT = orjson.dumps([None, WORDS, True, False])
-WELL = orjson.dumps([[WORDS], None, False, False])
+NUM_RENDEZVOUS = 300
+ERROR_OUTCOME = orjson.dumps([None, WORDS, True, False])
+GOOD_OUTCOME = orjson.dumps([[WORDS], None, False, False])
 RECORD = orjson.dumps(["0", 10**9, WORDS, WORDS, True, {}])
 OLD_RECORD = orjson.dumps(["0", 10**9, WORDS])
 FAILURE = orjson.dumps([1, WORDS])
@@ -27,7 +27,7 @@ def matching(store, pattern):
 
 
 def put_everywhere(*values, pattern="."):
-    """Overwrite the keys that match, round after round with another value."""
+    """Overwrites the keys that match, in each round with the next value."""
 
     def attack(store, turn):
         for key in matching(store, pattern):
@@ -49,21 +49,21 @@ def count(amount, pattern):
     return attack
 
 
-def ring(store, _turn):
-    """Ring the bells of this meeting and of the next ones."""
+def set_flags(store, _turn):
+    """Sets the flags of this rendezvous and of the next ones."""
     for key in matching(store, r"rank/0$"):
-        for number in range(NUM_MEETINGS):
-            store.set(f"{key.removesuffix('rank/0')}{number}/bell", b"")
-            store.set(f"{key.removesuffix('rank/0')}{number}.0/bell", b"")
+        for number in range(NUM_RENDEZVOUS):
+            store.set(f"{key.removesuffix('rank/0')}{number}/flag", b"")
+            store.set(f"{key.removesuffix('rank/0')}{number}.0/flag", b"")
 
 
 def answer_first(value):
-    """Give the verdicts of the next meetings before they are held."""
+    """Sets the outcomes of the next rendezvous before they open."""
 
     def attack(store, _turn):
         for key in matching(store, r"rank/0$"):
-            for number in range(NUM_MEETINGS):
-                store.set(f"{key.removesuffix('rank/0')}{number}/verdict", value)
+            for number in range(NUM_RENDEZVOUS):
+                store.set(f"{key.removesuffix('rank/0')}{number}/outcome", value)
 
     return attack
 
@@ -76,10 +76,10 @@ def read(store, key):
     return store.compare_set(key, b"\0", b"\0")
 
 
-def tell_of_failures(store, turn):
-    """Say that ranks have failed at the next meetings, and why."""
+def report_failures(store, turn):
+    """Reports failures of ranks, with causes, at the next rendezvous."""
     for key in matching(store, r"rank/0$"):
-        for number in range(NUM_MEETINGS):
+        for number in range(NUM_RENDEZVOUS):
             start = f"{key.removesuffix('rank/0')}{number}"
             store.set(f"{start}/failure/1", FAILURE if turn % 2 else CODE + FAILURE)
             if start not in COUNTED:
@@ -89,8 +89,8 @@ def tell_of_failures(store, turn):
 
 
 def move(store, turn):
-    """Put what one rank or meeting wrote under the key of another."""
-    for pattern in (r"rank/\d+$", r"verdict$", r"failure/\d+$"):
+    """Moves the values of one rank or rendezvous to the keys of another."""
+    for pattern in (r"rank/\d+$", r"outcome$", r"failure/\d+$"):
         keys = matching(store, pattern)
         values = [read(store, key) for key in keys]
         for key, value in zip(keys, values[1 + turn % 3 :] + values, strict=False):
@@ -98,8 +98,8 @@ def move(store, turn):
 
 
 def put_back(store, turn):
-    """Put back what a rank wrote earlier."""
-    for key in matching(store, r"(rank/\d+|verdict|watch)$"):
+    """Replays values that a rank wrote earlier."""
+    for key in matching(store, r"(rank/\d+|outcome|checks)$"):
         value = read(store, key)
         if value not in KEPT[key]:
             KEPT[key].append(value)
@@ -111,11 +111,13 @@ MODES = {
     "look": lambda store, _turn: [read(store, key) for key in store.list_keys()],
     "delete": delete_everything,
     "overwrite": put_everywhere(b"garbage", b"", b"x" * 100),
-    "forge verdicts": put_everywhere(VERDICT, WELL, CODE + VERDICT, CODE + WELL, pattern="verdict$"),
+    "forge outcomes": put_everywhere(
+        ERROR_OUTCOME, GOOD_OUTCOME, CODE + ERROR_OUTCOME, CODE + GOOD_OUTCOME, pattern="outcome$"
+    ),
     "forge records": put_everywhere(RECORD, OLD_RECORD, CODE + RECORD, CODE + OLD_RECORD, pattern=r"rank/\d+$"),
-    "forge failures": tell_of_failures,
-    "answer first": answer_first(CODE + WELL),
-    "answer first with words": answer_first(VERDICT),
+    "forge failures": report_failures,
+    "answer first": answer_first(CODE + GOOD_OUTCOME),
+    "answer first with words": answer_first(ERROR_OUTCOME),
     "count": count(1, r"(count|failures|counter/\w+)$"),
     "count down": count(-1, r"(count|failures|counter/\w+)$"),
     "count failures": count(2**32, r"count$"),
@@ -123,7 +125,7 @@ MODES = {
     "skip numbers": count(1, r"counter/\w+$"),
     "give numbers again": count(-1, r"counter/\w+$"),
     "break counters": put_everywhere(b"no number", pattern=r"(count|counter/\w+)$"),
-    "ring": ring,
+    "set flags": set_flags,
     "move": move,
     "put back": put_back,
 }

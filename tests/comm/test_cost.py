@@ -1,4 +1,4 @@
-"""What collectives cost the store: the same for each rank, however many there are, and nothing while they wait."""
+"""Requests of collectives: a constant number for each rank, in groups of any size, and none while they wait."""
 
 import time
 
@@ -13,7 +13,7 @@ MAX_REQUESTS = 12
 
 
 def step(group):
-    with group.together("building") as step:
+    with group.guarded("building") as step:
         step.poll(0)
 
 
@@ -29,19 +29,19 @@ COLLECTIVES = {
 
 
 def requests_of(size, collective, *, turns=10):
-    """The most requests that any rank made for `turns` collectives."""
-    shared, ways = MemoryStore(), []
+    """Returns the highest number of requests that a rank made for `turns` collectives."""
+    shared, connections = MemoryStore(), []
 
     def connect():
-        ways.append(CountingStore(shared))
-        return ways[-1]
+        connections.append(CountingStore(shared))
+        return connections[-1]
 
     def work(group):
         for _ in range(turns):
             collective(group)
 
     run_ranks(size, work, connect=connect)
-    return max(way.requests.total() for way in ways)
+    return max(connection.requests.total() for connection in connections)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -59,9 +59,9 @@ def test_waiting_costs_no_requests():
     assert requests_of(3, wait, turns=1) <= MAX_REQUESTS
 
 
-def test_polling_costs_a_write_now_and_then():
+def test_polling_costs_an_occasional_write():
     def work(group):
-        with group.together("building") as step:
+        with group.guarded("building") as step:
             began = time.monotonic()
             while time.monotonic() - began < 1.5:
                 step.poll(0)
@@ -75,7 +75,7 @@ def test_a_long_job_does_not_fill_the_store():
     def work(group):
         for turn in range(200):
             try:
-                with group.together("building"):
+                with group.guarded("building"):
                     group.barrier()
                     group.counter("it")()
                     if turn % 3 == 0 and group.rank == turn % 4:
@@ -89,5 +89,5 @@ def test_a_long_job_does_not_fill_the_store():
             group.barrier()
 
     run_ranks(4, work, connect=lambda: store)
-    assert max(sizes[-20:]) <= max(sizes[:20]) + 4  # how many keys there are just now is a matter of chance
+    assert max(sizes[-20:]) <= max(sizes[:20]) + 4  # the number of keys at one moment is random
     assert len(store) < 20

@@ -1,4 +1,4 @@
-"""All groups keep the contract."""
+"""Contract tests of all groups."""
 
 from itertools import count
 
@@ -16,9 +16,9 @@ class TestSolo(GroupContract):
     def run(self, size, function):
         return [function(SOLO)]
 
-    def test_its_errors_go_up_unchanged(self):
+    def test_its_errors_propagate_unchanged(self):
         error = ValueError("no")
-        with pytest.raises(ValueError) as caught, SOLO.together("building"):
+        with pytest.raises(ValueError) as caught, SOLO.guarded("building"):
             raise error
         assert caught.value is error
 
@@ -31,14 +31,14 @@ class TestMemory(SharedGroupContract):
 
 
 class TestSealed(TestMemory):
-    """Values with a code, in memory."""
+    """Groups of threads over a store in memory, with a secret."""
 
     def run(self, size, function, *, timeout_seconds=TIMEOUT_SECONDS):
         return run_ranks(size, function, timeout_seconds=timeout_seconds, secret=b"secret")
 
 
 class TorchStores(SharedGroupContract):
-    """Groups of threads over a store of torch's; each run has keys of its own."""
+    """Groups of threads over a store of torch's; each run has its own keys."""
 
     secret = None
 
@@ -76,7 +76,7 @@ class TestFileStore(TorchStores):
 class TestTCPStore(TorchStores):
     @pytest.fixture(autouse=True)
     def _server(self, monkeypatch):
-        # For its messages torch asks for the name of every address, in vain where no name server answers.
+        # torch looks up the name of every address for its messages, which takes long without a name server.
         monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
         self.server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""Real processes, one of which fails, dies or hangs in the middle of a step."""
+"""Groups of real processes, one of which fails, dies or hangs in the middle of a step."""
 
 import json
 import os
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.dist
 
 RANK = Path(__file__).with_name("rank.py")
 LIMIT_SECONDS = 60
-# Time enough for a loaded machine to start all, and for torch to ask a name server that is not there.
+# Enough for a loaded machine to start all processes, and for torch to query a name server that does not exist.
 TIMEOUT_SECONDS = 4
 
 
 def run(how, mode, who, *, size=3, timeout=TIMEOUT_SECONDS, launcher="torch"):
-    """What each rank reported; of one that does not end by itself, what it had until the others did."""
+    """Returns the report of each rank; that of a rank that hangs, until the others end."""
     arguments = [sys.executable, "-W", "ignore", str(RANK), how, mode, str(who), str(timeout)]
     ranks = [
         subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -51,12 +51,12 @@ def others(ranks, who):
 
 
 def delays(ranks, who):
-    """Seconds from the failure to each rank's error."""
+    """Returns the seconds from the failure to each rank's error."""
     return [rank["at"] - ranks[who]["failed"] for rank in ranks if "at" in rank]
 
 
 @pytest.mark.parametrize("launcher", ["torch", "srun"])
-def test_all_is_well(launcher):
+def test_without_a_failure_no_rank_raises(launcher):
     ranks = run("environment", "nothing", -1, launcher=launcher)
     assert [rank["raised"] for rank in ranks] == [None] * 3
     assert [(rank["rank"], rank["size"]) for rank in ranks] == [(0, 3), (1, 3), (2, 3)]
@@ -65,13 +65,13 @@ def test_all_is_well(launcher):
 SLOW_TO_TIDY = """
 import sys, time
 from trackbed.comm.launch import group_from_environment
-from trackbed.comm.torch_store import AnsweringStore
+from trackbed.comm.torch_store import TimeoutStore
 
-delete = AnsweringStore.delete
-AnsweringStore.delete = lambda store, key: (time.sleep(0.3), delete(store, key))
+delete = TimeoutStore.delete
+TimeoutStore.delete = lambda store, key: (time.sleep(0.3), delete(store, key))
 group = group_from_environment(20)
-with group.together("building the indices"):
-    time.sleep(group.rank / 2)  # the last to come tidies up
+with group.guarded("building the indices"):
+    time.sleep(group.rank / 2)  # the last rank to arrive deletes the keys
     group.barrier()
 """
 
@@ -91,7 +91,7 @@ def test_an_exception_is_raised_on_every_rank_within_two_seconds(who):
 
 
 @pytest.mark.parametrize(("mode", "who"), [("interrupt", 0), ("interrupt", 2), ("interrupt while waiting", 1)])
-def test_ctrl_c_on_one_rank_is_told_to_the_others(mode, who):
+def test_ctrl_c_on_one_rank_is_reported_to_the_others(mode, who):
     ranks = run("environment", mode, who)
     assert ranks[who]["raised"] == "KeyboardInterrupt"
     assert {rank["raised"] for rank in others(ranks, who)} == {f"building the indices: rank {who}: KeyboardInterrupt"}
@@ -102,7 +102,7 @@ def test_ctrl_c_on_one_rank_is_told_to_the_others(mode, who):
 def test_a_rank_that_dies_or_hangs_is_named_in_time(mode, who):
     ranks = run("environment", mode, who)
     text = (
-        f"building the indices: rank {who} gave no sign of life for 4 s, "
+        f"building the indices: rank {who} sent no heartbeat for 4 s, "
         f"while ranks {'0 and 2' if who == 1 else '0 and 1'} waited"
     )
     assert [rank["raised"] for rank in others(ranks, who)] == [text] * 2
@@ -113,26 +113,26 @@ def test_a_rank_that_dies_or_hangs_is_named_in_time(mode, who):
 def test_the_host_of_the_store_is_named_when_it_dies_or_stops(mode):
     ranks = run("environment", mode, 0)
     for rank in others(ranks, 0):
-        assert rank["raised"].startswith("building the indices: the store over which the ranks meet must answer, but")
+        assert rank["raised"].startswith("building the indices: the rendezvous store must answer, but")
         assert "its host (usually rank 0) cannot be reached" in rank["raised"]
     assert max(delays(ranks, 0)) < TIMEOUT_SECONDS + 2
 
 
 def test_a_host_that_hangs_but_serves_the_store_is_named_as_a_rank():
     ranks = run("environment", "hang", 0)
-    text = "building the indices: rank 0 gave no sign of life for 4 s, while ranks 1 and 2 waited"
+    text = "building the indices: rank 0 sent no heartbeat for 4 s, while ranks 1 and 2 waited"
     assert [rank["raised"] for rank in others(ranks, 0)] == [text] * 2
 
 
 @pytest.mark.parametrize("mode", ["raise", "kill"])
-def test_a_process_group_of_torch_meets_over_its_store(mode):
+def test_a_process_group_of_torch_uses_its_store(mode):
     ranks = run("torch", mode, 1)
-    words = "rank 1: CacheError" if mode == "raise" else "rank 1 gave no sign of life for 4 s"
+    words = "rank 1: CacheError" if mode == "raise" else "rank 1 sent no heartbeat for 4 s"
     assert all(words in rank["raised"] for rank in ranks if "raised" in rank)
     assert len([rank for rank in ranks if "raised" in rank]) == (3 if mode == "raise" else 2)
 
 
-def test_subgroups_meet_by_themselves():
+def test_subgroups_are_independent():
     ranks = run("subgroup", "raise", 1, size=4)
     assert [rank["size"] for rank in ranks] == [2] * 4
     assert [rank["pids"] == ranks[0]["pids"] for rank in ranks] == [True, False, True, False]
@@ -163,7 +163,7 @@ def test_under_torchrun(how, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_happens_to_whom_every_other_rank_hears_of_it(seed):
+def test_every_other_rank_is_notified_of_any_failure_of_any_rank(seed):
     draw = random.Random(seed)
     for _ in range(20):
         mode, who = draw.choice(["raise", "interrupt", "kill", "stop", "hang"]), draw.randrange(3)

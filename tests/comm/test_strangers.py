@@ -1,4 +1,4 @@
-"""Other processes that reach the store over which ranks meet, and those that must not."""
+"""Processes outside the group that reach the rendezvous store, and addresses from which they must not."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 60
 TIMEOUT_SECONDS = 4
 SIZE = 3
 HARMLESS = ("look",)
-SAYS_SO = "another process has changed the store"
+TAMPERED = "another process has changed the rendezvous store"
 
 
 def start(environment, *, turns, secret):
@@ -31,7 +31,7 @@ def start(environment, *, turns, secret):
 
 
 def attacked(mode, *, turns=100_000, secrets=("secret",) * SIZE):
-    """What ranks reported while a stranger did what `mode` says, and all that they wrote."""
+    """Returns the reports of ranks under an attack of `mode` by a stranger, and their whole output."""
     places = list(environments(SIZE))
     ranks = [start(place, turns=turns, secret=secret) for place, secret in zip(places, secrets, strict=True)]
     other = None
@@ -41,28 +41,28 @@ def attacked(mode, *, turns=100_000, secrets=("secret",) * SIZE):
         assert other.stdout.readline() == "there\n"
     began = time.time()
     try:
-        said = [rank.communicate(timeout=LIMIT_SECONDS) for rank in ranks]
+        outputs = [rank.communicate(timeout=LIMIT_SECONDS) for rank in ranks]
     finally:
         for process in filter(None, [*ranks, other]):
             process.kill()
             process.communicate()
     reports = []
-    for out, err in said:
+    for out, err in outputs:
         lines = [json.loads(line) for line in out.splitlines()]
         assert len(lines) == 2, (out, err[-2000:])
         reports.append({**lines[0], **lines[1], "after": lines[1]["at"] - began})
-    return reports, "".join(out + err for out, err in said)
+    return reports, "".join(out + err for out, err in outputs)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("mode", sorted(set(stranger.MODES) - set(HARMLESS)))
-def test_a_stranger_without_the_secret_ends_a_job_but_is_never_believed(mode):
+def test_a_stranger_without_the_secret_can_end_a_job_but_is_never_trusted(mode):
     reports, text = attacked(mode)
     assert not any("wrong" in report for report in reports), reports
     assert stranger.WORDS not in text
     assert all(report["raised"] for report in reports), reports
-    assert any(SAYS_SO in report["raised"] for report in reports), reports
-    # The start of the processes, then the timeout, and what a watch adds to it.
+    assert any(TAMPERED in report["raised"] for report in reports), reports
+    # The start of the processes, then the timeout and the gap between checks.
     assert max(report["seconds"] for report in reports) < 2 * TIMEOUT_SECONDS + 4, reports
 
 
@@ -73,7 +73,7 @@ def test_a_stranger_who_only_looks_changes_nothing():
 
 
 @pytest.mark.dist
-def test_ranks_of_another_secret_are_not_believed():
+def test_a_rank_with_another_secret_is_not_trusted():
     reports, _ = attacked(None, turns=5, secrets=("secret", "secret", "another"))
     assert all(report["raised"] for report in reports), reports
     assert any("ranks whose secrets differ" in report["raised"] for report in reports)
@@ -106,23 +106,23 @@ def test_a_socket_listens_at_its_address_alone(address):
             listen_at([address], port)
 
 
-def test_an_address_of_another_host_is_refused():
+def test_an_address_of_another_host_is_rejected():
     with pytest.raises(
         CollectiveError, match=r"192\.0\.2\.1: must be an address of the host of rank 0, but is none: set"
     ):
         listen_at(["192.0.2.1"], 0)
 
 
-def test_a_name_that_is_a_loopback_address_here_is_taken_for_the_address_towards_the_launcher(monkeypatch, caplog):
+def test_a_name_that_resolves_to_loopback_is_replaced_by_the_address_towards_the_launcher(monkeypatch, caplog):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
     assert own_addresses("node7", {}) == ["127.0.1.1"]
-    assert "node7 is 127.0.1.1 here, which other hosts cannot reach" in caplog.text
+    assert "node7 resolves to 127.0.1.1, which other hosts cannot reach" in caplog.text
     for address in other_addresses()[:1]:
         assert own_addresses("node7", {"SLURM_LAUNCH_NODE_IPADDR": address}) == [address]
 
 
-def test_what_a_rank_wrote_at_an_earlier_start_is_not_believed():
-    """A stranger puts back, key by key, all that an earlier job of the same secret wrote."""
+def test_values_of_an_earlier_start_are_not_trusted():
+    """A stranger replays, key by key, all values that an earlier job with the same secret wrote."""
     kept = {}
 
     class Kept(MemoryStore):
@@ -143,7 +143,7 @@ def test_what_a_rank_wrote_at_an_earlier_start_is_not_believed():
     for key, values in kept.items():
         if not key.startswith("rank/0"):
             later.set(key, values[0])
-    later.set("0/bell", b"")
+    later.set("0/flag", b"")
     later.add("0/count", 1)
 
     def work(group):
@@ -151,18 +151,18 @@ def test_what_a_rank_wrote_at_an_earlier_start_is_not_believed():
             return group.all_gather("new")
         return None
 
-    with pytest.raises(CollectiveError, match=r"another process has changed the store"):
+    with pytest.raises(CollectiveError, match=TAMPERED):
         run_ranks(2, work, connect=lambda: later, secret=secret, timeout_seconds=2)
 
 
 def other_addresses():
-    """Addresses of this machine besides its loopback ones."""
+    """Returns the addresses of this machine other than loopback."""
     found = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split()
     return [address for address in found if ":" not in address]
 
 
 def reaches(address, port, *, seconds=20.0):
-    """True if somebody listens there within `seconds`."""
+    """True if a socket accepts connections there within `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:

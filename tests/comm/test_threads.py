@@ -1,4 +1,4 @@
-"""Ranks that are threads."""
+"""Tests of ranks that are threads, and of worker threads."""
 
 import threading
 import time
@@ -10,11 +10,11 @@ from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 
 
-def test_results_come_in_rank_order():
+def test_results_are_in_rank_order():
     assert run_ranks(5, lambda group: group.rank**2) == [0, 1, 4, 9, 16]
 
 
-def test_what_a_rank_raises_is_raised_and_not_what_others_made_of_it():
+def test_the_original_exception_is_raised_and_not_those_of_other_ranks():
     error = ValueError("no")
 
     def work(group):
@@ -27,9 +27,9 @@ def test_what_a_rank_raises_is_raised_and_not_what_others_made_of_it():
     assert caught.value is error
 
 
-def test_of_errors_that_all_raise_that_with_the_cause_is_raised():
+def test_of_collective_errors_the_one_with_a_cause_is_raised():
     def work(group):
-        with group.together("building"):
+        with group.guarded("building"):
             if group.rank == 1:
                 raise ValueError("no")
 
@@ -38,7 +38,7 @@ def test_of_errors_that_all_raise_that_with_the_cause_is_raised():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_nobody_waits_for_a_rank_whose_function_has_returned():
+def test_no_rank_waits_for_one_whose_function_has_returned():
     found = []
 
     def work(group):
@@ -53,7 +53,7 @@ def test_nobody_waits_for_a_rank_whose_function_has_returned():
     assert set(found) == {"rank 0 has left: its function has returned"}
 
 
-def test_a_group_of_none_is_refused():
+def test_an_empty_group_is_rejected():
     with pytest.raises(ArgumentError, match="size must be at least 1, but is 0"):
         run_ranks(0, lambda group: None)
 
@@ -64,7 +64,7 @@ def test_a_timeout_must_be_positive(timeout_seconds):
         run_ranks(1, lambda group: None, timeout_seconds=timeout_seconds)
 
 
-def test_a_worker_makes_calls_in_turn_and_gives_what_they_raise():
+def test_a_worker_makes_calls_in_order_and_returns_their_exceptions():
     worker = Worker()
     futures = [worker.submit(lambda number=number: 1 // number) for number in (1, 0, 2)]
     assert futures[0].result() == 1
@@ -72,7 +72,7 @@ def test_a_worker_makes_calls_in_turn_and_gives_what_they_raise():
     assert futures[2].result() == 0
 
 
-def test_one_can_stop_waiting_for_a_worker():
+def test_a_caller_can_stop_waiting_for_a_worker():
     worker, release = Worker(), threading.Event()
     future = worker.submit(lambda: release.wait(30))
     with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""What every group must do."""
+"""Contract that every group must keep."""
 
 import threading
 import time
@@ -22,8 +22,8 @@ json_values = st.recursive(
 )
 
 
-def outcome(function):
-    """What `function()` returns, or what it raises."""
+def result_of(function):
+    """Returns the result of `function()`, or the exception that it raises."""
     try:
         return function()
     except BaseException as error:
@@ -31,7 +31,7 @@ def outcome(function):
 
 
 class GroupContract:
-    """Derive from this class, and give `run(size, function, **options)`: what each rank's `function(group)` returns."""
+    """Base of test classes, which define `run(size, function, **options)`: the results of `function(group)` by rank."""
 
     sizes = (1,)
 
@@ -42,34 +42,34 @@ class GroupContract:
         assert time.monotonic() - began < 60
 
     def every(self, function, **options):
-        """For each size: it, and what the ranks return or raise."""
+        """Yields each size, with the results or exceptions of its ranks."""
         for size in self.sizes:
-            yield size, self.run(size, lambda group: outcome(lambda: function(group)), **options)
+            yield size, self.run(size, lambda group: result_of(lambda: function(group)), **options)
 
     def test_ranks_are_numbered(self):
         for size, ranks in self.every(lambda group: (group.rank, group.size)):
             assert ranks == [(rank, size) for rank in range(size)]
 
-    def test_a_gather_brings_each_ranks_value_to_all_in_rank_order(self):
+    def test_a_gather_returns_the_values_of_all_ranks_in_rank_order(self):
         for size, found in self.every(lambda group: group.all_gather({"rank": group.rank, "pair": (1, None)})):
             assert found == [[{"rank": rank, "pair": [1, None]} for rank in range(size)]] * size
 
-    def test_what_a_rank_tells_is_heard_by_all_once_it_has_given_a_sign(self):
+    def test_a_status_is_seen_by_all_ranks_after_the_next_heartbeat(self):
         def work(group):
-            before = group.told()
+            before = group.statuses()
             group.barrier()
-            group.tell([group.rank, "of", group.size])
+            group.publish_status([group.rank, "of", group.size])
             group.barrier()
-            heard = group.told()
+            after = group.statuses()
             group.barrier()
-            return before, heard
+            return before, after
 
         for size, found in self.every(work):
-            for before, heard in found:
+            for before, after in found:
                 assert before == [None] * size
-                assert heard in ([[rank, "of", size] for rank in range(size)], [None])  # one alone has no listener
+                assert after in ([[rank, "of", size] for rank in range(size)], [None])  # Solo keeps no status
 
-    def test_each_number_of_a_counter_is_given_once_over_all_ranks_and_threads(self):
+    def test_a_counter_returns_each_number_once_over_all_ranks_and_threads(self):
         def work(group):
             taken = []
             for name in ("one", "other", "one"):
@@ -90,11 +90,11 @@ class GroupContract:
             for taken in zip(*found, strict=True):
                 assert sorted(sum(taken, [])) == list(range(10 * size))
 
-    def test_values_are_combined_for_all(self):
+    def test_a_combined_value_is_the_same_on_all_ranks(self):
         for size, found in self.every(lambda group: group.combine([group.rank], lambda values: sum(values, []))):
             assert found == [list(range(size))] * size
 
-    def test_a_broadcast_brings_the_value_of_its_source(self):
+    def test_a_broadcast_returns_the_value_of_its_source(self):
         for size, found in self.every(lambda group: [group.broadcast(group.rank, source=k) for k in range(group.size)]):
             assert found == [list(range(size))] * size
 
@@ -103,7 +103,7 @@ class GroupContract:
             assert found == [7] * size
 
     @pytest.mark.parametrize("source", [-1, 5, 6])
-    def test_a_source_that_is_no_rank_is_refused(self, source):
+    def test_a_source_that_is_no_rank_is_rejected(self, source):
         for size, found in self.every(lambda group: group.broadcast(0, source=source)):
             assert [(type(error), str(error)) for error in found] == [
                 (ArgumentError, f"source must be a rank in [0, {size}), but is {source}")
@@ -120,24 +120,24 @@ class GroupContract:
 
         check()
 
-    def test_nobody_passes_a_barrier_before_all_have_come(self):
+    def test_no_rank_passes_a_barrier_before_all_have_arrived(self):
         for size in self.sizes:
-            come = []
+            arrived = []
 
-            def meet(group, come=come):
+            def work(group, arrived=arrived):
                 time.sleep(0.02 * group.rank)
-                come.append(group.rank)
+                arrived.append(group.rank)
                 group.barrier()
-                return len(come)
+                return len(arrived)
 
-            assert self.run(size, meet) == [size] * size
+            assert self.run(size, work) == [size] * size
 
-    def test_nobody_leaves_a_step_before_all_have_done_theirs(self):
+    def test_no_rank_leaves_a_step_before_all_have_finished(self):
         for size in self.sizes:
             done = []
 
             def work(group, done=done):
-                with group.together("working") as step:
+                with group.guarded("working") as step:
                     for item in range(5 * group.rank):
                         time.sleep(0.002)
                         step.poll(item)
@@ -146,14 +146,14 @@ class GroupContract:
 
             assert self.run(size, work) == [size] * size
 
-    def test_collectives_follow_each_other_and_stand_inside_steps(self):
+    def test_collectives_run_one_after_another_and_inside_steps(self):
         def work(group):
             found = []
             for turn in range(5):
-                with group.together("outside") as outside:
+                with group.guarded("outside") as outside:
                     outside.poll(0)
                     found.append(group.broadcast(turn, source=turn % group.size))
-                    with group.together("inside") as inside:
+                    with group.guarded("inside") as inside:
                         inside.poll(0)
                         found.append(group.all_gather(group.rank))
                 group.barrier()
@@ -163,7 +163,7 @@ class GroupContract:
         for size, found in self.every(work):
             assert found == [[part for turn in range(5) for part in (turn, list(range(size)))]] * size
 
-    def test_ranks_agree_on_equal_values_whatever_the_order_of_keys(self):
+    def test_ranks_agree_on_equal_values_in_any_order_of_keys(self):
         def agree(group):
             value = {"a": 1, "b": [2]}
             return group.agree("the plan", value if group.rank % 2 else dict(reversed(value.items())))
@@ -173,24 +173,24 @@ class GroupContract:
 
 
 class SharedGroupContract(GroupContract):
-    """What groups must do beyond, that can have more than one rank."""
+    """Contract of groups that can have more than one rank."""
 
     sizes = (1, 2, 3, 5)
 
     def fails(self, size, work, **options):
-        """The one text of the CollectiveErrors that all ranks raise, and their causes."""
-        found = self.run(size, lambda group: outcome(lambda: work(group)), **options)
+        """Returns the common text of the CollectiveErrors of all ranks, and their causes."""
+        found = self.run(size, lambda group: result_of(lambda: work(group)), **options)
         assert [type(error) for error in found] == [CollectiveError] * size, found
         assert len({str(error) for error in found}) == 1
         return str(found[0]), [error.__cause__ for error in found]
 
     @pytest.mark.parametrize("when", ["at entry", "inside", "at exit"])
     @pytest.mark.parametrize("failing", [0, 1, 2])
-    def test_a_failure_is_raised_on_every_rank_with_its_words(self, failing, when):
+    def test_a_failure_is_raised_on_every_rank_with_its_message(self, failing, when):
         original = CacheError("/x/y: must be whole, but is not")
 
         def work(group):
-            with group.together("building the indices") as step:
+            with group.guarded("building the indices") as step:
                 if group.rank == failing and when == "at entry":
                     raise original
                 for item in range(10_000 if group.rank == (failing + 1) % 3 else 20):
@@ -205,28 +205,28 @@ class SharedGroupContract(GroupContract):
         assert text == f"building the indices: rank {failing}: CacheError: /x/y: must be whole, but is not"
         assert causes == [original if rank == failing else None for rank in range(3)]
 
-    def test_two_that_fail_at_once_are_both_named_by_all(self):
+    def test_two_ranks_that_fail_at_once_are_both_named_on_all_ranks(self):
         def work(group):
             group.barrier()
-            with group.together("building"):
+            with group.guarded("building"):
                 if group.rank in (1, 3):
                     raise ValueError(f"number {group.rank}")
 
         text, _ = self.fails(5, work)
         assert text == "building: rank 1: ValueError: number 1; rank 3: ValueError: number 3"
 
-    def test_all_that_fail_for_one_reason_stand_together(self):
+    def test_ranks_with_the_same_cause_are_listed_together(self):
         def work(group):
             group.barrier()
-            with group.together("building"):
+            with group.guarded("building"):
                 raise OSError("full")
 
         text, _ = self.fails(3, work)
         assert text == "building: rank 0, rank 1 and rank 2: OSError: full"
 
-    def test_a_rank_that_was_stopped_is_not_named_whatever_it_made_of_it(self):
+    def test_a_rank_that_was_stopped_is_not_named_even_if_it_raises_its_own_error(self):
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 if group.rank == 1:
                     raise ValueError("no")
                 try:
@@ -240,9 +240,9 @@ class SharedGroupContract(GroupContract):
         assert text == "building: rank 1: ValueError: no"
         assert [type(cause) for cause in causes] == [type(None), ValueError, type(None)]
 
-    def test_a_rank_that_takes_no_notice_of_being_stopped_raises_too(self):
+    def test_a_rank_that_swallows_the_stop_raises_too(self):
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 if group.rank == 1:
                     raise ValueError("no")
                 for _ in range(100):
@@ -255,11 +255,11 @@ class SharedGroupContract(GroupContract):
         assert self.fails(3, work)[0] == "building: rank 1: ValueError: no"
 
     @pytest.mark.parametrize("failing", [0, 1, 2])
-    def test_those_who_wait_inside_a_step_for_a_rank_that_failed_are_stopped(self, failing):
+    def test_ranks_that_wait_inside_an_inner_step_for_a_failed_rank_are_stopped(self, failing):
         def work(group):
-            with group.together("outside"):
+            with group.guarded("outside"):
                 group.barrier()
-                with group.together("inside") as step:
+                with group.guarded("inside") as step:
                     if group.rank == (failing + 1) % 3:
                         while True:
                             time.sleep(0.002)
@@ -274,9 +274,9 @@ class SharedGroupContract(GroupContract):
         )
 
     @pytest.mark.parametrize("failing", [0, 1, 2])
-    def test_those_who_wait_at_a_gather_for_a_rank_that_failed_are_stopped(self, failing):
+    def test_ranks_that_wait_at_a_gather_for_a_failed_rank_are_stopped(self, failing):
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 group.barrier()
                 if group.rank == failing:
                     raise ValueError("no")
@@ -300,12 +300,12 @@ class SharedGroupContract(GroupContract):
             'and ranks 0, 2 and 3 have {"tasks":8}'
         )
 
-    def test_the_group_meets_again_after_a_failure(self):
+    def test_the_group_is_usable_after_a_failure(self):
         def work(group):
             found = []
             for turn in range(6):
                 try:
-                    with group.together("building") as step:
+                    with group.guarded("building") as step:
                         group.barrier()
                         if group.rank == turn % group.size:
                             raise ValueError(turn)
@@ -318,24 +318,24 @@ class SharedGroupContract(GroupContract):
             return found
 
         for size, found in self.every(work):
-            told = [
+            expected = [
                 part
                 for turn in range(6)
                 for part in (f"building: rank {turn % size}: ValueError: {turn}", [turn] * size)
             ]
-            assert found == [told] * size
+            assert found == [expected] * size
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-    def test_what_is_no_exception_goes_on_up_unchanged_when_the_others_know(self, error):
+    def test_an_interrupt_propagates_unchanged_after_the_others_are_notified(self, error):
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 if group.rank == 1:
                     raise error
                 while True:
                     time.sleep(0.002)
                     step.poll(0)
 
-        found = self.run(3, lambda group: outcome(lambda: work(group)))
+        found = self.run(3, lambda group: result_of(lambda: work(group)))
         assert found[1] is error
         words = f"building: rank 1: {type(error).__name__}" + (": 3" if error.args else "")
         assert [str(found[0]), str(found[2])] == [words] * 2
@@ -344,24 +344,24 @@ class SharedGroupContract(GroupContract):
     def test_a_rank_that_is_silent_is_named_and_the_group_is_broken(self):
         late = threading.Event()
 
-        def meet(group):
+        def work(group):
             group.barrier()
             if group.rank == 1:
                 late.wait(30)
-            found = [outcome(group.barrier), outcome(lambda: group.all_gather(1))]
+            found = [result_of(group.barrier), result_of(lambda: group.all_gather(1))]
             late.set()
             return found
 
-        found = self.run(3, meet, timeout_seconds=1)
+        found = self.run(3, work, timeout_seconds=1)
         texts = {str(error) for errors in found for error in errors}
-        assert texts == {"barrier: rank 1 gave no sign of life for 1 s, while ranks 0 and 2 waited"}
+        assert texts == {"barrier: rank 1 sent no heartbeat for 1 s, while ranks 0 and 2 waited"}
         assert {type(error) for errors in found for error in errors} == {CollectiveError}
 
     def test_a_rank_that_is_silent_inside_a_step_is_waited_for_once(self):
         release = threading.Event()
 
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 if group.rank == 0:
                     while not release.is_set():
                         time.sleep(0.01)
@@ -370,20 +370,20 @@ class SharedGroupContract(GroupContract):
                     release.wait(30)
                 group.all_gather(1)
 
-        def meet(group):
+        def timed(group):
             began = time.monotonic()
-            text = str(outcome(lambda: work(group)))
+            text = str(result_of(lambda: work(group)))
             if group.rank != 0:
                 release.set()
             return text, time.monotonic() - began
 
-        found = self.run(3, meet, timeout_seconds=1)
-        assert {text for text, _ in found} == {"all_gather: rank 1 gave no sign of life for 1 s, while rank 2 waited"}
+        found = self.run(3, timed, timeout_seconds=1)
+        assert {text for text, _ in found} == {"all_gather: rank 1 sent no heartbeat for 1 s, while rank 2 waited"}
         assert all(seconds < 2 for _, seconds in found)
 
-    def test_a_rank_that_polls_may_take_its_time(self):
+    def test_a_rank_that_polls_may_exceed_the_timeout(self):
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 if group.rank == 1:
                     for item in range(160):
                         time.sleep(0.02)
@@ -396,22 +396,20 @@ class SharedGroupContract(GroupContract):
         release = threading.Event()
 
         def work(group):
-            with group.together("building") as step:
+            with group.guarded("building") as step:
                 if group.rank == 1:
                     for item in range(75):
                         time.sleep(0.02)
                         step.poll(item)
                     release.wait(30)
 
-        def meet(group):
+        def timed(group):
             began = time.monotonic()
-            found = outcome(lambda: work(group))
+            found = result_of(lambda: work(group))
             release.set()
             return str(found), time.monotonic() - began
 
-        found = self.run(3, meet, timeout_seconds=1)
-        assert {text for text, _ in found} == {
-            "building: rank 1 gave no sign of life for 1 s, while ranks 0 and 2 waited"
-        }
-        # 1.5 s of work; then the timeout, and at most a fifth of it, and what a loaded machine adds.
+        found = self.run(3, timed, timeout_seconds=1)
+        assert {text for text, _ in found} == {"building: rank 1 sent no heartbeat for 1 s, while ranks 0 and 2 waited"}
+        # 1.5 s of work, then the timeout and at most a fifth of it; the rest is for a loaded machine.
         assert all(2.3 < seconds < 4 for _, seconds in found), found

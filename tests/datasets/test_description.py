@@ -11,7 +11,7 @@ from blends import GPTDataset, gpt_config, write_pair
 from trackbed.datasets.description import describe
 from trackbed.datasets.start import Start, shared
 from trackbed.index import Split
-from trackbed.index.ranges import run
+from trackbed.index.ranges import number_range
 from trackbed.tokens import IndexedDataset
 
 VALUES = st.recursive(
@@ -71,7 +71,7 @@ def test_a_dataset_is_described_as_it_was_when_it_was_made(tmp_path, cls, is_blo
     config.path_to_cache = f"{tmp_path}/cache"
     with Start().active() if is_block else nullcontext():
         datasets = [
-            cls(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", run(0, 9), number, Split.train, config)
+            cls(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", number_range(0, 9), number, Split.train, config)
             for number in (1, 2)
         ]
     config.random_seed += 1
@@ -102,7 +102,7 @@ def test_in_a_block_a_subclass_may_still_change_its_configuration_and_identity(t
     for block in (nullcontext(), Start().active()):
         with block:
             datasets = [
-                Shortened(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", run(0, 9), 2, split, config)
+                Shortened(IndexedDataset(f"{tmp_path}/a"), f"{tmp_path}/a", number_range(0, 9), 2, split, config)
                 for split in (Split.train, Split.valid)
             ]
             found.append([dataset.unique_description for dataset in datasets])

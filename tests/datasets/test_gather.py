@@ -312,7 +312,7 @@ def test_a_file_that_is_cut_short_is_an_error_and_no_signal(tmp_path, order):
     dataset.gather(range(10))
     os.truncate(f"{prefix}.bin", 4096)
     time.sleep(0.06)
-    with pytest.raises(FormatError, match=r"pair\.bin: the file must keep the 120000 bytes .* found it cut to 4096"):
+    with pytest.raises(FormatError, match=r"pair\.bin: the file must keep the 120000 bytes .* truncated to 4096"):
         dataset.gather(range(10))
 
 

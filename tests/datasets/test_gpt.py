@@ -203,7 +203,7 @@ def test_counts_that_are_given_must_be_the_files(tmp_path):
     right = gpt_config(tmp_path / "cache", sequences_per_dataset={prefix: (2, 3)}, **options)
     assert len(build(right, (2, None, None))[0]) >= 2
     wrong = gpt_config(tmp_path / "cache", sequences_per_dataset={prefix: (3, 4)}, **options)
-    with pytest.raises(Exception, match=r"\(3, 4\) sequences and document borders, found \(2, 3\)"):
+    with pytest.raises(Exception, match=r"\(3, 4\) as in sequences_per_dataset, found \(2, 3\)"):
         build(wrong, (2, None, None))
 
 

@@ -15,7 +15,7 @@ from trackbed.datasets.gpt_indices import ARRAYS, GPTIndices
 from trackbed.datasets.gpt_kind import GPT_KIND, build_small
 from trackbed.datasets.start import Start
 from trackbed.errors import FormatError, TrackbedError
-from trackbed.index.ranges import run
+from trackbed.index.ranges import number_range
 from trackbed.tokens import IndexedDataset
 
 NUMBERS = itertools.count()
@@ -29,7 +29,7 @@ def gpt_indices(draw, folder):
     Pair(prefix, lengths, list(range(len(lengths) + 1)), [0] * sum(lengths), "uint16").write()
     return GPTIndices(
         dataset=IndexedDataset(f"{prefix}", open_when_read=True),
-        documents=draw(st.sampled_from([run(start, stop), np.arange(start, stop)])),
+        documents=draw(st.sampled_from([number_range(start, stop), np.arange(start, stop)])),
         num_samples=draw(st.none() | st.integers(0, 60)),
         sequence_length=draw(st.sampled_from([1, 2, 7, 16, 64])),
         seed=draw(st.sampled_from([0, 1234, 2**32 - 1])),
@@ -80,7 +80,7 @@ def test_pairs_that_were_replaced_are_left_out(tmp_path):
     prefix = write_pair(tmp_path / "pair", [4, 5, 6])
     dataset = IndexedDataset(prefix, open_when_read=True)
     write_pair(tmp_path / "pair", [4, 5, 7])
-    assert build_small([GPTIndices(dataset, run(0, 3), 3, 2, 1, 1, keep_partial=False)]) == [None]
+    assert build_small([GPTIndices(dataset, number_range(0, 3), 3, 2, 1, 1, keep_partial=False)]) == [None]
 
 
 def test_large_datasets_are_not_built_in_bundles(tmp_path):

@@ -82,9 +82,7 @@ def test_what_is_no_model_is_an_error_that_names_it(tmp_path):
 
 
 def test_options_that_sentencepiece_would_ignore_are_refused(model):
-    with pytest.raises(
-        ArgumentError, match=r"tiny\.model: a model of SentencePiece must be used without special_tokens"
-    ):
+    with pytest.raises(ArgumentError, match=r"tiny\.model: a SentencePiece model must be used without special_tokens"):
         open_tokenizer(str(model), special_tokens=True)
 
 

@@ -55,14 +55,14 @@ def test_the_page_lists_the_options_that_there_are():
     ("section", "table"), [("Top", ""), ("`[size]`", "size"), ("`[[dataset]]`", "dataset"), ("`[[stage]]`", "stage")]
 )
 def test_the_page_lists_the_keys_that_there_are(tmp_path, section, table):
-    """An unknown key makes the reader say which ones it knows."""
+    """The error for an unknown key lists the known ones."""
     head = {"": "", "size": "[size]\n", "dataset": "[[dataset]]\n", "stage": "[[stage]]\n"}[table]
     top = "" if table == "" else "version = 1\n"
     path = tmp_path / "blend.toml"
     path.write_text(f"{top}{head}'?' = 1\n" + ("version = 1\n" if table == "" else ""))
     with pytest.raises(BlendFileError) as caught:
         read_blend_file(path)
-    (known,) = re.findall(r"\? is not a key that a blend file has here; known are (.*)", str(caught.value))
+    (known,) = re.findall(r"\? is an unknown key; known keys: (.*)", str(caught.value))
     rows = PAGE.split(f"## {section}\n")[1].split("\n## ")[0].split("\n### ")[0]
     listed = {
         key for row in re.findall(r"^\| (`.*?) \|", rows, flags=re.MULTILINE) for key in re.findall(r"`(\w+)`", row)

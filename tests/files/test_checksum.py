@@ -40,7 +40,7 @@ def test_a_small_checksum_keeps_its_leading_zeros():
     assert checksum.chunks() == [f"00{zlib.crc32(data):06x}"]
 
 
-# Pieces that end just before, at and behind the border, and one that crosses two borders at once.
+# Pieces that end just before, at and after the end of a chunk, and one that spans two ends.
 @pytest.mark.parametrize(
     "cuts",
     [
@@ -50,7 +50,7 @@ def test_a_small_checksum_keeps_its_leading_zeros():
         [CHUNK_BYTES - 3],
     ],
 )
-def test_a_chunk_ends_at_its_64th_mib_however_pieces_fall(cuts):
+def test_a_chunk_ends_at_its_64th_mib_for_any_pieces(cuts):
     data = np.random.default_rng(1).bytes(2 * CHUNK_BYTES + 7)
     checksum = Checksum()
     for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True):
@@ -66,7 +66,7 @@ def test_a_whole_chunk_is_followed_by_no_empty_one():
     assert checksum.chunks() == crc32_of_chunks(bytes(CHUNK_BYTES))
 
 
-def test_asking_for_the_chunks_changes_nothing():
+def test_chunks_can_be_read_before_the_end():
     checksum = Checksum()
     checksum.update(b"ab")
     checksum.chunks()
@@ -74,7 +74,7 @@ def test_asking_for_the_chunks_changes_nothing():
     assert checksum.chunks() == crc32_of_chunks(b"abc")
 
 
-def test_nothing_has_no_chunks():
+def test_empty_data_has_no_chunks():
     checksum = Checksum()
     checksum.update(b"")
     assert checksum.chunks() == []

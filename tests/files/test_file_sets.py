@@ -118,15 +118,15 @@ def test_a_claim_that_is_replaced_appears_in_place_of_the_old_one(tmp_path, may_
     assert content_of(folders) == wanted_of("x")
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_set_without_a_claim_of_its_own_completes_what_is_there(tmp_path, may_be_unnamed, is_whole):
+@pytest.mark.parametrize("is_integer", [True, False])
+def test_a_set_without_a_claim_of_its_own_completes_what_is_there(tmp_path, may_be_unnamed, is_integer):
     folders = folders_in(tmp_path)
     publish(folders, ["x"], parts={"x": parts_of("o")})
-    if not is_whole:
+    if not is_integer:
         Path(folders, "files", "x-b").write_bytes(b"cut")
     errors, _ = publish(folders, ["x"], claim=Claim.none, may_be_unnamed=may_be_unnamed)
-    assert errors == [errno.EALREADY if is_whole else 0]
-    files = {"files/x-a": b"o"} if is_whole else {}
+    assert errors == [errno.EALREADY if is_integer else 0]
+    files = {"files/x-a": b"o"} if is_integer else {}
     assert content_of(folders) == {**wanted_of("x"), "claims/x.json": b"o!", **files}
 
 

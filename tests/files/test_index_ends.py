@@ -11,7 +11,7 @@ from trackbed.files import read_index_ends, read_stamps
 
 
 def index(sequences, borders, *, more=0, first=0):
-    """The bytes of an `.idx` with so many sequences and borders, all numbers of which differ."""
+    """Bytes of an `.idx` with the given numbers of sequences and borders, all of whose numbers differ."""
     lengths = np.arange(first, first + sequences, dtype="<i4")
     pointers = np.arange(sequences, dtype="<i8") * -7
     counts = np.array([sequences, borders], dtype="<u8").tobytes()
@@ -65,7 +65,7 @@ def test_any_bytes_are_read_and_none_beyond_the_file(tmp_path_factory, rest, seq
     check([str(path)])
 
 
-def test_a_file_that_cannot_be_read_says_why_and_no_other_is_touched(tmp_path):
+def test_a_file_that_cannot_be_read_is_an_error_and_the_others_are_read(tmp_path):
     (tmp_path / "a.idx").write_bytes(index(3, 4))
     (tmp_path / "folder").mkdir()
     paths = [f"{tmp_path}/{name}" for name in ("absent.idx", "a.idx", "folder", "a.idx/b.idx")]

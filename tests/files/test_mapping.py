@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forked import run_in_fork
-from trackbed.files import let_go, map_readonly, read_ahead
+from trackbed.files import drop_pages, map_readonly, read_ahead
 
 
 def descriptors():
@@ -67,7 +67,7 @@ def test_an_empty_file_needs_no_map(tmp_path):
     assert mapped(tmp_path / "empty").shape == (0,)
 
 
-def test_what_cannot_be_mapped_is_an_error_of_the_system(tmp_path):
+def test_a_folder_cannot_be_mapped(tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(OSError, match=r"Is a directory|No such device"):
@@ -76,7 +76,7 @@ def test_what_cannot_be_mapped_is_an_error_of_the_system(tmp_path):
         os.close(descriptor)
 
 
-def test_a_forked_process_reads_on(file):
+def test_a_forked_process_keeps_the_map(file):
     array = mapped(file)
     run_in_fork(lambda: array[7] == 7)
     assert array[7] == 7
@@ -87,7 +87,7 @@ def resident_kib():
     return int(line.split()[1])
 
 
-def test_memory_that_is_let_go_is_given_back_and_read_again_when_it_is_wanted(tmp_path):
+def test_dropped_pages_leave_memory_and_are_read_again_on_access(tmp_path):
     content = np.arange(8 << 20, dtype=np.uint32).tobytes()
     (tmp_path / "large").write_bytes(content)
     array = mapped(tmp_path / "large")
@@ -95,26 +95,26 @@ def test_memory_that_is_let_go_is_given_back_and_read_again_when_it_is_wanted(tm
     assert array.tobytes() == content
     assert resident_kib() - before > 24 << 10
     for start in range(0, len(array), 1_000_001):  # pieces that begin and end inside pages
-        let_go(array[start : start + 1_000_001])
+        drop_pages(array[start : start + 1_000_001])
     assert resident_kib() - before < 4 << 10
     assert array.tobytes() == content
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])
-def test_pieces_smaller_than_a_page_can_be_let_go(file, size):
+def test_pieces_smaller_than_a_page_can_be_dropped(file, size):
     array = mapped(file)
-    let_go(array[3 : 3 + size])
+    drop_pages(array[3 : 3 + size])
     assert array.tobytes() == file.read_bytes()
 
 
 def pages_in_memory(array):
-    """How many pages of a mapped file, none of which this process has touched, the system holds."""
+    """Returns the number of pages in memory of a mapped file that this process has not touched."""
     found = (ctypes.c_ubyte * -(-array.nbytes // mmap.PAGESIZE))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), found) == 0
     return sum(page & 1 for page in found)
 
 
-def test_what_is_asked_for_ahead_is_read_without_being_touched(tmp_path):
+def test_read_ahead_reads_pages_that_are_not_touched(tmp_path):
     path = tmp_path / "large"
     path.write_bytes(bytes(4 << 20))
     with path.open("rb") as file:
@@ -131,7 +131,7 @@ def test_what_is_asked_for_ahead_is_read_without_being_touched(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])
-def test_any_piece_can_be_asked_for_ahead(file, size):
+def test_any_piece_can_be_read_ahead(file, size):
     array = mapped(file)
     read_ahead(array[3 : 3 + size])
     assert array.tobytes() == file.read_bytes()

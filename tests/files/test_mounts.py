@@ -1,11 +1,11 @@
-"""Which file systems are taken for local ones, and which files are mapped."""
+"""Tests of the detection of local file systems, and of the lookup of mapped files."""
 
 import mmap
 from pathlib import Path
 
 import pytest
 
-from trackbed.files import is_local, mapped_files, whereabouts
+from trackbed.files import is_local, local_host_path, mapped_files
 from trackbed.files.local import kind_of
 
 MOUNTS = [
@@ -34,7 +34,7 @@ def test_the_kind_of_a_file_system_is_that_of_its_mount(device, folder, kind):
     assert kind_of(MOUNTS, device, folder) == kind
 
 
-def test_without_mounts_nothing_is_known():
+def test_without_mounts_the_kind_is_unknown():
     assert kind_of([], "8:1", "/home") == ""
     assert kind_of(["nonsense"], "8:1", "/home") == ""
 
@@ -54,9 +54,9 @@ def test_a_mapped_file_is_found_by_inode_and_name(tmp_path):
     assert (path.stat().st_ino, path.name) not in mapped_files((".npy",))
 
 
-def test_whereabouts_tell_one_folder_of_this_machine_from_another(tmp_path):
+def test_a_local_host_path_tells_local_folders_apart(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
-    assert whereabouts(str(tmp_path / "a" / "b")) == whereabouts(str(tmp_path / "link" / "a" / "b"))
-    assert whereabouts(str(tmp_path / "a")) != whereabouts(str(tmp_path / "b"))
-    assert whereabouts(str(tmp_path / "a")).endswith(f"/{tmp_path.name}/a")
-    assert whereabouts("/proc/self") == ""  # not one of the kinds that are known to be of one machine
+    assert local_host_path(str(tmp_path / "a" / "b")) == local_host_path(str(tmp_path / "link" / "a" / "b"))
+    assert local_host_path(str(tmp_path / "a")) != local_host_path(str(tmp_path / "b"))
+    assert local_host_path(str(tmp_path / "a")).endswith(f"/{tmp_path.name}/a")
+    assert local_host_path("/proc/self") == ""  # proc is not in the list of local file systems

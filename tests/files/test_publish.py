@@ -13,7 +13,7 @@ import pytest
 from forked import run_in_fork
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
 
-# Writes a partial file of the path in argv, says its name, and waits to be killed.
+# Writes a partial file of the path in argv, prints its name, and waits to be killed.
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -27,7 +27,7 @@ time.sleep(60)
 
 @pytest.fixture
 def writer(tmp_path):
-    """A process that is writing `data.bin`, and its partial file."""
+    """Process that is writing `data.bin`, and its partial file."""
     command = [sys.executable, "-c", WRITER, str(tmp_path / "data.bin")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process, Path(process.stdout.readline().strip())
@@ -35,7 +35,7 @@ def writer(tmp_path):
 
 
 def start_of(pid):
-    """Field 22 of /proc/<pid>/stat, behind a name that may hold anything."""
+    """Returns field 22 of /proc/<pid>/stat, after a name that may contain any character."""
     return int(re.search(r".*\) (.*)", Path(f"/proc/{pid}/stat").read_text())[1].split()[19])
 
 
@@ -47,10 +47,10 @@ def test_the_partial_of_a_killed_process_is_removed(writer, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_partial_of_a_killed_process_that_nobody_waited_for_is_removed(writer, tmp_path):
+def test_the_partial_of_a_zombie_is_removed(writer, tmp_path):
     process, partial = writer
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the table
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, but still in the process table
     assert clear_dead_partials(tmp_path) == [partial]
 
 
@@ -70,7 +70,7 @@ def test_the_partial_of_another_host_is_kept(writer, tmp_path):
     assert elsewhere.exists()
 
 
-def test_a_process_that_has_the_number_of_a_dead_one_keeps_no_partial_alive(tmp_path):
+def test_a_process_that_reuses_the_pid_of_a_dead_one_keeps_no_partial_alive(tmp_path):
     mine = new_partial(tmp_path / "data.bin")
     start = start_of(os.getpid())
     assert f".{os.getpid()}.{start}." in mine.name
@@ -81,7 +81,7 @@ def test_a_process_that_has_the_number_of_a_dead_one_keeps_no_partial_alive(tmp_
     assert mine.exists()
 
 
-def test_a_process_with_a_name_like_the_fields_behind_it_is_alive(tmp_path):
+def test_a_process_whose_name_looks_like_fields_of_stat_is_alive(tmp_path):
     program = tmp_path / "x) Z 1 2 3"
     shutil.copy(shutil.which("sleep"), program)
     with subprocess.Popen([program, "60"]) as process:
@@ -118,29 +118,29 @@ def test_other_files_are_kept(tmp_path, name):
 
 def test_a_host_name_with_dots_is_one_word_in_the_partial_name(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node7.rack2.example")
-    # A new process asks for the name of its host.
+    # A forked process looks up its host name anew.
     pid, name = run_in_fork(lambda: (os.getpid(), new_partial(tmp_path / "data.bin").name))
     assert re.match(rf"data\.bin\.node7-rack2-example-\d+\.{pid}\.", name)
     (tmp_path / name).touch()
     assert clear_dead_partials(tmp_path, final_name="data.bin") == [tmp_path / name]
 
 
-def test_partial_names_are_never_given_twice(tmp_path):
+def test_partial_names_are_unique(tmp_path):
     def names(_):
         return [new_partial(tmp_path / "data.bin") for _ in range(100)]
 
     with ThreadPoolExecutor(8) as pool:
-        given = [name for some in pool.map(names, range(8)) for name in some]
-    assert len(set(given)) == 800
+        names_of_all = [name for some in pool.map(names, range(8)) for name in some]
+    assert len(set(names_of_all)) == 800
 
 
-def test_a_forked_process_signs_with_its_own_number(tmp_path):
+def test_a_forked_process_uses_its_own_pid(tmp_path):
     pid, name = run_in_fork(lambda: (os.getpid(), new_partial(tmp_path / "data.bin").name))
     assert pid != os.getpid()
     assert f".{pid}." in name
 
 
-def test_a_partial_lies_beside_its_final_file_or_where_asked(tmp_path):
+def test_a_partial_is_beside_its_final_file_or_in_the_given_folder(tmp_path):
     assert new_partial(tmp_path / "a" / "data.bin").parent == tmp_path / "a"
     assert new_partial(tmp_path / "a" / "data.bin", directory=tmp_path).parent == tmp_path
 
@@ -156,7 +156,7 @@ def test_publishing_replaces_the_file_for_new_readers_only(tmp_path):
     assert list(tmp_path.iterdir()) == [final]
 
 
-def test_a_reader_never_meets_a_missing_or_half_written_file(tmp_path):
+def test_a_reader_never_sees_a_missing_or_half_written_file(tmp_path):
     final = tmp_path / "data.bin"
     final.write_bytes(bytes(1000))
     seen, done = set(), threading.Event()

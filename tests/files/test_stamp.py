@@ -1,4 +1,4 @@
-"""What tells a file from another that takes its name."""
+"""Tests of file stamps."""
 
 import os
 
@@ -7,7 +7,7 @@ import numpy as np
 from trackbed.files import Stamp
 
 
-def test_an_inode_that_needs_all_its_bits_fits_an_array_of_stamps(tmp_path):
+def test_an_unsigned_64_bit_inode_fits_an_array_of_stamps(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     fields = list(path.stat())

@@ -1,4 +1,4 @@
-"""A hint must change nothing that a reader sees."""
+"""Tests that writeback hints do not change the content of a file."""
 
 from trackbed.files import Writeback
 

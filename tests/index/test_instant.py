@@ -1,4 +1,4 @@
-"""The instant order: every epoch whole, every dataset near its share, stages and limits that lose nothing."""
+"""Tests of the instant order: complete epochs, the bound on shares, stages and limits."""
 
 import hashlib
 import itertools
@@ -30,7 +30,7 @@ def geometric(num_datasets, rng):
 
 
 def slow(num_datasets, rng):
-    """The weights on the way up from the second dataset grow as slowly as they can: the worst for the bound."""
+    """Weights that grow as slowly as possible on the path up from the second dataset: the worst case of the bound."""
     weights, way_up = [1.0, 1e6], [1e6, 1e6 + 1]
     while len(weights) < min(num_datasets, 80):
         weights.append(way_up[-2] + 2)
@@ -61,7 +61,7 @@ KINDS = [zipf, geometric, slow, equal, random] + [
 
 
 def strays(datasets, weights):
-    """How far any dataset is from its share at any prefix, which is just before or just after it is drawn."""
+    """Largest distance of any dataset from its share at any prefix; it occurs just before or just after a draw."""
     farthest = 0.0
     shares = np.asarray(weights) / np.sum(weights)
     places = np.argsort(datasets, kind="stable")
@@ -128,7 +128,7 @@ def test_every_epoch_of_every_dataset_gives_each_sample_once(weights, seed, data
 
 
 def assert_epochs_are_whole(order, sizes, num_samples):
-    """Also the epoch that the samples end in gives none of them twice."""
+    """Checks that no epoch repeats a sample, including the unfinished last one."""
     datasets, samples = order.locate(np.arange(num_samples))
     for dataset, size in enumerate(sizes):
         given_ = samples[datasets == dataset]
@@ -154,7 +154,7 @@ def test_blocks_of_one_sample_are_the_whole_shuffle():
 
 
 def test_a_window_reads_few_blocks():
-    """Where blocks of 10 samples are mixed in windows of 4, each 40 draws stay in 4 blocks."""
+    """With blocks of 10 samples and windows of 4 blocks, each 40 draws stay in 4 blocks."""
     _, samples = InstantOrder(sizes=[1_000], weights=[1], seed=9, block=10, window=4).locate(range(1_000))
     blocks = (samples // 10).reshape(-1, 40)
     assert all(len(np.unique(window)) == 4 for window in blocks)
@@ -282,7 +282,7 @@ def test_fifty_stages_stay_near_the_sum_of_their_shares():
 
 def test_a_dataset_that_runs_out_is_an_error_that_says_where():
     options = {"sizes": [10, 100], "weights": [1, 1], "seed": 1, "max_epochs": [2.5, None]}
-    wanted = r"dataset 0 must be drawn 25 times at most, but runs out at sample (50|51)$"
+    wanted = r"dataset 0 may be drawn at most 25 times, but runs out at sample (50|51)$"
     with pytest.raises(PlanError, match=wanted) as caught:
         InstantOrder(**options)
     where = int(str(caught.value).rsplit(maxsplit=1)[-1])
@@ -346,7 +346,7 @@ def test_datasets_that_run_out_at_a_border_are_left_out_from_there():
 @pytest.mark.parametrize("num_samples", [None, 31])
 def test_when_all_datasets_run_out_there_is_no_blend(num_samples):
     options = {"sizes": [10, 20], "weights": [1, 1], "seed": 1, "max_epochs": [1, 1], "when_exhausted": "reweight"}
-    with pytest.raises(PlanError, match="all of them have run out at sample 30"):
+    with pytest.raises(PlanError, match="all have run out at sample 30"):
         InstantOrder(**options, num_samples=num_samples)
     order = InstantOrder(**options, num_samples=30)
     assert [each.dataset for each in order.exhaustions] == [0]
@@ -411,7 +411,7 @@ def an_order():
 
 
 def test_ranks_and_workers_see_one_order():
-    """A rank reads every `num_ranks`-th position; each has its own order, made or unpickled."""
+    """A rank reads every `num_ranks`-th position; each has its own order, constructed or unpickled."""
     whole = an_order().locate(range(480))
     for num_ranks in (1, 2, 3, 8):
         found = [np.empty(480, np.int64), np.empty(480, np.int64)]
@@ -510,17 +510,17 @@ def test_types_of_integers_do_not_matter():
         ({"sizes": [5.0, 1.0]}, "sizes must be a vector of at least one integer, found dtype float64"),
         ({"sizes": []}, "sizes must be a vector of at least one integer"),
         ({"sizes": [[1, 2]]}, r"shape \[1, 2\]"),
-        ({"sizes": [5, 0]}, "stage 0: dataset 1 must have samples or the weight 0"),
-        ({"weights": [1]}, "stage 0: weights must be as many as sizes, 2, found 1"),
+        ({"sizes": [5, 0]}, "stage 0: dataset 1 must have samples or weight 0"),
+        ({"weights": [1]}, "stage 0: there must be one weight per size, 2, found 1"),
         ({"weights": [1, -1]}, "weights must be finite numbers of at least 0, dataset 1 has -1"),
         ({"weights": [float("nan"), 1]}, "dataset 0 has nan"),
         ({"weights": [1, float("inf")]}, "dataset 1 has inf"),
-        ({"weights": [0, 0]}, "weights must have one above 0 at least, found 2 without"),
+        ({"weights": [0, 0]}, "at least one weight must be above 0, found 2 weights of 0"),
         ({"seed": -1}, r"seed must be a whole number in \[0, 2\*\*64\), found -1"),
         ({"seed": 2**64}, "seed must be a whole number in"),
         ({"num_samples": -1}, r"num_samples must be in \[0, 2\*\*63\), found -1"),
         ({"num_samples": 2**63}, "num_samples must be in"),
-        ({"max_epochs": [1]}, "max_epochs must be as many as sizes, 2, found 1"),
+        ({"max_epochs": [1]}, "max_epochs must have one entry per size, 2, found 1"),
         ({"max_epochs": [1, -0.5]}, "dataset 1 has -0.5"),
         ({"max_epochs": [float("nan"), None]}, "max_epochs must be finite .*dataset 0 has nan"),
         ({"block": 0}, r"block and window must be in \[1, 2\*\*63\), found 0 and 1"),
@@ -537,7 +537,7 @@ def test_arguments_out_of_range_are_refused(change, found):
 @pytest.mark.parametrize(
     ("firsts", "found"),
     [
-        ([], r"stages must begin with one from sample 0 on, found \[\]"),
+        ([], r"the first stage must begin at sample 0, found \[\]"),
         ([5], r"found \[5\]"),
         ([0, 9, 8], "stage 2 begins at 8 after 9"),
     ],

@@ -9,7 +9,7 @@ from trackbed.kernels import available_levels, reference
 
 KEYS = st.integers(0, 2**64 - 1)
 
-# (size, seed): what comes at positions 0, 1, 2, in the middle and at the end. A change here is a new version.
+# (size, seed): images of positions 0, 1, 2, the middle one and the last one. A change here is a new version.
 GOLDEN = {
     (1, 0): [0, 0, 0],
     (2, 1): [0, 1, 1, 1],
@@ -74,7 +74,7 @@ def test_every_sample_comes_once(size, seed):
 @given(st.integers(1, 400), KEYS, st.integers(1, 450), st.integers(1, 60))
 @example(size=10, seed=3, block=3, window=1)
 @example(size=7, seed=2**64 - 1, block=2**62, window=2**62)
-def test_blocks_are_what_the_twin_gives_at_every_level(size, seed, block, window):
+def test_blocks_equal_the_reference_at_every_level(size, seed, block, window):
     wanted = reference.permute_blocks(size, key=seed, block=block, window=window)
     assert np.array_equal(np.sort(wanted), np.arange(size))
     shuffle = BlockPermutation(size, seed=seed, block=block, window=window)

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from trackbed import kernels
 from trackbed.index import LegacyShuffle, legacy_random
-from trackbed.index.shuffle_cache import Drawn, SharedRuns
+from trackbed.index.shuffle_cache import CachedShuffle, ShuffleCache
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch):
-    shared = SharedRuns()
-    monkeypatch.setattr(legacy_random, "_SHARED", shared)
-    return shared
+def empty_cache(monkeypatch):
+    cache = ShuffleCache()
+    monkeypatch.setattr(legacy_random, "_CACHE", cache)
+    return cache
 
 
 @given(
@@ -22,15 +22,15 @@ def nothing_kept(monkeypatch):
     st.sampled_from([np.int32, np.uint32, np.int64]),
     st.sampled_from([0, 7]),
 )
-def test_runs_are_numpys_however_often_they_are_asked_for(runs, dtype, seed):
+def test_shuffled_ranges_equal_numpys_however_often_they_are_requested(ranges, dtype, seed):
     for _ in range(4):
         state = np.random.RandomState(seed)
         shuffle = LegacyShuffle(seed)
-        for count, start in runs:
+        for count, start in ranges:
             wanted = np.arange(start, start + count).astype(dtype)
             state.shuffle(wanted)
             found = np.empty(count, dtype=dtype)
-            shuffle.run(found, start)
+            shuffle.fill_range(found, start)
             assert (found == wanted).all()
         after = np.arange(100)
         wanted = after.copy()
@@ -39,41 +39,41 @@ def test_runs_are_numpys_however_often_they_are_asked_for(runs, dtype, seed):
         assert (after == wanted).all()
 
 
-def test_a_run_is_kept_from_the_second_time_on(nothing_kept):
+def test_a_shuffle_is_cached_at_the_second_request(empty_cache):
     key = (1234, 5_000)
     for times in range(1, 4):
-        LegacyShuffle(1234).run(np.empty(5_000, dtype=np.int32), 3)
-        assert (nothing_kept.find(key) is not None) == (times > 1)
+        LegacyShuffle(1234).fill_range(np.empty(5_000, dtype=np.int32), 3)
+        assert (empty_cache.find(key) is not None) == (times > 1)
 
 
-def test_what_does_not_fit_goes_oldest_first():
-    shared = SharedRuns(most_bytes=4 * 25)
+def test_the_least_recently_used_shuffle_is_evicted_first():
+    cache = ShuffleCache(most_bytes=4 * 25)
     twister = kernels.new_twister(0)
     for key in [(0, 10), (1, 10)]:
-        shared.keep(key, Drawn(np.arange(10, dtype=np.uint32), twister))
-    assert shared.find((0, 10)) is not None
-    shared.keep((2, 10), Drawn(np.arange(10, dtype=np.uint32), twister))
-    assert [shared.find((seed, 10)) is not None for seed in range(3)] == [True, False, True]
-    assert not any(shared.is_wanted((3, 26)) for _ in range(3))
+        cache.keep(key, CachedShuffle(np.arange(10, dtype=np.uint32), twister))
+    assert cache.find((0, 10)) is not None
+    cache.keep((2, 10), CachedShuffle(np.arange(10, dtype=np.uint32), twister))
+    assert [cache.find((seed, 10)) is not None for seed in range(3)] == [True, False, True]
+    assert not any(cache.is_wanted((3, 26)) for _ in range(3))
 
 
-def test_nothing_is_kept_after_a_build(nothing_kept):
+def test_clearing_the_cache_removes_shuffles_and_recorded_keys(empty_cache):
     for _ in range(2):
-        LegacyShuffle(1234).run(np.empty(5_000, dtype=np.int32), 3)
-    legacy_random.forget_shared_runs()
-    assert nothing_kept.find((1234, 5_000)) is None
-    assert not nothing_kept.is_wanted((1234, 5_000))
+        LegacyShuffle(1234).fill_range(np.empty(5_000, dtype=np.int32), 3)
+    legacy_random.clear_shuffle_cache()
+    assert empty_cache.find((1234, 5_000)) is None
+    assert not empty_cache.is_wanted((1234, 5_000))
 
 
-def test_threads_share_a_run():
+def test_threads_share_a_cached_shuffle():
     wanted = np.arange(20_000)
     np.random.RandomState(5).shuffle(wanted)
 
-    def run(start):
+    def shuffled_range(start):
         found = np.empty(20_000, dtype=np.int64)
-        LegacyShuffle(5).run(found, start)
+        LegacyShuffle(5).fill_range(found, start)
         return found
 
     with ThreadPoolExecutor(8) as pool:
-        for start, found in enumerate(pool.map(run, range(64))):
+        for start, found in enumerate(pool.map(shuffled_range, range(64))):
             assert (found == wanted + start).all()

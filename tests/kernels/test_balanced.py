@@ -47,7 +47,7 @@ def test_seventy_thousand_datasets():
         assert np.array_equal(one, other)
 
 
-def test_what_a_key_gives_never_changes():
+def test_the_result_for_a_key_never_changes():
     datasets, samples = blend([5, 0, 3, 4], key=1234)
     assert datasets.tolist() == GOLDEN[0]
     assert samples.tolist() == GOLDEN[1]

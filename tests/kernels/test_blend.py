@@ -44,7 +44,7 @@ def test_greedy_blend_equals_its_reference(level, weights, num_samples, id_type)
 
 @st.composite
 def many_weights(draw):
-    """Weights of 65 to 300 datasets, which few values share, some of them or all."""
+    """Weights of 65 to 300 datasets with few distinct values, for some datasets or for all."""
     size = draw(st.integers(65, 300))
     values = draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=4))
     alone = draw(st.sampled_from([0.0, 0.1, 0.7]))
@@ -55,7 +55,7 @@ def many_weights(draw):
 
 @settings(max_examples=max(settings().max_examples // 4, 5))
 @given(weights=many_weights(), num_samples=st.integers(1_000, 3_000))
-def test_greedy_blend_of_many_that_share_weights_equals_its_reference(level, weights, num_samples):
+def test_greedy_blend_of_many_equal_weights_equals_its_reference(level, weights, num_samples):
     weights = weights / weights.sum()
     datasets, samples = outputs(num_samples)
     greedy_blend(weights, datasets, samples)
@@ -66,9 +66,9 @@ def test_greedy_blend_of_many_that_share_weights_equals_its_reference(level, wei
 
 @settings(max_examples=max(settings().max_examples // 4, 5))
 @given(sizes=many_weights())
-def test_exhaustive_blend_of_many_that_share_sizes_equals_its_reference(level, sizes):
+def test_exhaustive_blend_of_many_equal_sizes_equals_its_reference(level, sizes):
     sizes = np.ceil(20 * sizes).astype(np.int64)
-    sizes[0] += 1  # all alike would take turns
+    sizes[0] += 1  # equal sizes would alternate
     datasets, samples = outputs(int(sizes.sum()))
     exhaustive_blend(sizes, datasets, samples)
     wanted = reference.exhaustive_blend(sizes)
@@ -115,7 +115,7 @@ def test_the_first_of_equal_datasets_wins_wherever_it_lies(level):
 @pytest.mark.parametrize("num_others", [0, 14])
 def test_a_product_and_a_difference_are_rounded_apart(level, num_others):
     # Both 0.6 * 5 - 3 and 0.4 * 5 - 2 are 0 when the product is rounded first, and dataset 0 wins sample 5. In
-    # a fused multiply-add they are -1.1e-16 and 1.1e-16, and dataset 1 would. The others never get a turn.
+    # a fused multiply-add they are -1.1e-16 and 1.1e-16, and dataset 1 would. The others are never drawn.
     datasets, samples = outputs(8)
     greedy_blend(np.array([0.6, 0.4] + [0.0] * num_others), datasets, samples)
     assert datasets.tolist() == [0, 1, 0, 1, 0, 0, 1, 0]
@@ -174,7 +174,7 @@ def read_only(array):
     return array
 
 
-# What is not written to in place would be filled as a copy, and the result lost.
+# If an output is not written in place, a copy is filled and the result lost.
 WRONG_OUTPUTS = [
     pytest.param(np.zeros(3, np.int64), np.zeros(3, np.int64), "dataset_index .*int64", id="wide ids"),
     pytest.param(np.zeros(3, np.uint16), np.zeros(3, np.int64), "dataset_index .*uint16", id="unsigned ids"),

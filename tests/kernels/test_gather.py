@@ -1,4 +1,4 @@
-"""The kernel of batches against its twin, over files put together in memory."""
+"""Tests of the gather kernel against its reference, over files in memory."""
 
 import threading
 
@@ -16,7 +16,7 @@ EOD, PAD = 9, 7
 
 
 def arrays(size, length, *, borders=True, mask=True, fill=3):
-    """Memory for a batch, full of something else."""
+    """Output arrays of a batch, filled with other values."""
     shapes = dict.fromkeys(("tokens", "labels", "position_ids"), ((size, length), np.int64))
     shapes["loss_mask"] = ((size, length), np.float32)
     if mask:
@@ -27,7 +27,7 @@ def arrays(size, length, *, borders=True, mask=True, fill=3):
 
 
 def add_files(sources, lengths_of_files, dtype, rng):
-    """Files of random tokens, whose sequences have these lengths."""
+    """Adds files of random tokens whose sequences have these lengths."""
     size = np.dtype(dtype).itemsize
     sequences = first_byte = 0
     extents, mapped = [], []
@@ -59,7 +59,7 @@ def map_all(sources, files, mapped):
 
 @st.composite
 def datasets(draw):
-    """Sources of one to three datasets, all of them mapped, and how many samples each has."""
+    """Sources of one to three datasets with all files mapped, and the number of samples of each."""
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
     length, extra = draw(st.integers(1, 70)), draw(st.integers(0, 1))
     sources = SampleSources(draw(st.integers(1, 3)))
@@ -135,7 +135,7 @@ def test_every_level_widens_every_type_from_any_address_to_any_place(level, dtyp
 
 
 def small(*, rows=((0, 0), (0, 4)), shuffle=(0,), visits=(0,), lengths=(8,), pointers=(0,), num_tokens=8, first=0):
-    """One dataset of one file with one sample of four tokens, any part of which may be a lie."""
+    """One dataset of one file with one sample of four tokens, any part of which can be made invalid."""
     sources = SampleSources(1)
     number = sources.add_files([Extent(len(lengths), first, 0, 2 * num_tokens)])
     sources.map_file(
@@ -144,8 +144,8 @@ def small(*, rows=((0, 0), (0, 4)), shuffle=(0,), visits=(0,), lengths=(8,), poi
         lengths=np.array(lengths, np.int32),
         pointers=np.array(pointers, np.int64),
     )
-    told = Visits(np.array(visits, np.int64), np.array(rows, np.int64), np.array(shuffle, np.int64))
-    sources.place_visits(0, first_file=number, num_files=1, dtype=8, visits=told)
+    given_visits = Visits(np.array(visits, np.int64), np.array(rows, np.int64), np.array(shuffle, np.int64))
+    sources.place_visits(0, first_file=number, num_files=1, dtype=8, visits=given_visits)
     return sources
 
 
@@ -158,12 +158,12 @@ def outcome(sources, *positions):
     return gather(sources, np.zeros(len(positions), np.int32), np.array(positions), batch, SHAPE)
 
 
-def test_the_honest_sample_is_gathered():
+def test_the_valid_sample_is_gathered():
     assert outcome(small(), 0, -1) == (None, [])
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "damage",
     [
         {"shuffle": (1,)},
         {"shuffle": (-1,)},
@@ -200,16 +200,16 @@ def test_the_honest_sample_is_gathered():
     ],
     ids=repr,
 )
-def test_a_hostile_span_is_refused_and_the_first_such_sample_named(lie):
-    assert outcome(small(**lie), 0).refused == 0
+def test_an_invalid_span_is_refused_and_the_first_such_sample_named(damage):
+    assert outcome(small(**damage), 0).refused == 0
 
 
 def test_only_the_last_row_may_be_short():
     def outcomes(*, may_be_short):
         sources = small()
         rows, shuffle = np.array([(0, 0), (0, 2), (0, 3)]), np.array([0, 1])
-        told = Visits(np.array([0]), rows, shuffle, may_be_short=may_be_short)
-        sources.place_visits(0, first_file=0, num_files=1, dtype=8, visits=told)
+        visits = Visits(np.array([0]), rows, shuffle, may_be_short=may_be_short)
+        sources.place_visits(0, first_file=0, num_files=1, dtype=8, visits=visits)
         return [outcome(sources, position).refused for position in (0, 1)]
 
     assert outcomes(may_be_short=True) == [0, None]
@@ -217,7 +217,7 @@ def test_only_the_last_row_may_be_short():
 
 
 @pytest.mark.parametrize("position", [1, -2, FAR, -FAR, 2**63 - 1, -(2**63)])
-def test_a_position_that_is_not_there_is_refused(position):
+def test_a_position_out_of_range_is_refused(position):
     assert outcome(small(), 0, position).refused == 1
 
 
@@ -252,7 +252,7 @@ def test_an_empty_batch_is_whole():
     assert outcome(small()) == (None, [])
 
 
-def test_memory_that_does_not_fit_is_refused():
+def test_output_arrays_of_another_shape_or_type_are_refused():
     good = arrays(2, 4).arrays
     for name, wrong in (
         ("labels", np.zeros((2, 5), np.int64)),
@@ -286,7 +286,7 @@ def test_arguments_that_do_not_belong_together_are_refused():
 
 
 def large():
-    """A dataset of which a batch of 64 samples takes several threads."""
+    """A dataset for which a batch of 64 samples uses several threads."""
     rng = np.random.default_rng(0)
     sources = SampleSources(1)
     files, mapped = add_files(sources, [[1 << 18]], np.uint16, rng)

@@ -1,4 +1,4 @@
-"""The kernels of the instant order against their twins, on any number of threads."""
+"""Tests of the kernels of the instant order against their references, on any number of threads."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ LAST = 2**63 - 1
 
 
 def trees_of(weights, phase_key=5, first_samples=(0,)):
-    """Stages of which each has the weights turned on by one, and in which dataset d was drawn d times before."""
+    """Trees of stages whose weights are each rotated by one, with d earlier draws from dataset d."""
     drawn = np.arange(len(weights), dtype=np.int64)
     turned = [weights[turn % len(weights) :] + weights[: turn % len(weights)] for turn in range(len(first_samples))]
     blocks = [interleaving(each, drawn=drawn, phase_key=phase_key) for each in turned]
@@ -57,7 +57,7 @@ def shuffles_of(sizes, **blocks):
     st.lists(POSITIONS, max_size=40),
     st.data(),
 )
-def test_every_level_gives_what_the_twins_give(weights, phase_key, borders, positions, data):
+def test_every_level_equals_the_references(weights, phase_key, borders, positions, data):
     first_samples = sorted([0, *borders])
     trees = trees_of(weights, phase_key, first_samples)
     sizes = data.draw(st.lists(st.integers(1, 9) | st.integers(1, LAST), min_size=len(weights), max_size=len(weights)))
@@ -79,7 +79,7 @@ def test_every_level_gives_what_the_twins_give(weights, phase_key, borders, posi
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(2, 70), st.integers(1, 9), st.data())
-def test_shuffles_of_blocks_are_what_the_twin_gives(sizes, block, window, data):
+def test_shuffles_of_blocks_equal_their_reference(sizes, block, window, data):
     trees = trees_of([1] * len(sizes))
     positions = data.draw(st.lists(st.integers(0, 1_000), max_size=20))
     datasets, draws, samples = located(trees, shuffles_of(sizes, block=block, window=window), positions)
@@ -89,19 +89,19 @@ def test_shuffles_of_blocks_are_what_the_twin_gives(sizes, block, window, data):
 
 
 @given(st.lists(st.integers(0, 9) | st.integers(0, 2**80), min_size=1, max_size=60).filter(any), WORDS)
-def test_phases_are_what_the_twin_draws(weights, key):
+def test_phases_equal_their_reference(weights, key):
     nodes, _ = interleaving(weights, drawn=np.arange(len(weights)), phase_key=key)
     assert nodes["phase"][: len(weights)].tolist() == list(range(len(weights)))
     assert nodes["phase"][len(weights) :].tolist() == reference.draw_phases(nodes, len(weights), key)
 
 
-def test_phases_come_from_everywhere_where_a_tree_is_flat_and_from_near_the_middle_where_it_is_not():
+def test_phases_spread_widely_in_a_flat_tree_and_stay_near_the_middle_in_a_deep_one():
     flat = np.concatenate(
         [interleaving([1] * 8, drawn=np.zeros(8, np.int64), phase_key=key)[0][8:] for key in range(99)]
     )
     assert flat["phase"].min() < 2**58
     assert flat["phase"].max() > 63 * 2**58
-    # The weights on the way up from the second dataset grow as slowly as they can.
+    # The weights on the path up from the second dataset grow as slowly as possible.
     weights, way_up = [1, 10**6], [10**6, 10**6 + 1]
     while len(weights) < 90:
         weights.append(way_up[-2] + 2)
@@ -232,7 +232,7 @@ def test_arguments_that_the_kernel_cannot_take_are_refused(positions, outputs, o
 
 
 def test_shuffles_of_other_datasets_than_the_trees_are_refused():
-    with pytest.raises(ArgumentError, match="of 2 datasets, as the trees, found 3"):
+    with pytest.raises(ArgumentError, match="2 datasets as the trees, found 3"):
         located(trees_of([1, 2]), shuffles_of([5, 5, 5]), [0])
 
 

@@ -1,4 +1,4 @@
-"""The keyed permutation: a bijection, the same at every instruction level, on any number of threads and as the twin."""
+"""Tests that the keyed permutation is a bijection, and equals its reference at every level and number of threads."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def is_bijection(images):
 @example(size=2**63 - 1, key=2**64 - 1, data=None)
 @example(size=1, key=0, data=None)
 @example(size=2, key=0, data=None)
-def test_every_level_gives_what_the_twin_gives(size, key, data):
+def test_every_level_equals_the_reference(size, key, data):
     edges = [0, size // 2, size - 1]
     drawn = data.draw(st.lists(st.integers(0, size - 1), max_size=40)) if data else []
     positions = [*edges, *drawn]
@@ -63,7 +63,7 @@ def test_it_is_a_bijection_around_powers_up_to_ten_million(size):
     assert is_bijection(images_of(np.arange(size), size, 7))
 
 
-def test_a_table_serves_small_sizes_that_are_asked_for_often(level):
+def test_repeated_positions_of_small_sizes_are_looked_up_in_a_table(level):
     for size in (1, 2, 5, 63, 64, 1023, 1024, 1025):
         positions = np.arange(5 * size + 3) % size
         wanted = [reference.permute(position, size=size, key=3) for position in range(size)]

@@ -92,7 +92,7 @@ def unaligned(array):
     return raw
 
 
-def test_lengths_as_an_index_file_holds_them_are_taken():
+def test_unaligned_lengths_as_in_an_index_file_are_accepted():
     visits = np.array([0, 2, 1, 0], dtype=np.int64)
     settings = {"sequence_length": 3, "extra_token": 1}
     wanted = rows_of(LENGTHS, visits, 3, **settings).tolist()
@@ -118,7 +118,7 @@ VISITS = np.array([0, 2], dtype=np.int32)
         ({"sequence_length": 2**63 - 1}, f"sequence_length .*found {2**63 - 1}"),
         ({"sequence_length": 2**62}, f"sequence_length .*found {2**62}"),
         ({"lengths": np.array([3, 0, -1], dtype=np.int32)}, r"lengths .*lengths\[2\] = -1"),
-        # Without a look at the value, 2**32 + 3 would be stored as 3.
+        # Without a check of the value, 2**32 + 3 would be stored as 3.
         ({"lengths": np.array([3, 0, 2**32 + 3])}, r"lengths .*lengths\[2\] = " + str(2**32 + 3)),
         ({"lengths": np.array([1.5, 0, 4])}, "lengths .*float64"),
         ({"lengths": LENGTHS.reshape(1, 3)}, r"lengths .*\[1, 3\]"),
@@ -131,7 +131,7 @@ VISITS = np.array([0, 2], dtype=np.int32)
         ({"rows": np.zeros(4, np.int32)}, r"rows .*\[4\]"),
         ({"rows": np.zeros((0, 2), np.int32)}, r"rows .*\[0, 2\]"),
         ({"rows": np.zeros((2, 3), np.int32)}, r"rows .*\[2, 3\]"),
-        # What is not written to in place would be filled as a copy, and the result lost.
+        # If an output is not written in place, a copy is filled and the result lost.
         ({"rows": np.zeros((2, 2), np.int16)}, "rows .*int16"),
         ({"rows": np.zeros((2, 2), np.uint32)}, "rows .*uint32"),
         ({"rows": np.zeros((2, 2), np.float64)}, "rows .*float64"),

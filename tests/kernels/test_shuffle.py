@@ -1,4 +1,4 @@
-"""The legacy shuffle against NumPy's own, at every instruction level."""
+"""Tests of the legacy shuffle against NumPy's, at every instruction level."""
 
 import itertools
 import threading
@@ -43,13 +43,13 @@ def test_equals_numpy(size, seed, dtype):
 
 
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_a_shuffle_goes_on_where_the_one_before_ended(sizes, seed):
-    twister, theirs, twin = new_twister(seed), np.random.RandomState(seed), np.random.RandomState(seed)
+def test_a_shuffle_continues_from_the_state_of_the_previous_one(sizes, seed):
+    twister, theirs, of_reference = new_twister(seed), np.random.RandomState(seed), np.random.RandomState(seed)
     for size in sizes:
         arrays = [np.arange(size, dtype=np.int64) for _ in range(3)]
         legacy_shuffle(twister, arrays[0])
         theirs.shuffle(arrays[1])
-        reference.legacy_shuffle(twin, arrays[2])
+        reference.legacy_shuffle(of_reference, arrays[2])
         assert np.array_equal(arrays[0], arrays[1])
         assert np.array_equal(arrays[0], arrays[2])
 
@@ -57,7 +57,7 @@ def test_a_shuffle_goes_on_where_the_one_before_ended(sizes, seed):
 @pytest.mark.parametrize(
     "array", [np.zeros((2, 2), np.int32), np.zeros(4, np.int16), np.zeros(4), np.zeros(8, np.int32)[::2]]
 )
-def test_what_cannot_be_shuffled_in_place_is_refused(array):
+def test_arrays_that_cannot_be_shuffled_in_place_are_refused(array):
     with pytest.raises(ArgumentError, match="must be a"):
         legacy_shuffle(new_twister(1), array)
 
@@ -87,7 +87,7 @@ def test_the_poll_sees_progress_and_can_stop_it():
         legacy_shuffle(new_twister(1), array, poll=poll)
     assert [done for _, done in seen] == sorted(done for _, done in seen)
     assert 0 < seen[0][1] < len(array)
-    # However busy the machine: between most looks, no more than 50 ms.
+    # The median interval between polls is below 50 ms even on a busy machine.
     gaps = [after[0] - before[0] for before, after in itertools.pairwise(seen)]
     assert sorted(gaps)[len(gaps) // 2] < 0.05
 

@@ -9,7 +9,7 @@ from trackbed.kernels import SmallDataset, reference, small_indices
 
 @st.composite
 def small_datasets(draw):
-    """A dataset and the lengths of its file."""
+    """A dataset, and the lengths in its file."""
     documents = draw(st.integers(0, 30))
     first = draw(st.integers(0, 5))
     num_epochs = draw(st.integers(1, 4))
@@ -62,7 +62,7 @@ SHAPE = {"sequence_length": 4, "extra_token": 1, "seed": 7}
         ({"num_documents": 4}, "each of 4 documents of dataset 0 must have a length of at least 0, found 3 of them"),
     ],
 )
-def test_what_is_out_of_range_is_refused(changed, words):
+def test_parameters_out_of_range_are_refused(changed, words):
     dataset = SmallDataset(**{**PLAIN, **SHAPE, **changed})
     with pytest.raises(ArgumentError, match=words):
         small_indices([dataset], [np.array([3, 4, 5], dtype=np.int32)])

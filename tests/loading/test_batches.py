@@ -1,4 +1,4 @@
-"""The loader that gathers ahead, over real files."""
+"""Tests of the prefetching loader, over real files."""
 
 import gc
 import random
@@ -70,7 +70,7 @@ def test_batches_are_those_that_the_sampler_names(tmp_path, order):
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_a_batch_that_is_held_is_never_written_to(dataset, ahead):
+def test_a_batch_that_is_held_is_never_overwritten(dataset, ahead):
     loader = BatchLoader(dataset, sampler(dataset), ahead=ahead)
     held = list(loader)
     assert [tokens(batch) for batch in held] == [wanted(dataset, range(first, first + 4)) for first in range(0, 200, 4)]
@@ -84,7 +84,7 @@ def test_a_view_of_a_part_of_one_tensor_is_enough_to_hold_it(dataset):
     assert all(torch.equal(view, copy) for view, copy in zip(views, copies, strict=True))
 
 
-def test_memory_is_written_again_when_nobody_holds_it(dataset):
+def test_memory_is_reused_when_it_is_not_referenced(dataset):
     loader = BatchLoader(dataset, sampler(dataset), ahead=1)
     assert len({batch["tokens"].data_ptr() for batch in loader}) <= 4
 
@@ -115,7 +115,7 @@ def test_a_sampler_without_a_position_is_counted(dataset):
 
 
 def take(loader, count):
-    """That many batches, and the state after them."""
+    """Takes `count` batches; returns them and the state after them."""
     found = []
     for batch, _ in zip(loader, range(count), strict=False):
         found.append(tokens(batch))
@@ -201,7 +201,7 @@ def test_the_state_is_that_of_a_sampler_and_is_taken_by_one(dataset):
     other = sampler(dataset)
     other.load_state_dict(state)
     assert next(iter(other)) == [12, 13, 14, 15]
-    with pytest.raises(ArgumentError, match="only with the fingerprint it had"):
+    with pytest.raises(ArgumentError, match="only with the saved fingerprint"):
         loader.load_state_dict({**state, "fingerprint": "0"})
 
 
@@ -229,14 +229,14 @@ def test_tokens_are_counted_for_each_dataset(dataset):
 
 
 class _Slow(GPTDataset):
-    """Takes its time for each sample."""
+    """A dataset that is slow for each sample."""
 
     def __getitem__(self, idx):
         time.sleep(0.02)
         return super().__getitem__(idx)
 
 
-def test_time_that_was_waited_is_counted(tmp_path):
+def test_stalls_are_counted(tmp_path):
     dataset = blended(tmp_path, cls=_Slow)
     slow = BatchLoader(dataset, sampler(dataset, batch=2))
     stalls = stalls_of(slow, seconds_each=0.0)
@@ -247,7 +247,7 @@ def test_time_that_was_waited_is_counted(tmp_path):
 
 
 def stalls_of(loader, seconds_each):
-    """What the counters say of each of four batches that are used for so long."""
+    """Last stall of each of four batches, each used for `seconds_each`."""
     stalls = []
     for _ in zip(range(4), loader, strict=False):
         stalls.append(loader.counters.last_stall_seconds)
@@ -256,7 +256,7 @@ def stalls_of(loader, seconds_each):
 
 
 class _Numbered(GPTDataset):
-    """Its samples hold something more."""
+    """A dataset whose samples hold an additional key."""
 
     def __getitem__(self, idx):
         return {**super().__getitem__(idx), "number": idx}
@@ -270,7 +270,7 @@ def test_samples_that_hold_something_else_are_loaded_too(tmp_path):
 
 
 class _Broken(GPTDataset):
-    """One of its samples cannot be had."""
+    """A dataset that fails for one of its samples."""
 
     def __getitem__(self, idx):
         if idx == 9:
@@ -279,7 +279,7 @@ class _Broken(GPTDataset):
         return super().__getitem__(idx)
 
 
-def test_what_fails_on_the_thread_is_raised_where_the_batch_would_have_been(tmp_path):
+def test_an_error_on_the_thread_is_raised_in_place_of_the_batch(tmp_path):
     prefix = write_pair(tmp_path / "pair", [50] * 30)
     dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Broken)[0]
     loader = BatchLoader(dataset, sampler(dataset), ahead=4)
@@ -291,7 +291,7 @@ def test_what_fails_on_the_thread_is_raised_where_the_batch_would_have_been(tmp_
     assert loader.state_dict()["consumed_samples"] == 8
 
 
-def test_what_fails_in_the_sampler_is_raised_too(dataset):
+def test_an_error_in_the_sampler_is_raised_too(dataset):
     def batches():
         yield [0]
         msg = "no more"
@@ -317,7 +317,7 @@ def test_closing_ends_the_thread_and_may_be_done_twice(dataset):
     assert loader.state_dict()["consumed_samples"] == 4
 
 
-def test_a_loader_that_is_let_go_of_goes_with_its_thread(dataset):
+def test_deleting_a_loader_ends_its_thread(dataset):
     loader = BatchLoader(dataset, sampler(dataset))
     gone = weakref.ref(loader)
     iterator = iter(loader)
@@ -327,13 +327,13 @@ def test_a_loader_that_is_let_go_of_goes_with_its_thread(dataset):
     assert gone() is None
 
 
-def test_a_forked_child_is_told_to_begin_anew_and_can(dataset):
+def test_a_forked_child_must_iterate_again_and_can(dataset):
     loader = BatchLoader(dataset, sampler(dataset))
     iterator = iter(loader)
     next(iterator)
 
     def work():
-        with pytest.raises(ArgumentError, match="found a fork of it: begin anew there"):
+        with pytest.raises(ArgumentError, match="found a fork of it: iterate again"):
             next(iterator)
         return tokens(next(iter(loader)))
 
@@ -377,9 +377,7 @@ def test_arguments_out_of_range_are_refused(dataset, options, words):
 
 
 def test_a_dataset_that_does_not_gather_is_refused():
-    with pytest.raises(
-        ArgumentError, match="dataset must be one that gathers batches, as GPTDataset does, found a list"
-    ):
+    with pytest.raises(ArgumentError, match="dataset must support gather, as GPTDataset does, found a list"):
         BatchLoader([1, 2], [[0]])
 
 
@@ -399,7 +397,7 @@ def test_batches_are_copied_to_a_device(dataset):
         assert tokens(batch) == wanted(dataset, indices)
 
 
-# Python ignores, and reports so, an interrupt that comes while it runs the callback of a weak reference.
+# Python reports and ignores an interrupt that arrives in the callback of a weak reference.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_an_iteration_starts_leaves_no_thread(dataset):
     draw, interrupted, iterators = random.Random(3), 0, []
@@ -419,7 +417,7 @@ def test_ctrl_c_while_an_iteration_starts_leaves_no_thread(dataset):
 
 
 class Dropping:
-    """A sampler that drops an iterator, on the thread that reads ahead."""
+    """A sampler that drops an iterator on the prefetch thread."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -436,7 +434,7 @@ class Dropping:
             yield batch
 
 
-def test_an_iterator_may_be_collected_on_the_thread_that_reads_ahead(dataset):
+def test_an_iterator_may_be_collected_on_the_prefetch_thread(dataset):
     batches = [[4 * number, 4 * number + 1] for number in range(6)]
     dropping = Dropping(batches)
     loader = BatchLoader(dataset, dropping, ahead=3)

@@ -13,13 +13,13 @@ from trackbed.tokens import IndexedDataset
 
 
 def text_of(found):
-    """The tokens that a provenance speaks of, read from the pairs that it names."""
+    """Tokens of a provenance, read from the pairs that it names."""
     pieces = [IndexedDataset(one.prefix)[one.document][one.start : one.stop] for one in found.origins]
     return np.concatenate(pieces).astype(np.int64).tolist()
 
 
 def assert_is_of(found, sample):
-    """The sample is that text, as far as it goes."""
+    """Asserts that the sample begins with the text of its provenance."""
     text = text_of(found)
     tokens = sample["tokens"].tolist()
     assert tokens[: len(text)] == text[: len(tokens)]
@@ -28,7 +28,7 @@ def assert_is_of(found, sample):
 
 @given(case=configurations(("megatron", "balanced", "instant")))
 @with_files
-def test_the_documents_that_are_named_hold_the_sample(tmp_path, case):
+def test_the_named_documents_contain_the_sample(tmp_path, case):
     remove_folder(tmp_path / "case")
     case.write(tmp_path / "case" / "data")
     try:
@@ -46,7 +46,7 @@ def test_the_documents_that_are_named_hold_the_sample(tmp_path, case):
 
 
 @pytest.mark.parametrize("order", ["megatron", "balanced", "instant"])
-def test_a_document_of_a_group_is_named_by_the_pair_that_it_stands_in(tmp_path, order):
+def test_a_document_of_a_group_is_named_by_the_pair_that_contains_it(tmp_path, order):
     parts, other = write_pairs(tmp_path), write_pair(tmp_path / "other", [20] * 50, seed=9)
     config = gpt_config(
         tmp_path / "cache", blend=(["group", other], [0.7, 0.3]), split="8,1,1", groups={"group": parts}, order=order
@@ -71,7 +71,7 @@ def test_the_sample_of_a_blend_is_numbered_in_its_dataset(tmp_path):
         assert provenance(dataset.datasets[found.dataset], found.sample).origins == found.origins
 
 
-def test_a_position_that_is_not_there_is_an_index_error(tmp_path):
+def test_a_position_out_of_range_is_an_index_error(tmp_path):
     prefixes = write_pairs(tmp_path)
     for order in ("megatron", "instant"):
         config = gpt_config(None, blend=(prefixes, [3, 2, 1]), split="1", order=order)
@@ -81,7 +81,7 @@ def test_a_position_that_is_not_there_is_an_index_error(tmp_path):
                 provenance(one, len(one))
 
 
-def test_made_up_documents_have_numbers_too(tmp_path):
+def test_documents_of_a_mock_dataset_have_numbers_too(tmp_path):
     (train, _, _) = build(gpt_config(None, sequence_length=512), (20, 5, 5), cls=MockGPTDataset)
     found = provenance(train, 3)
     assert found.prefix == "None"

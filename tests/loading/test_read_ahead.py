@@ -1,4 +1,4 @@
-"""Items made ahead, by whoever is quicker."""
+"""Tests of the prefetching iterator."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from trackbed.loading.read_ahead import ReadAhead
 
 
 class Makers:
-    """Counts up, and notes which thread made each number."""
+    """Iterator that counts up and records which thread computed each number."""
 
     def __init__(self):
         self.names = []
@@ -32,12 +32,12 @@ def wait_for(count, makers):
     deadline = time.monotonic() + 30
     while len(makers.names) < count and time.monotonic() < deadline:
         time.sleep(0.001)
-    time.sleep(0.02)  # for what would be one too many
+    time.sleep(0.02)  # time for one too many
     assert len(makers.names) == count
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_thread_makes_so_many_and_no_more(makers, depth):
+def test_the_thread_prefetches_depth_items_and_no_more(makers, depth):
     line = ReadAhead(makers, depth)
     wait_for(depth, makers)
     assert [next(line) for _ in range(3 * depth)] == list(range(3 * depth))
@@ -57,9 +57,9 @@ def test_after_any_number_taken_at_once_the_thread_catches_up(makers):
 
 
 def threads_left():
-    """The threads that read ahead, once those that were told to end had the time to.
+    """Prefetch threads that are still alive after a grace period.
 
-    Python keeps a thread whose start was interrupted in its list, also if it never ran.
+    Python keeps a thread whose start was interrupted in its list even if it never ran.
     """
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
@@ -71,7 +71,7 @@ def threads_left():
 
 
 def was_interrupted(function, seconds):
-    """True if Ctrl-C, which comes after so many seconds, came before `function` had returned."""
+    """True if Ctrl-C, sent after `seconds`, arrived before `function` returned."""
     armed, came = [True], False
 
     def happen(*_):
@@ -91,10 +91,10 @@ def was_interrupted(function, seconds):
     return came
 
 
-# Python ignores, and reports so, an interrupt that comes while it runs the callback of a weak reference.
+# Python reports and ignores an interrupt that arrives in the callback of a weak reference.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_moment_of_a_start_leaves_no_thread():
-    draw, lines = random.Random(5), []  # what is interrupted while it is collected can only be ignored
+    draw, lines = random.Random(5), []  # kept, because an interrupt during garbage collection is ignored
 
     def start():
         lines.append(ReadAhead(itertools.count, 2))
@@ -107,7 +107,7 @@ def test_ctrl_c_at_any_moment_of_a_start_leaves_no_thread():
     assert threads_left() == []
 
 
-def test_where_no_thread_can_be_started_the_one_who_takes_makes_the_items(monkeypatch, makers):
+def test_the_consumer_computes_all_items_if_no_thread_can_be_started(monkeypatch, makers):
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
@@ -119,7 +119,7 @@ def test_where_no_thread_can_be_started_the_one_who_takes_makes_the_items(monkey
     assert set(makers.names) == {threading.current_thread().name}
 
 
-def test_whoever_comes_back_at_once_makes_most_items_himself(makers):
+def test_a_consumer_without_pauses_computes_most_items_inline(makers):
     line = ReadAhead(makers, 2)
     taken = [next(line) for _ in range(20_000)]
     line.close()

@@ -14,7 +14,7 @@ from trackbed.loading.counted import CountedBatches
 
 
 class Sized:
-    """A dataset that is only known by name."""
+    """A dataset that has only a fingerprint."""
 
     fingerprint = "abc"
 
@@ -44,7 +44,7 @@ def test_ranks_together_read_the_dataset_in_order(total, data, batch, ranks):
     assert total - consumed - len(read) < batch * ranks
 
 
-def test_what_does_not_fill_a_step_can_be_kept():
+def test_an_incomplete_last_step_can_be_kept():
     steps = together([sequential(total=9, batch=2, rank=rank, ranks=2, drop_last=False) for rank in range(2)])
     assert steps == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
@@ -65,7 +65,7 @@ def test_arguments_out_of_range_are_refused(options, words):
 
 @given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.booleans(), st.data())
 def test_a_random_order_is_megatrons(total, batch, ranks, epoch, sharding, data):
-    """The rule in the words of the specification, spelt out."""
+    """Compares with the rule of the specification, written out."""
     m = batch * ranks
     if total < m:
         return
@@ -95,14 +95,14 @@ def test_iterating_a_random_order_again_begins_the_next_epoch():
     assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(10))
 
 
-def test_a_dataset_is_told_the_epoch():
-    class Told(Sized):
+def test_a_dataset_receives_the_epoch():
+    class Receiving(Sized):
         epoch = None
 
         def set_epoch(self, epoch):
             self.epoch = epoch
 
-    dataset = Told()
+    dataset = Receiving()
     next(iter(random(total=10, consumed=20, dataset=dataset)))
     assert dataset.epoch == 2
 
@@ -148,7 +148,7 @@ def test_a_random_order_goes_on_with_another_number_of_ranks_within_its_epoch():
     assert sorted(sum(together(resumed), [])) == sorted(whole[48:])
 
 
-def test_what_a_loader_reads_ahead_does_not_count_if_the_run_says_how_far_it_is():
+def test_prefetched_samples_do_not_count_if_the_run_gives_its_consumed_samples():
     sampler = sequential()
     iterator = iter(sampler)
     for _ in range(5):
@@ -169,9 +169,9 @@ def test_the_size_of_a_global_batch_may_change_on_the_way():
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"fingerprint": "other"}, "the fingerprint it had: 'other', found 'abc'"),
-        ({"total_samples": 5}, "the total_samples it had: 5, found 100"),
-        ({"order": "random"}, "the order it had: 'random', found 'sequential'"),
+        ({"fingerprint": "other"}, "the saved fingerprint 'other', found 'abc'"),
+        ({"total_samples": 5}, "the saved total_samples 5, found 100"),
+        ({"order": "random"}, "the saved order 'random', found 'sequential'"),
         ({"version": 2}, "must have version 1, found 2"),
     ],
 )
@@ -182,13 +182,13 @@ def test_a_state_of_something_else_is_refused_with_both_values(state, words):
 
 def test_an_order_that_depends_on_the_number_of_ranks_keeps_it():
     state = random(ranks=2, sharding=True).state_dict()
-    with pytest.raises(ArgumentError, match="data_parallel_size it had: 2, found 1"):
+    with pytest.raises(ArgumentError, match="saved data_parallel_size 2, found 1"):
         random(sharding=True).load_state_dict(state)
 
 
 def test_epochs_of_another_length_are_refused_once_the_first_is_over():
     state = random(total=10, batch=1, ranks=3).state_dict(consumed_samples=9)
-    with pytest.raises(ArgumentError, match="samples_per_epoch it had: 9, found 10"):
+    with pytest.raises(ArgumentError, match="saved samples_per_epoch 9, found 10"):
         random(total=10, batch=1, ranks=2).load_state_dict(state)
 
 
@@ -203,7 +203,7 @@ def test_torchs_loader_reads_a_blend_in_the_samplers_order(tmp_path, num_workers
 
 def test_a_random_order_refuses_a_micro_batch_that_changes_the_permutation():
     state = random(total=100, batch=3, ranks=4).state_dict(consumed_samples=48)
-    with pytest.raises(ArgumentError, match="the permuted it had: 99, found 100"):
+    with pytest.raises(ArgumentError, match="the saved permuted 99, found 100"):
         random(total=100, batch=4, ranks=3).load_state_dict(state)
 
 

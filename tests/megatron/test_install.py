@@ -1,4 +1,4 @@
-"""`trackbed.megatron` in fresh interpreters, as a user's program starts."""
+"""Tests of `trackbed.megatron` in fresh interpreters, as in a user's program."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 
 def run(program):
-    """What a program prints."""
+    """Output of a program."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
     )
@@ -48,14 +48,14 @@ def test_every_name_of_the_table_is_there():
             assert getattr(module, name) is getattr(import_module(source), attribute)
 
 
-def test_a_name_that_is_nowhere_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     from trackbed.megatron.core.datasets import gpt_dataset
 
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = gpt_dataset.nonsense
 
 
-def test_installed_without_megatron_core_its_paths_lead_here():
+def test_without_megatron_core_its_module_paths_import_trackbed():
     assert (
         run(
             """
@@ -75,7 +75,7 @@ def test_installed_without_megatron_core_its_paths_lead_here():
     )
 
 
-def test_installed_beside_megatron_core_the_rest_of_it_goes_on_working():
+def test_the_rest_of_an_installed_megatron_core_keeps_working():
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     assert (
         run(

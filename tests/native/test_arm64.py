@@ -1,4 +1,4 @@
-"""The kernels on arm64, in an emulator: the same answers, to the bit, as on this machine."""
+"""Tests of the kernels on arm64 in an emulator: results are bit-identical to those of this machine."""
 
 import os
 import subprocess
@@ -24,8 +24,8 @@ pytestmark = [
 
 
 def build(folder, compiler, *options):
-    """The native tests, built in `folder`; returns the program."""
-    # The tools that were installed beside Python come first: a system's CMake may be too old.
+    """Builds the native tests in `folder`. Returns the path of the program."""
+    # Tools installed beside Python take precedence, because the system's CMake may be too old.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(folder), f"-DCMAKE_CXX_COMPILER={compiler}", *options]
     for command in (
@@ -63,7 +63,7 @@ def test_the_arm64_kernels_have_no_fused_multiply_add(arm64, tmp_path):
     assert len(objects) >= 6
     for path in objects:
         assert fused_instructions(path, "aarch64-linux-gnu-objdump")[0] == []
-    # Left to itself, the compiler would have fused: every arm64 processor can.
+    # By default the compiler fuses, because every arm64 processor supports it.
     source = ROOT / "native" / "src" / "blend_loops.cpp"
     flags = ["-std=c++20", "-O3", "-DTRACKBED_LEVEL=baseline", "-DTRACKBED_LANE_BYTES=16", "-Wno-psabi"]
     flags.append(f"-I{ROOT / 'native' / 'include'}")

@@ -1,7 +1,7 @@
-"""Sample i of a blend comes from argmax(weight * i - drawn), product and difference rounded apart.
+"""Tests that the extension contains no fused multiply-add.
 
-A compiler that fuses the two changes some 40 % of a blend, on some machines only. So no fused multiply-add
-may be in the extension, whatever flags it was built with.
+Sample i of a blend comes from argmax(weight * i - drawn), with product and difference rounded separately. A compiler
+that fuses them changes some 40 % of a blend, on some machines only.
 """
 
 import platform

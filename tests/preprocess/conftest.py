@@ -1,4 +1,4 @@
-"""A small corpus, and a tokenizer that was trained on it."""
+"""A small corpus, and a tokenizer trained on similar text."""
 
 import json
 
@@ -11,7 +11,7 @@ TEXTS = ["the cat sat on the mat", "  the dog\n\n", "", "Straße 東京 🙂 <|e
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Five records: a text, one with white space around it, an empty one, one with other scripts, and a last one."""
+    """Five records: plain, with surrounding white space, empty, in other scripts, and of repeated words."""
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps({"text": text, "title": text[:3]}) + "\n" for text in TEXTS), encoding="utf-8")
     return path
@@ -19,7 +19,7 @@ def corpus(tmp_path):
 
 @pytest.fixture(scope="session")
 def tokenizer_file(tmp_path_factory):
-    """A byte-level BPE of 300 tokens at most, of which `<|endoftext|>` is the first."""
+    """Byte-level BPE of at most 300 tokens, the first of which is `<|endoftext|>`."""
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "texts.txt").write_text("the cat sat on the mat\n" * 9, encoding="utf-8")
     config = TrainingConfig(inputs=(folder / "texts.txt",), vocab_size=300)

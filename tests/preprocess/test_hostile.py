@@ -1,4 +1,4 @@
-"""Hostile texts and archives: each becomes a pair, or is refused in one sentence."""
+"""Hostile texts and archives: each becomes a pair, or an error of one sentence."""
 
 import gzip
 import json
@@ -20,13 +20,13 @@ WORDS = ["the", "cat", "Straße", "東京", "🙂", "<|endoftext|>", "\u2028", "
 
 
 def records(draw, count=200):
-    """The bytes of records that are right."""
+    """Returns the bytes of valid records."""
     texts = (" ".join(draw.choices(WORDS, k=draw.randrange(20))) for _ in range(count))
     return b"".join(json.dumps({"text": text, "n": 1}, ensure_ascii=False).encode() + b"\n" for text in texts)
 
 
 def change_bytes(draw, raw):
-    """Other bytes, cut and doubled parts."""
+    """Changes bytes, and deletes or duplicates parts."""
     found = bytearray(raw)
     for _ in range(draw.choice([1, 1, 5, 50])):
         if not found:
@@ -42,7 +42,7 @@ def change_bytes(draw, raw):
 
 
 def odd_lines(draw):
-    """Lines that are hardly JSON."""
+    """Returns lines at or beyond the edge of JSON."""
     lines = [
         b"[" * 100_000,
         b'{"text": ' * 50_000,
@@ -68,25 +68,25 @@ def odd_lines(draw):
     return b"\n".join(draw.choices([*lines, records(draw, 5)], k=draw.randrange(1, 6)))
 
 
-def pack_gzip(draw, raw):
-    """A gzip file, in members, with rubbish or nothing behind."""
+def compress_gzip(draw, raw):
+    """Returns a gzip file of several members, with or without trailing garbage."""
     parts = [gzip.compress(raw[at : at + 3000]) for at in range(0, len(raw), 3000)]
     parts.insert(0, draw.choice([b"", gzip.compress(b"") * 5_000, gzip.compress(b"\0" * (40 << 20)), b"\x1f\x8b"]))
     return b"".join(parts) + draw.choice([b"", b"", b"\0" * 1000, b"rubbish", raw[:50]])
 
 
-def pack_zstandard(draw, raw):
-    """A Zstandard file, in frames, some of which lie about their size."""
+def compress_zstandard(draw, raw):
+    """Returns a Zstandard file of several frames, some of which state a wrong size."""
     skipped = struct.pack("<II", 0x184D2A50, 7) + b"skipped"
     huge = b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**60)  # a frame of an exbibyte
-    window = b"\x28\xb5\x2f\xfd\x00\xff"  # of which a decoder is to remember terabytes
+    window = b"\x28\xb5\x2f\xfd\x00\xff"  # requires a window of terabytes
     zeros = zstandard.compress(b"\0" * (300 << 20))
     first = draw.choice([b"", skipped, skipped * 5000, huge, window, zeros, zstandard.compress(b"") * 5000])
     return first + zstandard.compress(raw) + draw.choice([b"", b"", skipped, b"rubbish", b"\x28\xb5\x2f\xfd"])
 
 
 def make_parquet(draw, path):
-    """A Parquet file of an odd table."""
+    """Writes a Parquet file of an odd table."""
     texts = [draw.choice(["x" * draw.randrange(2000), "é", "", None]) for _ in range(200)]
     column = pa.array(texts)
     table = draw.choice(
@@ -113,7 +113,7 @@ def make_parquet(draw, path):
 
 
 def write_tree(draw, folder):
-    """Files of odd names and kinds."""
+    """Writes files of odd names and kinds."""
     inside = folder / "in.jsonl"  # a folder of that name
     inside.mkdir()
     for name in (b"a\nb.jsonl", b"\xff\xfe.jsonl", b"x" * 240 + b".jsonl", b" .jsonl", b"-o.jsonl", b"unknown"):
@@ -130,7 +130,7 @@ def write_tree(draw, folder):
 
 
 def hostile_input(folder, seed):
-    """Writes an input. Returns its name, and what it is."""
+    """Writes an input. Returns its name and its kind."""
     draw = random.Random(seed)
     kind = draw.choice(
         ["lines", "lines", "text", "gzip", "gzip", "zstandard", "zstandard", "parquet", "parquet", "tree"]
@@ -149,7 +149,9 @@ def hostile_input(folder, seed):
             warnings.simplefilter("ignore")
             make_parquet(draw, path)
     else:
-        path.write_bytes({"gzip": pack_gzip, "zstandard": pack_zstandard}.get(kind, lambda _, raw: raw)(draw, raw))
+        path.write_bytes(
+            {"gzip": compress_gzip, "zstandard": compress_zstandard}.get(kind, lambda _, raw: raw)(draw, raw)
+        )
     if draw.random() < 0.6:
         path.write_bytes(change_bytes(draw, path.read_bytes()))
     return path.name, kind
@@ -193,7 +195,7 @@ def test_hostile_texts_and_archives_become_a_pair_or_one_sentence(tmp_path, seed
     assert counts[1] > len(seeds) / 4
     for outcome in outcomes:
         names = {path.name for path in outcome.case.folder.iterdir() if path.name.startswith("out")}
-        names.discard("out.unfinished")  # what a failed run of more than a shard keeps for the next one
+        names.discard("out.unfinished")  # saved work of a failed run
         assert names in (set(), {"out_text_document.bin", "out_text_document.idx", "out_text_document.trackbed.json"})
         if outcome.code == 0:
             assert verify_content(str(outcome.case.folder / "out_text_document")).documents > 0

@@ -5,11 +5,11 @@ import pytest
 from built_pair import build
 from trackbed.errors import ArgumentError
 from trackbed.files import partial_name
-from trackbed.preprocess.inputs import Layout, find_inputs
+from trackbed.preprocess.inputs import InputFormat, find_inputs
 
 
 def names(found):
-    return [(file.path.name, file.layout.value, file.size_bytes) for file in found.files]
+    return [(file.path.name, file.format.value, file.size_bytes) for file in found.files]
 
 
 def test_a_folder_stands_for_its_texts_sorted_by_path(tmp_path):
@@ -30,13 +30,15 @@ def test_a_seal_in_a_folder_is_no_text(tmp_path):
 @pytest.mark.parametrize("name", ["part-00000", "a.jsonl.bak", "a.csv", "a.gz", ".txt", "a.parquet.1"])
 def test_a_named_file_of_unknown_suffix_is_refused_with_the_way_on(tmp_path, name):
     (tmp_path / name).write_text("x")
-    with pytest.raises(ArgumentError, match=r"a file must end in \.jsonl, .*; --format jsonl\|txt\|parquet says what"):
+    with pytest.raises(
+        ArgumentError, match=r"a file name must end in \.jsonl, .*; --format jsonl\|txt\|parquet states"
+    ):
         find_inputs([tmp_path / name])
-    (file,) = find_inputs([tmp_path / name], layout=Layout.JSON_LINES).files
-    assert file.layout is Layout.JSON_LINES
+    (file,) = find_inputs([tmp_path / name], input_format=InputFormat.JSON_LINES).files
+    assert file.format is InputFormat.JSON_LINES
 
 
-def test_with_a_layout_a_folder_means_every_file_but_those_of_trackbed(tmp_path):
+def test_with_a_format_a_folder_means_every_file_but_those_of_trackbed(tmp_path):
     for name in ("part-0", "part-1.gz", "b.txt", "x.unfinished/own.txt", "c.bin", "d.idx"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -45,8 +47,8 @@ def test_with_a_layout_a_folder_means_every_file_but_those_of_trackbed(tmp_path)
     for name in ("out.trackbed.json", "out.bin.pending", "out.idx.lock", partial_name("out.bin")):
         (tmp_path / name).write_text("{}")
     build(tmp_path / "out", [[1, 2]])
-    found = find_inputs([tmp_path], layout=Layout.JSON_LINES)
-    assert [(file.path.name, file.layout.value, file.packing.value) for file in found.files] == [
+    found = find_inputs([tmp_path], input_format=InputFormat.JSON_LINES)
+    assert [(file.path.name, file.format.value, file.compression.value) for file in found.files] == [
         ("b.txt", "jsonl", ""),
         ("c.bin", "jsonl", ""),
         ("d.idx", "jsonl", ""),
@@ -57,9 +59,11 @@ def test_with_a_layout_a_folder_means_every_file_but_those_of_trackbed(tmp_path)
     assert found.left_out == 0
 
 
-def test_a_packed_parquet_file_is_refused(tmp_path):
+def test_a_compressed_parquet_file_is_refused(tmp_path):
     (tmp_path / "a.parquet.gz").write_text("x")
-    with pytest.raises(ArgumentError, match=r"a\.parquet\.gz: a Parquet file must not be packed once more, found \.gz"):
+    with pytest.raises(
+        ArgumentError, match=r"a\.parquet\.gz: a Parquet file must not be compressed as a whole, found \.gz"
+    ):
         find_inputs([tmp_path / "a.parquet.gz"])
 
 
@@ -68,8 +72,8 @@ def test_the_work_of_a_run_is_no_input_even_where_it_is_named(tmp_path, caplog):
     (tmp_path / "out.unfinished" / "record.json").write_text("{}")
     (tmp_path / "a.txt").write_text("x")
     assert names(find_inputs([tmp_path / "a.txt", tmp_path / "out.unfinished"])) == [("a.txt", "text", 1)]
-    assert "out.unfinished: left out, as it holds the work of a run that has not ended" in caplog.text
-    with pytest.raises(ArgumentError, match="found none but the work of runs"):
+    assert "out.unfinished: skipped, as it holds the work of an unfinished run" in caplog.text
+    with pytest.raises(ArgumentError, match="found only the work of unfinished runs"):
         find_inputs([tmp_path / "out.unfinished"])
 
 
@@ -77,7 +81,7 @@ def test_a_pair_that_is_named_is_no_input(tmp_path):
     build(tmp_path / "out", [[1, 2]])
     for name in ("out.bin", "out.idx", "out.trackbed.json"):
         with pytest.raises(ArgumentError, match="an input must hold texts, found a file of a tokenised pair"):
-            find_inputs([tmp_path / name], layout=Layout.PLAIN_TEXT)
+            find_inputs([tmp_path / name], input_format=InputFormat.PLAIN_TEXT)
 
 
 def test_inputs_keep_the_order_in_which_they_are_named(tmp_path):

@@ -4,12 +4,12 @@ import pytest
 from indexed_pair import Pair
 from trackbed.datasets.adapters import ByteTokenizer
 from trackbed.errors import FormatError
-from trackbed.preprocess import Bucket, FirstDocument, first_documents, inspect_pair
+from trackbed.preprocess import FirstDocument, LengthBin, first_documents, inspect_pair
 from trackbed.preprocess.inspection import bit_lengths
 
 
 def write(path, documents, dtype="uint16"):
-    """A pair whose documents are lists of sequences, each a list of tokens."""
+    """Writes a pair of documents, each a list of sequences, each a list of tokens."""
     sequences = [sequence for document in documents for sequence in document]
     borders = np.cumsum([0, *map(len, documents)]).tolist()
     tokens = [token for sequence in sequences for token in sequence]
@@ -21,7 +21,7 @@ def test_a_pair_is_counted_by_documents_and_not_by_sequences(tmp_path):
     found = inspect_pair(str(tmp_path / "out"))
     assert (found.documents, found.sequences, found.tokens, found.dtype) == (4, 5, 9, "uint16")
     assert (found.shortest, found.longest) == (0, 5)
-    assert found.histogram == (Bucket(0, 0, 1), Bucket(1, 1, 1), Bucket(2, 3, 1), Bucket(4, 7, 1))
+    assert found.histogram == (LengthBin(0, 0, 1), LengthBin(1, 1, 1), LengthBin(2, 3, 1), LengthBin(4, 7, 1))
     assert (found.bin_bytes, found.idx_bytes) == (18, (tmp_path / "out.idx").stat().st_size)
 
 

@@ -1,8 +1,8 @@
-"""The command line, killed at moments that nobody chose.
+"""The command line, killed at random times.
 
-A run is killed with its workers somewhere between the appearance of its first partial file and its end. What then
-stands under a final name must be whole, and the next run must clear away the rest and write what a run writes that
-nobody kills.
+A run is killed with its workers at a random time between the creation of its first partial file and its end. Files
+under final names must then be complete, and the next run must remove all others and write the same files as an
+uninterrupted run.
 """
 
 import json
@@ -24,13 +24,13 @@ MOMENTS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 5 else []) for
 
 @dataclass(frozen=True)
 class Command:
-    """A command that writes the pair `out/made`, and what it writes if nobody kills it."""
+    """A command that writes the pair `out/made`, and the files of an uninterrupted run."""
 
     arguments: list[str]
     folder: Path
     files: dict[str, bytes]
     seconds: float
-    """From its first partial file to its end."""
+    """Time from its first partial file to its end."""
 
     @classmethod
     def tried(cls, arguments, folder):

@@ -15,7 +15,7 @@ CL100K = (
 
 
 def trained(kind, text):
-    """A BPE of some hundred tokens that sees words as well-known tokenizers do."""
+    """Returns a BPE of some hundred tokens that splits words as well-known tokenizers do."""
     tokenizer = Tokenizer(models.BPE())
     if kind == "words":
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

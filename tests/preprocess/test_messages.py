@@ -1,4 +1,4 @@
-"""Objects with arrays in them, through a pipe and through memory that both ends have."""
+"""Objects with arrays, sent through a pipe and through shared memory."""
 
 import errno
 import functools
@@ -11,7 +11,7 @@ import pytest
 
 from trackbed.preprocess.messages import receive, send
 from trackbed.preprocess.pool import map_in_order
-from trackbed.preprocess.shared_memory import NUM_SLOTS, Slots
+from trackbed.preprocess.shared_memory import NUM_SLOTS, SharedSlots
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_arrays_come_through_the_pipe_and_are_the_receivers_own(ends):
 
 @pytest.mark.parametrize("slot", [0, NUM_SLOTS - 1])
 def test_arrays_come_through_a_slot(ends, slot):
-    slots = Slots.create()
+    slots = SharedSlots.create()
     found, used = sent(ends, message(), slots, slot)
     check(found)
     assert used == slot
@@ -60,7 +60,7 @@ def test_arrays_come_through_a_slot(ends, slot):
 
 
 def test_what_does_not_fit_a_slot_or_has_none_goes_through_the_pipe(ends):
-    slots = Slots.create()
+    slots = SharedSlots.create()
     large = np.arange(5 << 20)
     for slot in (None, 3):
         found, used = sent(ends, [large], slots, slot)
@@ -68,18 +68,18 @@ def test_what_does_not_fit_a_slot_or_has_none_goes_through_the_pipe(ends):
         np.testing.assert_array_equal(found[0], large)
 
 
-def test_without_files_of_memory_or_room_for_them_there_are_no_slots(monkeypatch):
+def test_without_memory_files_or_free_memory_there_are_no_slots(monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert Slots.create() is None
+    assert SharedSlots.create() is None
     monkeypatch.delattr(os, "memfd_create")
-    assert Slots.create() is None
+    assert SharedSlots.create() is None
 
 
 def test_results_are_right_until_the_next_one_is_asked_for():
-    """More of them than there are slots wait for the first, which takes longest."""
+    """More results than there are slots wait for the first one, which takes longest."""
     jobs = [2_000_000, *[1000 + number for number in range(5 * NUM_SLOTS)], 6_000_000, 10]
     work = functools.partial(np.linspace, 0.0, 1.0)
     for job, result in zip(jobs, map_in_order(work, jobs, workers=2), strict=True):

@@ -21,7 +21,7 @@ def test_a_folder_stands_for_its_pairs_sorted_by_name(tmp_path):
 def test_the_output_in_a_folder_is_not_among_its_inputs(tmp_path, monkeypatch):
     touch(tmp_path, "a.bin", "a.idx", "all.bin", "all.idx")
     monkeypatch.chdir(tmp_path)
-    assert find_pairs(["."], besides=str(tmp_path / "all")) == ["a"]
+    assert find_pairs(["."], exclude=str(tmp_path / "all")) == ["a"]
 
 
 def test_a_pair_beside_a_folder_of_the_same_name_is_meant_and_not_the_folder(tmp_path):

@@ -64,7 +64,7 @@ def test_an_error_in_a_job_is_raised_here():
         next(results)
 
 
-def test_an_error_that_is_nobodys_fault_names_its_job():
+def test_an_unexpected_error_names_its_job():
     results = map_in_order(len, ["ab", 7], workers=2)
     assert next(results) == 2
     with pytest.raises(RuntimeError, match=r"^7: TypeError: object of type 'int' has no len"):
@@ -73,12 +73,14 @@ def test_an_error_that_is_nobodys_fault_names_its_job():
 
 def test_a_worker_that_is_killed_is_an_error_that_names_its_job():
     jobs = [signal.SIGCHLD, signal.SIGCHLD, signal.SIGKILL]
-    with pytest.raises(TrackbedError, match=r"^9: a worker process must live .* killed by signal 9 .* out of memory"):
+    with pytest.raises(
+        TrackbedError, match=r"^9: a worker process must survive .* killed by signal 9 .* out of memory"
+    ):
         list(map_in_order(signal.raise_signal, [int(job) for job in jobs], workers=2))
 
 
 def test_a_worker_that_exits_is_an_error_that_names_its_job():
-    with pytest.raises(TrackbedError, match=r"^3: a worker process must live to finish this, found it ended with exit"):
+    with pytest.raises(TrackbedError, match=r"^3: a worker process must survive this job, found it ended with exit"):
         list(map_in_order(os._exit, [3, 3], workers=2))
 
 

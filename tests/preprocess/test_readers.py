@@ -5,22 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import FormatError
+from trackbed.preprocess.input_segments import InputSegment
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.pieces import Piece
 from trackbed.preprocess.plan import plan_chunks
-from trackbed.preprocess.readers import BadRecord, Record, RecordError, parse_record, read_lines, read_piece
+from trackbed.preprocess.readers import BadRecord, Record, RecordError, parse_record, read_lines, read_segment
 
 LIMIT = 1 << 20
 
 
-def pieces_of(path, chunk_bytes=1 << 20):
+def segments_of(path, chunk_bytes=1 << 20):
     chunks = plan_chunks(find_inputs([path]).files, chunk_bytes=chunk_bytes, max_record_bytes=LIMIT)
-    return [piece for chunk in chunks for piece in chunk.pieces]
+    return [segment for chunk in chunks for segment in chunk.segments]
 
 
 def records_of(path, keys=("text",)):
-    (piece,) = pieces_of(path)
-    return list(read_piece(piece, keys=keys, max_record_bytes=LIMIT))
+    (segment,) = segments_of(path)
+    return list(read_segment(segment, keys=keys, max_record_bytes=LIMIT))
 
 
 @given(
@@ -30,15 +30,15 @@ def records_of(path, keys=("text",)):
 def test_however_a_file_is_cut_its_lines_are_those_between_line_feeds(tmp_path, raw, chunk_bytes):
     path = tmp_path / "a.jsonl"
     path.write_bytes(raw)
-    found = [line for piece in pieces_of(path, chunk_bytes) for line in read_lines(piece, max_bytes=LIMIT)]
+    found = [line for segment in segments_of(path, chunk_bytes) for line in read_lines(segment, max_bytes=LIMIT)]
     *whole, rest = raw.split(b"\n")
     assert found == [line + b"\n" for line in whole] + ([rest] if rest else [])
 
 
-def test_a_piece_inside_a_long_line_has_no_lines_and_reads_no_further(tmp_path):
+def test_a_segment_inside_a_long_line_has_no_lines_and_reads_no_further(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 100 + b"\nlast\n")
-    found = [list(read_lines(piece, max_bytes=LIMIT)) for piece in pieces_of(path, 20)]
+    found = [list(read_lines(segment, max_bytes=LIMIT)) for segment in segments_of(path, 20)]
     assert found == [[b"x" * 100 + b"\n"], [], [], [], [], [b"last\n"]]
 
 
@@ -119,13 +119,13 @@ def test_a_byte_order_mark_before_the_first_line_is_named(tmp_path):
 def test_a_file_that_changes_between_the_plan_and_the_reading_is_an_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{}\n")
-    (piece,) = pieces_of(path)
+    (segment,) = segments_of(path)
     path.write_bytes(b"{}\n{}\n")
     with pytest.raises(FormatError, match=r"a\.jsonl: a file must keep its 3 bytes while it is read, found 6"):
-        list(read_lines(piece, max_bytes=LIMIT))
+        list(read_lines(segment, max_bytes=LIMIT))
     text = tmp_path / "a.txt"
     text.write_bytes(b"abc")
     (file,) = find_inputs([text]).files
     text.write_bytes(b"ab")
     with pytest.raises(FormatError, match="3 bytes while it is read, found 2"):
-        list(read_piece(Piece(file, 0, 3), keys=["text"], max_record_bytes=LIMIT))
+        list(read_segment(InputSegment(file, 0, 3), keys=["text"], max_record_bytes=LIMIT))

@@ -1,4 +1,4 @@
-"""The texts of this machine: what fastokens makes of them is what `tokenizers` makes of them, byte by byte."""
+"""fastokens and `tokenizers` write the same bytes for the texts of the standard library."""
 
 import json
 import sysconfig
@@ -21,7 +21,7 @@ SPECIAL = "<|endoftext|>"
 
 
 def write_corpus(path, size_bytes):
-    """Sources and texts of the Python that runs this; every third one has a special token written out in it."""
+    """Writes files of the standard library as records; every third one contains a special token as text."""
     written = 0
     with path.open("w", encoding="utf-8") as file:
         for number, source in enumerate(sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.[ptr][yxs]*"))):

@@ -1,4 +1,4 @@
-"""Records that are larger than a record may be."""
+"""Records beyond the size limit."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import read_lines
 from trackbed.tokens import IndexedDataset
 
-PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 def run(folder, name, **options):
@@ -43,7 +43,7 @@ def line(text):
     ends_open=st.booleans(),
     chunk_bytes=st.integers(1, 60),
     limit=st.integers(1, 30),
-    end=st.sampled_from(list(PACK)),
+    end=st.sampled_from(list(COMPRESS)),
 )
 def test_lines_up_to_the_limit_are_read_and_longer_ones_are_one_bad_line_each(
     tmp_path, lengths, ends_open, chunk_bytes, limit, end
@@ -53,9 +53,9 @@ def test_lines_up_to_the_limit_are_read_and_longer_ones_are_one_bad_line_each(
     if ends_open and raw:
         raw = raw[:-1]
     path = tmp_path / f"a.jsonl{end}"
-    path.write_bytes(PACK[end](raw))
+    path.write_bytes(COMPRESS[end](raw))
     chunks = plan_chunks(find_inputs([path]).files, chunk_bytes=chunk_bytes, max_record_bytes=limit)
-    found = [one for chunk in chunks for piece in chunk.pieces for one in read_lines(piece, max_bytes=limit)]
+    found = [one for chunk in chunks for segment in chunk.segments for one in read_lines(segment, max_bytes=limit)]
     wanted = [one + b"\n" if len(one) <= limit else None for one in raw.split(b"\n")]
     if raw.endswith(b"\n") or not raw:
         wanted.pop()
@@ -66,11 +66,11 @@ def test_lines_up_to_the_limit_are_read_and_longer_ones_are_one_bad_line_each(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("end", COMPRESS)
 def test_a_long_line_is_an_error_with_its_number_or_is_left_out(tmp_path, end, workers):
     small = [line(f"{number}") for number in range(300)]
     raw = b"".join([*small, line("x" * 5_000), *small, line("y" * 9_000)])
-    (tmp_path / f"a.jsonl{end}").write_bytes(PACK[end](raw))
+    (tmp_path / f"a.jsonl{end}").write_bytes(COMPRESS[end](raw))
     options = {"max_record_bytes": 4_000, "chunk_bytes": 1_000, "workers": workers}
     with pytest.raises(FormatError, match=r"a\.jsonl\S*:301: a line must have at most 4,000 bytes, found more"):
         run(tmp_path, f"a.jsonl{end}", **options)
@@ -82,11 +82,11 @@ def test_a_long_line_is_an_error_with_its_number_or_is_left_out(tmp_path, end, w
     assert run(tmp_path, f"a.jsonl{end}", **{**options, "max_record_bytes": 9_100}).bad == 0
 
 
-@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("end", COMPRESS)
 def test_a_long_plain_text_is_a_bad_record(tmp_path, end):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("small")
-    (tmp_path / "in" / f"b.txt{end}").write_bytes(PACK[end](b"x" * 11))
+    (tmp_path / "in" / f"b.txt{end}").write_bytes(COMPRESS[end](b"x" * 11))
     with pytest.raises(FormatError, match=r"b\.txt\S*:1: a plain text must have at most 10 bytes, found more"):
         run(tmp_path, "in", max_record_bytes=10)
     assert run(tmp_path, "in", max_record_bytes=10, skip_bad=True).bad == 1
@@ -105,18 +105,18 @@ def test_a_long_cell_is_a_bad_record(tmp_path, kind):
     assert texts_in(tmp_path) == ["a", "c" * 10]
 
 
-# One line of 2 GB, or a plain text of it, packed without ever being in memory; behind it a record.
+# One line or plain text of 2 GB, compressed without holding it in memory; a record follows it.
 BEHIND = line("behind")
 
 
-def pack_zeros(path, *, gigabytes, last):
-    packer = zlib.compressobj(1, wbits=31)
+def compress_zeros(path, *, gigabytes, last):
+    compressor = zlib.compressobj(1, wbits=31)
     block = b"0" * (1 << 24)
     with path.open("wb") as file:
         for _ in range(gigabytes * 60):
-            file.write(packer.compress(block))
-        file.write(packer.compress(last))
-        file.write(packer.flush())
+            file.write(compressor.compress(block))
+        file.write(compressor.compress(last))
+        file.write(compressor.flush())
 
 
 LIMITED = """
@@ -130,7 +130,7 @@ main()
 @pytest.mark.parametrize(("name", "last"), [("a.jsonl.gz", b"\n" + BEHIND), ("a.txt.gz", b"")])
 def test_a_line_of_gigabytes_in_a_small_file_takes_no_memory(tmp_path, name, last):
     (tmp_path / "in").mkdir()
-    pack_zeros(tmp_path / "in" / name, gigabytes=2, last=last)
+    compress_zeros(tmp_path / "in" / name, gigabytes=2, last=last)
     (tmp_path / "in" / "b.jsonl").write_bytes(BEHIND)
     command = [sys.executable, "-c", LIMITED, "preprocess", "in", "--tokenizer", "bytes", "-o", "out", "--workers", "1"]
     command += ["--max-record-bytes", "100MB"]

@@ -1,4 +1,4 @@
-"""Runs that are killed or fail, and the same command again."""
+"""Resuming runs that were killed or failed."""
 
 import contextlib
 import gzip
@@ -23,8 +23,8 @@ from pathlib import Path
 from trackbed.datasets.adapters import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, preprocess
 
-class Noting(ByteTokenizer):
-    '''Notes which texts it has had.'''
+class Recording(ByteTokenizer):
+    '''Records the texts it receives.'''
 
     def tokenize_batch(self, texts):
         time.sleep(0.002 * len(texts))
@@ -35,9 +35,9 @@ class Noting(ByteTokenizer):
 if __name__ == "__main__":
     config = PreprocessConfig(
         inputs=tuple(map(Path, sys.argv[3:])), output="out/made", append_eod=True, workers=int(sys.argv[1]),
-        json_keys=tuple(sys.argv[2].split(",")), chunk_bytes=1000, shard_bytes=3000,
+        json_keys=tuple(sys.argv[2].split(",")), chunk_bytes=1000, save_interval_bytes=3000,
     )
-    preprocess(config, Noting())
+    preprocess(config, Recording())
 """
 FOLDER = "made.unfinished"
 
@@ -76,7 +76,7 @@ def made(folder):
 
 
 def whole(folder, **options):
-    """What a run makes that nobody kills; the folder is empty again afterwards."""
+    """Returns the files of an uninterrupted run, and empties the folder."""
     finish(start(folder, **options))
     files = made(folder)
     for name in files:
@@ -97,7 +97,7 @@ def kill(process):
 
 
 def kill_when(process, folder, records):
-    """Kill it with its workers, as soon as so many records are kept."""
+    """Kills the process and its workers as soon as `records` records are saved."""
     while record(folder)["counts"]["records"] < records:
         assert process.poll() is None
         time.sleep(0.001)
@@ -141,9 +141,11 @@ def test_however_often_and_whenever_a_run_is_killed_the_files_are_the_same(corpu
     assert made(corpus) == wanted
 
 
-def test_a_run_of_less_than_a_shard_keeps_nothing(tmp_path):
+def test_a_run_shorter_than_the_save_interval_saves_nothing(tmp_path):
     (tmp_path / "a.txt").write_text("x" * 1000)
-    config = PreprocessConfig(inputs=(tmp_path / "a.txt",), output=str(tmp_path / "out"), workers=1, shard_bytes=1001)
+    config = PreprocessConfig(
+        inputs=(tmp_path / "a.txt",), output=str(tmp_path / "out"), workers=1, save_interval_bytes=1001
+    )
     seen = []
     preprocess(config, ByteTokenizer(), progress=lambda *_: seen.extend(path.name for path in tmp_path.iterdir()))
     assert "out.unfinished" not in seen
@@ -152,7 +154,7 @@ def test_a_run_of_less_than_a_shard_keeps_nothing(tmp_path):
 def run_in_process(folder, *, progress=None, tokenizer=None, **options):
     config = PreprocessConfig(
         output=str(folder / "out" / "made"),
-        **{"inputs": (folder / "a.jsonl",), "workers": 1, "chunk_bytes": 1000, "shard_bytes": 2000, **options},
+        **{"inputs": (folder / "a.jsonl",), "workers": 1, "chunk_bytes": 1000, "save_interval_bytes": 2000, **options},
     )
     return preprocess(config, tokenizer or ByteTokenizer(), progress=progress)
 
@@ -185,7 +187,7 @@ def test_a_run_that_is_interrupted_goes_on_and_reports_all_of_it(corpus):
 
 
 @pytest.mark.parametrize("change", ["input", "eod", "keys", "chunks", "tokenizer"])
-def test_what_was_kept_of_other_work_is_not_used(corpus, change, caplog):
+def test_the_saved_work_of_another_run_is_not_used(corpus, change, caplog):
     class Other(ByteTokenizer):
         fingerprint = "other"
 
@@ -206,7 +208,7 @@ def test_what_was_kept_of_other_work_is_not_used(corpus, change, caplog):
     assert FOLDER not in made_names(corpus)
 
 
-def test_what_was_kept_for_more_keys_leaves_nothing(corpus):
+def test_saved_work_for_more_keys_is_deleted(corpus):
     fail_in_the_middle(corpus, json_keys=("text", "title"))
     assert (corpus / "out" / FOLDER / "1.bin").exists()
     run_in_process(corpus)
@@ -219,7 +221,7 @@ def made_names(folder):
 
 @pytest.mark.parametrize("name", ["0.bin", "0.lengths", "record.json"])
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_what_was_kept_and_is_damaged_is_not_used(corpus, name, damage, caplog):
+def test_saved_work_that_is_damaged_is_not_used(corpus, name, damage, caplog):
     run_in_process(corpus)
     files = made(corpus)
     fail_in_the_middle(corpus)
@@ -231,7 +233,7 @@ def test_what_was_kept_and_is_damaged_is_not_used(corpus, name, damage, caplog):
         path.write_bytes(raw[:50] if damage == "cut" else b"\xff" * 8 + raw[8:])
     seen, _ = progress_of(corpus)
     assert seen[0] == 0
-    assert "cannot be used, the work begins anew" in caplog.text
+    assert "cannot be used, starting over" in caplog.text
     assert made(corpus) == files
 
 
@@ -246,24 +248,24 @@ def test_after_a_bad_record_the_work_goes_on_with_bad_ones_skipped(corpus):
     assert report.first_bad[0].startswith(f"{corpus}/a.jsonl:151: ")
 
 
-def test_a_tokenizer_that_does_not_say_who_it_is_keeps_nothing(corpus):
-    class Nameless(ByteTokenizer):
+def test_with_a_tokenizer_without_a_fingerprint_nothing_is_saved(corpus):
+    class WithoutFingerprint(ByteTokenizer):
         fingerprint = None
 
     def look(done, total):
         assert not (corpus / "out" / FOLDER).exists()
 
-    run_in_process(corpus, progress=look, tokenizer=Nameless())
+    run_in_process(corpus, progress=look, tokenizer=WithoutFingerprint())
 
 
-def test_of_two_runs_at_once_one_keeps_its_work_and_both_end_well(corpus, caplog):
+def test_of_two_concurrent_runs_one_saves_its_work_and_both_succeed(corpus, caplog):
     wanted, _ = whole(corpus)
     with caplog.at_level(logging.WARNING):
         first = start(corpus)
         while record(corpus)["chunks"] == 0:
             time.sleep(0.001)
         said = finish(start(corpus))
-        assert "another process has it, nothing is kept of this run" in said
+        assert "locked by another process, so this run saves nothing" in said
         finish(first)
     assert made(corpus) == wanted
 
@@ -272,7 +274,7 @@ def test_of_two_runs_at_once_one_keeps_its_work_and_both_end_well(corpus, caplog
 def test_a_run_killed_while_its_pairs_appear_tokenises_nothing_again(corpus, step):
     wanted, _ = whole(corpus, keys="text,title")
     dies = PROGRAM.replace(
-        "    preprocess(config, Noting())",
+        "    preprocess(config, Recording())",
         f"""
     import signal
     steps = 0
@@ -283,7 +285,7 @@ def test_a_run_killed_while_its_pairs_appear_tokenises_nothing_again(corpus, ste
             if steps == {step}:
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(step)
-    preprocess(config, Noting())
+    preprocess(config, Recording())
 """,
     )
     (corpus / "program.py").write_text(dies)

@@ -9,7 +9,7 @@ from trackbed.preprocess import open_tokenizer
 from trackbed.preprocess.inputs import find_inputs
 from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord
-from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedPiece
+from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedSegment
 
 
 def tokenise(path, tokenizer, *, keys=("text",), append_eod=False, skip_bad=False, dtype=np.uint16, **options):
@@ -61,14 +61,14 @@ def test_a_bad_record_gives_no_key_a_document(lines):
     found = tokenise(path, ByteTokenizer(), keys=("text", "title"), skip_bad=True)
     assert [key.lengths.tolist() for key in found.keys] == [[1], [1]]
     reason = "a record must have the key 'title', found 'text'"
-    assert found.pieces == (TokenisedPiece(2, 0, 2, (BadRecord(1, reason),)),)
+    assert found.segments == (TokenisedSegment(2, 0, 2, (BadRecord(1, reason),)),)
 
 
 def test_nothing_behind_the_first_bad_record_is_looked_at_unless_bad_ones_are_skipped(lines):
     path = lines('{"text": "a"}', "bad", '{"text": "c"}', "bad")
     strict, lenient = (tokenise(path, ByteTokenizer(), skip_bad=skip) for skip in (False, True))
-    assert (strict.pieces[0].lines, [one.line for one in strict.pieces[0].bad]) == (2, [1])
-    assert (lenient.pieces[0].lines, [one.line for one in lenient.pieces[0].bad]) == (4, [1, 3])
+    assert (strict.segments[0].lines, [one.line for one in strict.segments[0].bad]) == (2, [1])
+    assert (lenient.segments[0].lines, [one.line for one in lenient.segments[0].bad]) == (4, [1, 3])
 
 
 def test_a_text_that_the_tokenizer_refuses_is_a_bad_record_and_its_neighbours_are_not(lines, tmp_path):
@@ -79,9 +79,9 @@ def test_a_text_that_the_tokenizer_refuses_is_a_bad_record_and_its_neighbours_ar
     path = lines('{"text": "a b"}', '{"text": "c"}', '{"text": "b"}')
     found = tokenise(path, open_tokenizer(str(tmp_path / "words.json")), skip_bad=True)
     assert found.keys[0].tokens.tolist() == [0, 1, 1]
-    ((bad,),) = (piece.bad for piece in found.pieces)
+    ((bad,),) = (segment.bad for segment in found.segments)
     assert bad.line == 1
-    assert bad.reason.startswith("a text must suit the tokenizer, which says: ")
+    assert bad.reason.startswith("the tokenizer must accept the text, found an error: ")
 
 
 def test_one_record_with_two_texts_that_are_refused_is_one_bad_record(lines):
@@ -91,7 +91,7 @@ def test_one_record_with_two_texts_that_are_refused_is_one_bad_record(lines):
 
     path = lines('{"text": "a", "title": "b"}')
     found = tokenise(path, Refuses(), keys=("text", "title"), skip_bad=True)
-    assert found.pieces[0].bad == (BadRecord(0, "a text must suit the tokenizer, which says: no"),)
+    assert found.segments[0].bad == (BadRecord(0, "the tokenizer must accept the text, found an error: no"),)
 
 
 def test_an_id_beyond_the_dtype_is_refused_and_not_wrapped(lines):
@@ -100,7 +100,7 @@ def test_an_id_beyond_the_dtype_is_refused_and_not_wrapped(lines):
             return [[70_000] for _ in texts]
 
     found = tokenise(lines('{"text": "a"}'), Lies(), skip_bad=True)
-    assert "found 70000" in found.pieces[0].bad[0].reason
+    assert "found 70000" in found.segments[0].bad[0].reason
 
 
 def test_a_text_that_is_tokenised_in_parts_has_the_same_tokens(tokenizer_file, lines):

@@ -55,5 +55,5 @@ def test_without_the_fast_library_a_message_says_so_and_the_other_is_used(tokeni
     tokenizer = open_fastest_tokenizer(str(tokenizer_file))
     assert not isinstance(tokenizer, FlatTokenizer)
     (message,) = caplog.messages
-    assert message.startswith(f"{tokenizer_file}: tokenizers does the work")
+    assert message.startswith(f"{tokenizer_file}: using tokenizers instead of the much faster fastokens")
     assert message.endswith("fastokens is not installed (pip install 'trackbed[text]')")

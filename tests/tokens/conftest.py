@@ -3,5 +3,5 @@ import pytest
 
 @pytest.fixture
 def prefix(tmp_path):
-    """Where a pair may be written: the only thing in its folder."""
+    """Prefix for a new pair in an empty folder."""
     return tmp_path / "out"

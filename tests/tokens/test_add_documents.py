@@ -1,4 +1,4 @@
-"""Many documents in one call."""
+"""Tests of `add_documents`."""
 
 import itertools
 from pathlib import Path
@@ -28,7 +28,7 @@ def files_of(prefix):
     given_as=st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]),
     single=st.booleans(),
 )
-def test_many_at_once_give_the_bytes_that_one_after_the_other_gives(tmp_path, calls, stored, given_as, single):
+def test_add_documents_writes_the_same_bytes_as_add_document(tmp_path, calls, stored, given_as, single):
     many, each = tmp_path / "many", tmp_path / "each"
     documents = [np.arange(length, dtype=given_as) for lengths in calls for length in lengths]
     build(each, [[7]] * single + documents, stored)
@@ -43,7 +43,7 @@ def test_many_at_once_give_the_bytes_that_one_after_the_other_gives(tmp_path, ca
     assert files_of(many) == files_of(each)
 
 
-# Around the sizes at which tokens are written where they lie, and summed up by a second thread.
+# Around the sizes from which tokens are written without a copy, and the checksum is computed on a second thread.
 @pytest.mark.parametrize("size", [(1 << 16) - 1, 1 << 16, (1 << 17) + 1, (1 << 21) - 1, (1 << 21) + 1, 40 << 20])
 @pytest.mark.parametrize("given_as", [np.uint16, np.int64])
 def test_calls_of_any_size_are_written_whole(prefix, size, given_as):
@@ -70,7 +70,7 @@ def test_tokens_and_lengths_may_be_arrays_tensors_or_lists(prefix):
     verify_content(str(prefix))
 
 
-def test_large_tokens_need_not_lie_one_behind_the_other(prefix):
+def test_large_token_arrays_need_not_be_contiguous(prefix):
     tokens = np.arange(400_000, dtype=np.int32)
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     builder.add_documents(tokens[::2], [200_000])
@@ -100,7 +100,7 @@ def test_the_documents_of_a_multimodal_file_get_mode_0(prefix):
         (3, r"integers in one dimension, found int64\[\]"),
     ],
 )
-def test_lengths_that_do_not_divide_the_tokens_are_refused_before_anything_is_taken(prefix, lengths, found):
+def test_lengths_that_do_not_divide_the_tokens_are_refused_before_anything_is_appended(prefix, lengths, found):
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     with pytest.raises(ArgumentError, match=rf"out\.bin: .*{found}"):
         builder.add_documents([1, 2, 3], lengths)
@@ -110,7 +110,7 @@ def test_lengths_that_do_not_divide_the_tokens_are_refused_before_anything_is_ta
 
 
 @pytest.mark.parametrize("size", [10, 5_000_000])
-def test_a_token_that_does_not_fit_is_refused_before_anything_is_taken(prefix, size):
+def test_a_token_that_does_not_fit_is_refused_before_anything_is_appended(prefix, size):
     tokens = np.zeros(size, dtype=np.int64)
     tokens[-1] = 70_000
     builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint16)
@@ -121,9 +121,9 @@ def test_a_token_that_does_not_fit_is_refused_before_anything_is_taken(prefix, s
     assert [document.tolist() for document in IndexedDataset(str(prefix))[:]] == [[4]]
 
 
-def test_nothing_is_taken_after_the_end(prefix):
+def test_nothing_is_appended_after_the_end(prefix):
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     builder.discard()
-    with pytest.raises(ArgumentError, match="takes nothing after finalize or discard"):
+    with pytest.raises(ArgumentError, match="must not be used after finalize or discard"):
         builder.add_documents([1], [1])
     assert names_in(prefix.parent) == []

@@ -1,4 +1,4 @@
-"""Adding whole pairs to a builder."""
+"""Tests of `add_index`, which appends a whole pair to a builder."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_conten
 def test_another_pair_is_added_whole(prefix, pair):
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     builder.add_item([1])
-    builder.add_index(str(pair.prefix))  # continues the document that is open, as in Megatron Core
+    builder.add_index(str(pair.prefix))  # continues the current document, as in Megatron Core
     builder.add_document([2], [1])
     builder.finalize(f"{prefix}.idx")
     dataset = IndexedDataset(str(prefix))
@@ -40,7 +40,7 @@ def test_a_pair_of_another_type_is_not_added(prefix, pair):
 
 def test_a_pair_without_modes_is_not_added_to_a_multimodal_one(prefix, pair):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", multimodal=True)
-    with pytest.raises(ArgumentError, match=r"corpus\.idx: a pair with modes .*out\.bin, found one without"):
+    with pytest.raises(ArgumentError, match=r"corpus\.idx: only a pair with modes .*out\.bin, found one without"):
         builder.add_index(str(pair.prefix))
     builder.discard()
 
@@ -49,7 +49,7 @@ def test_a_pair_with_modes_is_not_added_to_one_without(prefix, pair):
     pair.modes = [1, 2, 3]
     pair.write()
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
-    with pytest.raises(ArgumentError, match=r"corpus\.idx: a pair without modes .*out\.bin, found one with"):
+    with pytest.raises(ArgumentError, match=r"corpus\.idx: only a pair without modes .*out\.bin, found one with"):
         builder.add_index(str(pair.prefix))
     builder.discard()
 

@@ -1,4 +1,4 @@
-"""Tokens of every kind on their way into a file."""
+"""Tests of the conversion of tokens to the bytes of a file."""
 
 from pathlib import Path
 
@@ -91,13 +91,13 @@ def test_tokens_of_a_wider_type_are_stored_if_they_fit_and_refused_if_not(prefix
     builder.add_item(WIDE[form]([7]))
     builder.end_document()
     builder.finalize(f"{prefix}.idx")
-    # What was refused left no trace.
+    # A refused call appends nothing.
     assert [tokens.tolist() for tokens in IndexedDataset(str(prefix))[:]] == [[limits.min, 0, limits.max], [7]]
     assert verify(str(prefix)).tokens == 4
 
 
 @pytest.mark.parametrize("dtype", CODES)
-def test_nothing_is_taken_in_any_form(prefix, dtype):
+def test_empty_input_is_accepted_in_any_form(prefix, dtype):
     empty = ([], (), [[]], np.array([]), np.array([], dtype=np.int64), torch.tensor([]))
     builder = IndexedDatasetBuilder(f"{prefix}.bin", np.dtype(dtype).type)
     for tokens in (*empty, np.zeros((2, 0))):
@@ -127,7 +127,7 @@ def test_nothing_is_taken_in_any_form(prefix, dtype):
         b"12",
     ],
 )
-def test_what_is_no_integer_is_refused(prefix, dtype, tokens):
+def test_tokens_that_are_not_integers_are_refused(prefix, dtype, tokens):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", np.dtype(dtype).type)
     with pytest.raises(ArgumentError, match=r"out\.bin: tokens stored as .* must be integers"):
         builder.add_item(tokens)
@@ -145,12 +145,12 @@ def test_an_integer_that_a_float_would_round_is_refused(prefix, tokens):
 
 
 @pytest.mark.parametrize("dtype", CODES)
-def test_numbers_in_words_are_taken(prefix, dtype):
+def test_numbers_given_as_strings_are_accepted(prefix, dtype):
     build(prefix, [["1", "22", "0"], []], np.dtype(dtype).type)
     assert [tokens.tolist() for tokens in IndexedDataset(str(prefix))[:]] == [[1, 22, 0], []]
 
 
-def test_fractions_in_words_are_taken_where_fractions_are_stored(prefix):
+def test_fractions_given_as_strings_are_accepted_in_float_files(prefix):
     build(prefix, [["1.5", "-2e3"]], np.float64)
     assert IndexedDataset(str(prefix))[0].tolist() == [1.5, -2000.0]
 

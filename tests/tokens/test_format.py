@@ -32,7 +32,7 @@ GOLDEN_MODES = b"\x01\x00\xff"
 
 
 def refused(action, *words):
-    """Assert that `action` raises a FormatError with all the words, at once and without taking memory."""
+    """Assert that `action` raises a FormatError with all the words, quickly and without allocating memory."""
     tracemalloc.start()
     start = time.perf_counter()
     with pytest.raises(FormatError) as caught:
@@ -45,7 +45,7 @@ def refused(action, *words):
 
 
 def refused_by_all(pair, *words):
-    """Assert that neither the index nor the dataset opens, nor passes the check."""
+    """Assert that neither the index nor the dataset opens, and that verification fails."""
     refused(lambda: open_index(pair.idx), pair.idx, *words)
     refused(lambda: IndexedDataset(str(pair.prefix)), pair.idx, *words)
     refused(lambda: verify(str(pair.prefix)), pair.idx, *words)
@@ -146,7 +146,7 @@ def test_a_document_count_that_is_not_the_files_is_refused(pair, count):
 
 
 def test_counts_that_agree_with_the_size_and_not_with_the_borders_are_refused(pair):
-    # Two sequences more and three borders fewer take as many bytes; what lies there is other numbers.
+    # Two more sequences and three fewer borders take equally many bytes, but the numbers there mean something else.
     lies = replace(pair, borders=[0, 1, 1, 2, 3, 3], sequence_count=5, document_count=3).write()
     assert lies.idx.stat().st_size == 34 + 12 * 5 + 8 * 3
     refused(lambda: IndexedDataset(str(pair.prefix)), pair.idx, "sequence_count 5")
@@ -265,8 +265,8 @@ def test_data_of_another_size_than_the_sequences_is_refused_by_verify(pair):
     refused(lambda: IndexedDataset(str(pair.prefix)), pair.idx, 20, 16)
 
 
-def test_a_border_is_found_wrong_beyond_the_part_that_is_looked_at_together(pair):
-    # The check goes in steps of 2**20 numbers; the fall lies between two of them.
+def test_a_wrong_border_between_two_steps_of_the_check_is_found(pair):
+    # The check works in steps of 2**20 numbers; the decrease lies between two steps.
     count = 2**20 + 5
     borders = np.arange(count + 1)
     borders[2**20] = 2**20 - 2
@@ -278,7 +278,7 @@ def test_a_border_is_found_wrong_beyond_the_part_that_is_looked_at_together(pair
         verify(str(pair.prefix))
 
 
-def test_an_offset_is_found_wrong_beyond_the_part_that_is_looked_at_together(pair):
+def test_a_wrong_offset_between_two_steps_of_the_check_is_found(pair):
     count = 2**20 + 5
     lengths = np.ones(count, dtype=np.int32)
     pointers = np.arange(count) * 4

@@ -1,4 +1,4 @@
-"""Arbitrary bytes where an `.idx` should be: nothing but FormatError and ArgumentError may come out."""
+"""Fuzz tests of arbitrary bytes in place of an `.idx`: only FormatError and ArgumentError may be raised."""
 
 import itertools
 import struct
@@ -23,7 +23,7 @@ TARGETS = 3
 
 @st.composite
 def whole_pairs(draw):
-    """A pair that is right."""
+    """Strategy of valid pairs."""
     dtype = draw(st.sampled_from(sorted(CODES)))
     lengths = draw(st.lists(st.integers(0, 4), max_size=6))
     inner = draw(st.lists(st.integers(0, len(lengths)), max_size=4))
@@ -39,7 +39,7 @@ def whole_pairs(draw):
 
 @st.composite
 def damaged_files(draw):
-    """The bytes of an `.idx` and a `.bin`: a right pair with a few changes, or anything."""
+    """Strategy of the bytes of an `.idx` and a `.bin`: a valid pair with a few changes, or arbitrary bytes."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=200)), draw(st.binary(max_size=50))
     pair = draw(whole_pairs())
@@ -51,7 +51,7 @@ def damaged_files(draw):
         if change == "byte" and raw:
             raw[at] = draw(st.integers(0, 255))
         elif change == "number":
-            # At a pointer or border, if the counts are those of the pair.
+            # At a pointer or border, if the counts are still those of the pair.
             place = 34 + 4 * len(pair.lengths) + 8 * draw(st.integers(0, len(pair.lengths) + len(pair.borders)))
             raw[place : place + 8] = struct.pack("<Q", draw(U64))
         elif change == "length":
@@ -74,7 +74,7 @@ def damaged_files(draw):
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes an `.idx` and a `.bin` under a name of their own, as those before may still be mapped."""
+    """Writes an `.idx` and a `.bin` under a new name, because earlier ones may still be mapped."""
     serial = itertools.count()
 
     def write(files):
@@ -118,7 +118,7 @@ def test_any_bytes_are_an_index_or_a_format_error(written, seconds):
 
 
 @for_seconds(TARGETS)
-def test_whatever_opens_gives_sequences_of_their_length_or_a_format_error(written, seconds):
+def test_any_pair_that_opens_has_sequences_of_their_length_or_raises_a_format_error(written, seconds):
     opened = refused = 0
 
     def check(files):
@@ -154,7 +154,7 @@ def test_whatever_opens_gives_sequences_of_their_length_or_a_format_error(writte
 
 
 @for_seconds(TARGETS)
-def test_what_is_verified_reads_to_the_last_byte(written, seconds):
+def test_a_verified_pair_is_readable_to_the_last_byte(written, seconds):
     verified = refused = 0
 
     def check(files):

@@ -1,4 +1,4 @@
-"""A group of pairs, against the pair that `merge` makes of them."""
+"""Tests of groups of pairs, compared with the pair that `merge` writes."""
 
 import pickle
 
@@ -57,7 +57,7 @@ def test_a_group_reads_as_the_merged_pair_does(tmp_path, shapes, mmap, data):
 
 
 def read(dataset, *arguments):
-    """What is read, or that it is refused."""
+    """Result of a read, or the fact that it is refused."""
     try:
         tokens = dataset.get(*arguments)
     except FormatError:

@@ -1,4 +1,4 @@
-"""Builders that go on where those of another process were killed."""
+"""Tests of builders that resume from the data of a killed process."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def files_of(prefix):
     lost=st.lists(st.integers(0, 5), max_size=4),
     after=st.lists(st.integers(0, 5), max_size=4),
 )
-def test_what_was_kept_and_what_follows_make_the_pair_of_a_builder_that_never_stopped(tmp_path, before, lost, after):
+def test_kept_data_and_later_documents_make_the_pair_of_a_builder_that_never_stopped(tmp_path, before, lost, after):
     prefix, kept = tmp_path / "out", tmp_path / "kept"
     first = IndexedDatasetBuilder(f"{prefix}.bin", np.uint16)
     for length in before:
@@ -57,7 +57,7 @@ def test_what_was_kept_and_what_follows_make_the_pair_of_a_builder_that_never_st
     assert len(names_in(tmp_path)) == 6
 
 
-def test_what_a_killed_process_kept_is_gone_on_with(tmp_path):
+def test_a_builder_resumes_from_the_data_of_a_killed_process(tmp_path):
     prefix, kept = tmp_path / "out", tmp_path / "kept"
     done = subprocess.run(
         [sys.executable, "-c", STOPS, str(prefix), str(kept)], capture_output=True, text=True, check=False
@@ -85,32 +85,32 @@ def kept(prefix):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01\x00", b"\x01\x00\x02\x00\x04\x00", b"x" * 100])
-def test_data_that_are_not_what_was_kept_are_refused_and_left_alone(prefix, kept, content):
+def test_data_that_differ_from_those_kept_are_refused_and_not_changed(prefix, kept, content):
     partial = prefix.with_name("kept")
     partial.write_bytes(content)
-    with pytest.raises(FormatError, match="kept: must begin with the 6 bytes that were kept, found others"):
+    with pytest.raises(FormatError, match="kept: must begin with the 6 bytes that were saved, found others"):
         IndexedDatasetBuilder.reopen(f"{prefix}.bin", np.uint16, partial=partial, written=kept, lengths=[3])
     assert partial.read_bytes() == content
     assert names_in(prefix.parent) == ["kept"]
 
 
-def test_lengths_that_are_not_those_of_what_was_kept_are_refused(prefix, kept):
+def test_lengths_that_do_not_match_the_kept_data_are_refused(prefix, kept):
     partial = prefix.with_name("kept")
     with pytest.raises(ArgumentError, match="lengths must add up to the 3 tokens, found 2"):
         IndexedDatasetBuilder.reopen(f"{prefix}.bin", np.uint16, partial=partial, written=kept, lengths=[2])
 
 
-def test_a_failure_at_the_end_leaves_what_was_kept(prefix, kept, tmp_path):
+def test_a_failure_at_the_end_leaves_the_kept_data(prefix, kept, tmp_path):
     partial = prefix.with_name("kept")
     builder = IndexedDatasetBuilder.reopen(f"{prefix}.bin", np.uint16, partial=partial, written=kept, lengths=[3])
-    builder.sequence_lengths.pop()  # what an interrupt leaves
-    with pytest.raises(ArgumentError, match="must make 6 bytes as written, found 0"):
+    builder.sequence_lengths.pop()  # the state after an interrupt
+    with pytest.raises(ArgumentError, match="must have the 6 bytes written, found 0"):
         builder.finalize(f"{prefix}.idx")
     builder.leave()
     assert names_in(tmp_path) == ["kept"]
 
 
-def test_who_gives_up_leaves_nothing_even_of_what_was_kept(prefix, kept):
+def test_discard_removes_kept_data_too(prefix, kept):
     partial = prefix.with_name("kept")
     builder = IndexedDatasetBuilder.reopen(f"{prefix}.bin", np.uint16, partial=partial, written=kept, lengths=[3])
     builder.discard()

@@ -49,7 +49,7 @@ def test_modes_are_merged_where_asked_for(tmp_path, pair):
     assert IndexedDataset(str(tmp_path / "all"), multimodal=True).sequence_modes.tolist() == [1, 0, -1] * 2
 
 
-def test_the_progress_is_told_in_bytes_of_each_pair(tmp_path, pair):
+def test_progress_is_reported_in_bytes_of_each_pair(tmp_path, pair):
     longer = replace(pair, prefix=tmp_path / "longer", lengths=[5, 0, 2], tokens=list(range(7))).write()
     seen = []
     merge([str(pair.prefix), str(longer.prefix)], str(tmp_path / "all"), progress=seen.append)

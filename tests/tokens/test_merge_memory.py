@@ -1,4 +1,4 @@
-"""The memory that a merge takes, measured in processes of their own."""
+"""Tests of the memory that a merge takes, measured in separate processes."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify
 
-# Not by getrusage: its peak is handed down from the process that starts another.
+# Not by getrusage, whose peak is inherited from the parent process.
 MERGE = """
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ merge(sys.argv[2:], sys.argv[1])
 print(peak() - before)
 """
 INDEX_BYTES = 20
-"""What the index takes for each document."""
+"""Memory of the index per document."""
 
 
 def write_pair(prefix, num_documents):
@@ -32,7 +32,7 @@ def write_pair(prefix, num_documents):
 
 
 def peak_of_a_merge(folder, prefixes):
-    """Bytes above what importing took."""
+    """Peak memory in bytes above the peak after importing."""
     done = subprocess.run(
         [sys.executable, "-c", MERGE, str(folder / "merged"), *prefixes], capture_output=True, text=True, check=True
     )
@@ -49,7 +49,7 @@ def test_a_merge_takes_no_more_memory_for_more_documents_than_their_index_does(t
 @pytest.mark.slow
 @pytest.mark.parametrize("num_files", [2_000, 2])
 def test_ten_million_documents_are_merged_in_the_memory_of_their_index(tmp_path, num_files):
-    # One pair, merged again and again: the memory of thousands of pairs is that of thousands of names for them.
+    # One pair, merged repeatedly, so that only its path takes memory for each of thousands of inputs.
     one, many = (write_pair(tmp_path / f"pair{count}", count) for count in (10, 10_000_000 // num_files))
     constant = peak_of_a_merge(tmp_path, [one] * num_files)
     assert 10_000_000 * 8 < peak_of_a_merge(tmp_path, [many] * num_files) - constant < 10_000_000 * INDEX_BYTES

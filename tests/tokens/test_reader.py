@@ -29,7 +29,7 @@ def lists(sequences):
 
 @st.composite
 def sequences_of(draw, dtype):
-    """Up to eight sequences of numbers that `dtype` holds."""
+    """Up to eight sequences of numbers that fit `dtype`."""
     if np.dtype(dtype).kind == "f":
         numbers = st.floats(width=8 * np.dtype(dtype).itemsize, allow_nan=False)
     else:
@@ -79,7 +79,7 @@ def test_numbers_count_from_either_end_and_may_be_numpys(pair, mmap):
 
 @both
 @pytest.mark.parametrize("number", [3, -4, 2**31, 2**63, 2**70, -(2**70)])
-def test_a_sequence_that_there_is_not_cannot_be_asked_for(pair, mmap, number):
+def test_a_sequence_out_of_range_is_refused(pair, mmap, number):
     dataset = IndexedDataset(str(pair.prefix), mmap=mmap)
     with pytest.raises(IndexError):
         dataset[number]
@@ -89,7 +89,7 @@ def test_a_sequence_that_there_is_not_cannot_be_asked_for(pair, mmap, number):
 
 @pytest.mark.parametrize("index", ["0", None, 0.0, [0], (0, 1), np.array([0]), np.array(0)])
 def test_only_numbers_and_slices_are_indices(pair, index):
-    with pytest.raises(TypeError, match="an index must be a number or a slice"):
+    with pytest.raises(TypeError, match="an index must be an integer or a slice"):
         IndexedDataset(str(pair.prefix))[index]
 
 
@@ -112,7 +112,7 @@ def test_a_slice_takes_no_step(pair, step):
         (1, 0, None, []),
         (2, 1, None, [9]),
         (-1, 0, 1, [-1]),
-        # As in Megatron Core, a range may reach into what follows.
+        # As in Megatron Core, a range may extend into the following sequences.
         (0, 2, 3, [7, -1, 9]),
         (1, 0, 2, [-1, 9]),
         (1, 2, 0, []),
@@ -221,7 +221,7 @@ def test_the_ends_are_checked_at_opening_unless_told_otherwise(pair):
 
 
 @both
-def test_what_is_read_from_a_map_are_views_and_otherwise_copies(pair, mmap):
+def test_reads_from_a_map_return_views_and_others_copies(pair, mmap):
     dataset = IndexedDataset(str(pair.prefix), mmap=mmap)
     for tokens in (dataset[0], dataset[:][0], dataset.get(0, 1)):
         assert tokens.flags.writeable is not mmap
@@ -241,7 +241,7 @@ def test_a_pickled_dataset_is_small_and_opens_the_files_again(pair, mmap):
 
 
 @both
-def test_a_pickle_of_files_that_are_gone_says_so(pair, mmap):
+def test_unpickling_without_the_files_is_an_error(pair, mmap):
     raw = pickle.dumps(IndexedDataset(str(pair.prefix), mmap=mmap))
     pair.bin.unlink()
     with pytest.raises(ArgumentError, match=r"corpus\.bin"):
@@ -307,7 +307,7 @@ def test_threads_read_side_by_side(tmp_path, mmap):
 
 
 @both
-def test_what_was_read_stays_valid_when_dataset_and_files_are_gone(pair, mmap):
+def test_arrays_stay_valid_when_dataset_and_files_are_gone(pair, mmap):
     dataset = IndexedDataset(str(pair.prefix), mmap=mmap)
     one, some, lengths = dataset[0], dataset[:], dataset.sequence_lengths
     del dataset
@@ -353,7 +353,7 @@ def test_the_file_is_closed_when_the_dataset_is_gone(pair):
     assert str(pair.bin) not in open_files()
 
 
-# Says how many seconds the quickest of five openings took, and how many private bytes the first one.
+# Prints the time of the fastest of five openings in seconds, and the private bytes that the first one took.
 OPEN = """
 import re, sys, time
 from pathlib import Path
@@ -396,7 +396,7 @@ def test_opening_costs_neither_time_nor_memory_by_document(tmp_path, mmap):
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_a_pair_that_is_opened_when_read_takes_nothing_until_then(pair, mmap):
+def test_a_pair_with_open_when_read_takes_no_descriptor_and_no_map_until_then(pair, mmap):
     before = len(open_files())
     dataset = IndexedDataset(str(pair.prefix), mmap=mmap, open_when_read=True)
     mapped = Path("/proc/self/maps").read_text()

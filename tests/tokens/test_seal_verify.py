@@ -21,7 +21,7 @@ def sealed(pair):
 
 
 def same_json(one, other):
-    """Whether both texts say the same: only blanks differ."""
+    """True if both texts are the same JSON value."""
     try:
         return json.dumps(json.loads(one)) == json.dumps(json.loads(other))
     except ValueError:
@@ -41,7 +41,7 @@ def test_a_pair_with_modes_is_verified_with_them(pair):
     seal(str(modal.prefix))
     assert verify_content(str(modal.prefix)) == replace(TINY, idx_bytes=TINY.idx_bytes + 3)
     raw = bytearray(modal.idx.read_bytes())
-    raw[-1] ^= 1  # a mode, which nothing but the seal knows
+    raw[-1] ^= 1  # a mode, which only the seal can check
     modal.idx.write_bytes(raw)
     assert verify(str(modal.prefix)).idx_bytes == len(raw)
     with pytest.raises(FormatError, match=r"corpus\.idx: .*CRC-32 .* chunk 0"):
@@ -67,14 +67,14 @@ def test_a_changed_byte_anywhere_in_the_seal_is_found(sealed, flip):
     for at in range(len(whole)):
         changed = whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :]
         sealed.seal.write_bytes(changed)
-        if same_json(changed, whole):  # one blank became another
+        if same_json(changed, whole):  # only whitespace changed
             assert verify_content(str(sealed.prefix)) == TINY
         else:
             with pytest.raises(FormatError):
                 verify_content(str(sealed.prefix))
 
 
-def test_the_whole_seal_is_looked_at_but_for_blanks(sealed):
+def test_the_whole_seal_is_checked_except_for_whitespace(sealed):
     whole = sealed.seal.read_bytes()
     blank = [at for at in range(len(whole)) if same_json(whole[:at] + b"\t" + whole[at + 1 :], whole)]
     assert all(whole[at : at + 1].isspace() for at in blank)
@@ -145,7 +145,7 @@ def test_a_missing_file_is_named(sealed, name):
         (["bin", "surprise"], 1),
     ],
 )
-def test_a_seal_that_says_something_else_is_refused(sealed, path, value):
+def test_a_seal_with_other_values_is_refused(sealed, path, value):
     fields = json.loads(sealed.seal.read_text())
     *parents, last = path
     place = fields
@@ -172,7 +172,7 @@ def test_a_seal_without_a_field_is_refused(sealed, field):
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"1", b"null", b'"x"', b"{}", b"[" * 100_000, b"\xff\xfe", b"{]", b"NaN", b"1" * 5000]
 )
-def test_a_file_that_is_no_seal_is_refused(sealed, raw):
+def test_a_file_that_is_not_a_seal_is_refused(sealed, raw):
     sealed.seal.write_bytes(raw)
     with pytest.raises(FormatError, match=r"corpus\.trackbed\.json: a seal must be a JSON object"):
         verify_content(str(sealed.prefix))

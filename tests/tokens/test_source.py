@@ -12,7 +12,7 @@ from trackbed.tokens.source import FileSource, MappedSource
 class TestMappedSource(SourceContract):
     open_source = staticmethod(MappedSource.open)
 
-    def test_what_it_reads_are_read_only_views(self, source):
+    def test_reads_return_read_only_views(self, source):
         assert np.shares_memory(source.read(np.uint8, 10, 0), source.read(np.uint8, 10, 5))
         with pytest.raises(ValueError, match="read-only"):
             source.read(np.uint8, 10, 0)[0] = 1
@@ -21,7 +21,7 @@ class TestMappedSource(SourceContract):
 class TestFileSource(SourceContract):
     open_source = staticmethod(FileSource.open)
 
-    def test_what_it_reads_are_copies(self, source):
+    def test_reads_return_copies(self, source):
         tokens = source.read(np.uint8, 100, 0)
         tokens[:] = 0
         assert source.read(np.uint8, 100, 0).tobytes() == DATA
@@ -32,7 +32,7 @@ class TestFileSource(SourceContract):
         with pytest.raises(FormatError, match=r"\[0, 61\).* 60$"):
             source.read(np.uint8, 61, 0)
 
-    def test_a_program_that_is_started_does_not_inherit_the_file(self, path):
+    def test_a_child_process_does_not_inherit_the_file(self, path):
         descriptor = os.open("/dev/null", os.O_RDONLY)
         os.close(descriptor)
         source = self.open_source(path)  # takes the same number

@@ -47,7 +47,7 @@ def test_the_seal_of_a_tiny_pair_says_this(prefix):
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.bool_, np.float16, None])
-def test_a_type_that_a_file_cannot_hold_is_refused(prefix, dtype):
+def test_an_unsupported_type_is_refused(prefix, dtype):
     with pytest.raises(ArgumentError, match="dtype must be one of"):
         IndexedDatasetBuilder(f"{prefix}.bin", dtype)
     assert names_in(prefix.parent) == []
@@ -87,7 +87,7 @@ def test_lengths_may_be_any_sequence_of_integers(prefix):
 
 
 @pytest.mark.parametrize("modes", [[128], [-129], [300], [2**70]])
-def test_a_mode_that_is_no_byte_is_refused_at_once(prefix, modes):
+def test_a_mode_that_does_not_fit_a_byte_is_refused_at_once(prefix, modes):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", multimodal=True)
     with pytest.raises(ArgumentError, match=rf"modes must be in \[-128, 127\], found \[{modes[0]}\]"):
         builder.add_document([1], [1], modes)
@@ -100,10 +100,10 @@ def test_a_mode_that_is_no_byte_is_refused_at_once(prefix, modes):
     assert IndexedDataset(str(prefix), multimodal=True).sequence_modes.tolist() == [-128, 127]
 
 
-def test_there_is_one_mode_a_sequence(prefix):
+def test_there_is_one_mode_per_sequence(prefix):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", multimodal=True)
     for modes in ([], [1], [1, 2, 3]):
-        with pytest.raises(ArgumentError, match=f"as many as .*2 lengths, found {len(modes)}"):
+        with pytest.raises(ArgumentError, match=f"one mode for each of 2 lengths, found {len(modes)}"):
             builder.add_document([1, 2], [1, 1], modes)
     builder.add_document([1, 2], [1, 1])
     builder.add_document([], [])
@@ -167,7 +167,7 @@ def test_a_relative_path_will_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sequence_longer_than_the_format_can_say_is_refused_before_anything_is_taken(prefix):
+def test_a_sequence_too_long_for_the_format_is_refused_before_anything_is_appended(prefix):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint8)
     tokens = np.broadcast_to(np.uint8(0), 2**31)  # takes no memory
     for add in (builder.add_item, lambda many: builder.add_document(many, [2**31])):
@@ -181,7 +181,7 @@ def test_a_sequence_longer_than_the_format_can_say_is_refused_before_anything_is
 
 
 def test_the_pair_of_this_test_is_not_what_the_builder_wrote(pair):
-    # The other tests lean on pairs put together by hand; here both ways meet.
+    # The other tests rely on pairs encoded by the tests; this one compares them with the builder's.
     by_hand = pair.idx.read_bytes(), pair.bin.read_bytes()
     builder = IndexedDatasetBuilder(str(pair.bin))
     builder.add_document([5, 6, 7], [3, 0])

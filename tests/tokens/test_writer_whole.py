@@ -1,4 +1,4 @@
-"""A pair appears whole, or not at all, whatever happens to its writer."""
+"""Tests that a pair appears complete or not at all, even if its writer is killed."""
 
 import fcntl
 import gc
@@ -16,7 +16,7 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, commit, finish_pair, verify_content
 
 
-def test_nothing_stands_under_the_final_name_before_the_end(prefix):
+def test_no_file_has_the_final_name_before_the_end(prefix):
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     builder.add_document(np.arange(100_000), [100_000])
     assert [name for name in names_in(prefix.parent) if not name.endswith(".partial")] == []
@@ -38,7 +38,7 @@ def test_an_older_pair_stays_until_it_is_replaced_whole(prefix):
     assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
 
 
-def test_a_builder_that_gives_up_leaves_the_older_pair(prefix):
+def test_discarding_a_builder_leaves_the_older_pair(prefix):
     build(prefix, [[1, 2, 3]])
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     builder.add_document(np.arange(200_000), [200_000])
@@ -48,7 +48,7 @@ def test_a_builder_that_gives_up_leaves_the_older_pair(prefix):
     verify_content(str(prefix))
 
 
-def test_giving_up_comes_too_late_when_the_pair_is_there(prefix):
+def test_discarding_after_finalize_leaves_the_new_pair(prefix):
     builder = IndexedDatasetBuilder(f"{prefix}.bin")
     builder.add_document([1, 2], [2])
     builder.finalize(f"{prefix}.idx")
@@ -67,7 +67,7 @@ def test_two_builders_of_one_name_do_not_mix(prefix):
     verify_content(str(prefix))
 
 
-# Dies at the n-th file that it opens, renames, links or removes while it replaces a pair.
+# Kills itself at the n-th file that it opens, renames, links or removes while it replaces a pair.
 DIE = """
 import os, signal, sys
 from trackbed.tokens import IndexedDatasetBuilder
@@ -87,7 +87,7 @@ builder.finalize(prefix + ".idx")
 
 
 def die_at(step, prefix, *, token=4):
-    """Replaces a pair by four such tokens and dies at a step. Returns True if there were that many."""
+    """Replaces a pair by four tokens in a process that dies at a step. Returns True if the step was reached."""
     command = [sys.executable, "-c", DIE, str(prefix), str(step), str(token)]
     died = subprocess.run(command, check=False).returncode
     assert died in (0, -signal.SIGKILL)
@@ -95,7 +95,7 @@ def die_at(step, prefix, *, token=4):
 
 
 def what_is_there(prefix):
-    """The first sequence of a whole pair, or the error that a reader gets."""
+    """First sequence of a complete pair, or the error that a reader gets."""
     if IndexedDataset.exists(str(prefix)):
         verify_content(str(prefix))
     try:
@@ -120,7 +120,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_pair_the_new_one_or_what_fin
             assert not finish_pair(str(prefix))
             assert what_is_there(prefix) == [4] * 4
             assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
-        # The next writer clears up after one that was killed, whether or not its pair was finished.
+        # The next writer removes the files of a killed one, whether or not its pair was finished.
         build(prefix, [[8]])
         assert what_is_there(prefix) == [8]
         assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
@@ -133,7 +133,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_pair_the_new_one_or_what_fin
 
 
 def test_the_next_writer_finishes_nothing_of_a_killed_one_by_halves(prefix):
-    """Two writers killed one after the other: never the `.bin` of one under the `.idx` of another."""
+    """After two killed writers, the `.bin` of one is never under the `.idx` of the other."""
     for first in range(8, 17, 2):
         for second in range(5, 22, 3):
             build(prefix, [[1, 2, 3]])
@@ -143,7 +143,7 @@ def test_the_next_writer_finishes_nothing_of_a_killed_one_by_halves(prefix):
             assert what_is_there(prefix) in ([1, 2, 3], [4] * 4, [5] * 4)
 
 
-# Replaces a pair again and again; the tokens of each pair are all the same, and say who wrote it.
+# Replaces a pair repeatedly; all tokens of a pair are the number of its writer.
 AGAIN = """
 import sys
 import numpy as np
@@ -166,7 +166,7 @@ def test_writers_of_one_name_in_several_processes_never_mix_their_pairs(prefix):
     assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
 
 
-def test_a_lock_that_a_dead_process_left_does_not_block(prefix):
+def test_a_lock_file_of_a_dead_process_does_not_block(prefix):
     (prefix.parent / "out.idx.lock").touch()
     build(prefix, [[1, 2, 3]])
     assert names_in(prefix.parent) == ["out.bin", "out.idx", "out.trackbed.json"]
@@ -185,7 +185,7 @@ def test_a_writer_that_finds_the_name_locked_gives_up_after_a_while_and_leaves_t
 
 
 def test_two_pairs_of_one_name_whose_writers_take_turns_at_the_renames_do_not_mix(prefix, monkeypatch):
-    """A second writer comes while the first one is between two renames: it waits."""
+    """A second writer that starts while the first one is between two renames waits."""
     build(prefix, [[1, 2, 3]])
     first, second = (IndexedDatasetBuilder(f"{prefix}.bin", np.uint8) for _ in range(2))
     first.add_document([4] * 4, [4])
@@ -208,7 +208,7 @@ def test_two_pairs_of_one_name_whose_writers_take_turns_at_the_renames_do_not_mi
     assert what_is_there(prefix) == [5] * 5
 
 
-# Writes two pairs where files may have at most 300 KiB, and says what came of it.
+# Writes two pairs with a file size limit of 300 KiB, and prints the outcome.
 FULL = """
 import sys, resource, signal
 import numpy as np
@@ -237,8 +237,8 @@ def test_a_full_disk_leaves_the_older_pair(prefix, num_tokens):
     verify_content(str(prefix))
 
 
-# Goes on after every failure where files may have at most 300 KiB, and says how often it failed. There is room again
-# before the last step.
+# Continues after every failure with a file size limit of 300 KiB, and prints the number of failures. The limit is
+# raised before the last step.
 STUBBORN = """
 import sys, resource, signal
 import numpy as np
@@ -263,7 +263,7 @@ builder.discard()
 """
 
 
-# The failing write is the very last one, or one after which more is added.
+# The failing write is the last one, or is followed by others.
 @pytest.mark.parametrize(("num_documents", "found"), [(4, 0), (6, 1), (8, 3), (20, 15)])
 def test_a_write_that_failed_is_never_forgotten(prefix, num_documents, found):
     build(prefix, [[1, 2, 3]])
@@ -285,7 +285,7 @@ def test_a_process_may_fork_while_it_writes(prefix):
     assert verify_content(str(prefix)).tokens == 400_000
 
 
-def test_builders_that_are_left_alone_hold_up_nothing(tmp_path):
+def test_an_unfinished_builder_does_not_block_the_exit_of_its_process(tmp_path):
     program = f"""if True:
         from trackbed.tokens import IndexedDatasetBuilder
         builder = IndexedDatasetBuilder({str(tmp_path / "x.bin")!r})
@@ -308,18 +308,18 @@ def test_an_abandoned_builder_leaves_nothing(tmp_path):
 def test_a_folder_that_is_missing_is_named_while_the_builder_can_still_be_finalized(tmp_path):
     builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"))
     builder.add_document([1, 2], [2])
-    with pytest.raises(ArgumentError, match=r"nowhere/corpus\.idx: must be a file in a folder that is there"):
+    with pytest.raises(ArgumentError, match=r"nowhere/corpus\.idx: must be a file in an existing folder"):
         builder.finalize(str(tmp_path / "nowhere" / "corpus.idx"))
     builder.finalize(str(tmp_path / "corpus.idx"))
     assert len(IndexedDataset(str(tmp_path / "corpus"))) == 1
 
 
-def test_a_builder_takes_nothing_after_finalize(tmp_path):
+def test_a_builder_cannot_be_used_after_finalize(tmp_path):
     builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"))
     builder.finalize(str(tmp_path / "corpus.idx"))
-    with pytest.raises(ArgumentError, match="takes nothing after finalize"):
+    with pytest.raises(ArgumentError, match="must not be used after finalize"):
         builder.add_item([1])
-    with pytest.raises(ArgumentError, match="takes nothing after finalize"):
+    with pytest.raises(ArgumentError, match="must not be used after finalize"):
         builder.finalize(str(tmp_path / "corpus.idx"))
 
 
@@ -344,8 +344,8 @@ def test_a_write_that_was_interrupted_is_never_published(prefix, monkeypatch):
 def test_tokens_without_a_length_are_never_published(prefix):
     builder = IndexedDatasetBuilder(f"{prefix}.bin", np.uint8)
     builder.add_document([1, 2, 3], [3])
-    builder.sequence_lengths.pop()  # what an interrupt between the two leaves
-    with pytest.raises(ArgumentError, match="must make 3 bytes as written, found 0"):
+    builder.sequence_lengths.pop()  # the state after an interrupt between the two
+    with pytest.raises(ArgumentError, match="must have the 3 bytes written, found 0"):
         builder.finalize(f"{prefix}.idx")
     builder.discard()
 

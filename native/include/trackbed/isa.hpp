@@ -2,11 +2,11 @@
 
 namespace trackbed {
 
-// Instruction levels that kernels are compiled for. `baseline` is what every processor of the
-// architecture has (SSE2 on x86-64, NEON on arm64).
+// Instruction levels for which kernels are compiled. Every processor of the architecture supports `baseline` (SSE2 on
+// x86-64, NEON on arm64).
 enum class Isa { baseline, avx2, avx512 };
 
-// The widest level that this processor and this build have.
+// The widest level that both this processor and this build support.
 Isa best_isa();
 
 }  // namespace trackbed

@@ -5,16 +5,16 @@
 
 namespace trackbed {
 
-// The state of MT19937 (Matsumoto and Nishimura, 1998), as NumPy's RandomState keeps it. Plain data, so that whoever
-// owns it may keep it in any memory.
+// State of MT19937 (Matsumoto and Nishimura, 1998), as in NumPy's RandomState. Plain data, which can be stored
+// anywhere.
 struct MersenneTwister {
   static constexpr std::size_t kWords = 624;
 
   std::uint32_t words[kWords];
-  std::uint32_t next;  // the word that is drawn next, in [0, kWords]; at kWords all are made anew
+  std::uint32_t next;  // index of the next word to draw, in [0, kWords]; at kWords all words are regenerated
 };
 
-// The state after RandomState(seed).
+// Sets the state after RandomState(seed).
 void seed(MersenneTwister& twister, std::uint32_t value);
 
 }  // namespace trackbed

@@ -6,9 +6,9 @@
 
 namespace trackbed {
 
-// Copies `source` to `target`, and says which number is the first that Target cannot hold: source.size() if
-// it holds them all. What stands in `target` from there on means nothing.
-// Requires: equal sizes, integer types. O(N), bound by memory.
+// Converts `source` to `target`. Returns the index of the first number that does not fit Target, or source.size();
+// `target` is undefined from there on.
+// Requires: equal sizes, integer types. O(N), bound by memory bandwidth.
 template <class Source, class Target>
 std::size_t narrow(std::span<const Source> source, std::span<Target> target);
 

@@ -12,15 +12,15 @@
 
 namespace trackbed {
 
-// Calls task(0) to task(count - 1), once each, on at most num_threads threads, this one included. In which order, and
-// on which thread, must not matter. A task takes a few milliseconds at most: this thread polls between its own, with
-// items_per_task times the number of tasks, from the first on, that are all done.
-// When a task or the poll throws, no other task is started, and the first exception is thrown here after all threads
-// have ended.
+// Calls task(0) to task(count - 1) once each, on at most num_threads threads including the calling one. Tasks must not
+// depend on their order or thread, and should take at most a few milliseconds: the calling thread polls between its
+// tasks, with items_per_task times the number of leading tasks that are all done.
+// If a task or the poll throws, no further task is started, and the first exception is rethrown after all threads have
+// ended.
 template <class Task>
 void run_parallel(std::int64_t count, int num_threads, Poll& poll, std::int64_t items_per_task, const Task& task) {
   std::atomic<std::int64_t> next{0};
-  // The task that each thread is at, or was before it took another: those below all of them are done.
+  // Current task of each thread, or the previous one while it takes the next: all tasks below the minimum are done.
   std::vector<std::atomic<std::int64_t>> present(static_cast<std::size_t>(std::max(num_threads, 1)));
   std::atomic<bool> stopped{false};
   std::exception_ptr failure;
@@ -47,7 +47,7 @@ void run_parallel(std::int64_t count, int num_threads, Poll& poll, std::int64_t 
       others.emplace_back([&, thread] { work(static_cast<std::size_t>(thread), [] {}); });
     }
   } catch (const std::exception&) {
-    // The system gives no more threads: those that run do it all.
+    // No more threads can be created: the running ones do all tasks.
   }
   for (std::size_t missing = others.size() + 1; missing < present.size(); ++missing) {
     present[missing] = count;

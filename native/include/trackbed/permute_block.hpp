@@ -13,7 +13,7 @@ namespace trackbed {
 using PermuteBlock = void (*)(const Permutation& permutation, const std::int64_t* positions, std::int64_t* images,
                               std::size_t count);
 
-// The implementation for `level`; a level that this build lacks falls back to the baseline.
+// Implementation for `level`; levels not in this build fall back to the baseline.
 PermuteBlock permute_block_at(Isa level);
 
 }  // namespace trackbed

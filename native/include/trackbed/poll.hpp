@@ -7,9 +7,9 @@
 
 namespace trackbed {
 
-// Lets whoever started a long kernel look in. A kernel calls it at least every few milliseconds with the number of
-// items that are ready; every 20 ms it passes that on. What the observer throws ends the kernel, whose outputs then
-// mean nothing. Costs a few dozen nanoseconds.
+// Rate-limited progress callback of a kernel. A kernel calls it at least every few milliseconds with the number of
+// items done, and it calls the callback every 20 ms. An exception of the callback ends the kernel, whose outputs are
+// then undefined. A call costs a few dozen nanoseconds.
 class Poll {
  public:
   Poll() = default;

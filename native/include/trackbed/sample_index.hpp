@@ -8,20 +8,19 @@
 
 namespace trackbed {
 
-// Where each sample starts in the stream that visiting the documents of `visits` in turn spells out.
-// Row k of `rows` is (visit, token offset inside it) of stream token k * sequence_length.
+// Finds the start of each sample in the stream of visited documents. Row k of `rows` is the visit of stream token
+// k * sequence_length, and the token's offset in that visit.
 //
-// With extra_token = 1 a sample also holds the first token of the next one. A row then lies inside a
-// document. With 0, a row at a border points to the end of the document before it. A row past the last
-// token repeats the stream's end: with 1 the last token, with 0 the last visit, which may be empty, and its
-// length.
+// With extra_token = 1 a sample also holds the first token of the next one, and a row lies inside a document. With 0, a
+// row at a border points to the end of the previous document. A row past the last token repeats the end of the stream:
+// with 1 the last token, with 0 the last visit, which may be empty, and its length.
 //
-// `lengths` holds an int32 for each document, at any address: an index file has them at an odd one. Returns the
-// first visit that names no document, or one of negative length, if the rows depend on it; `rows` then means nothing.
-// Else visits.size().
+// `lengths` holds one int32 per document, which may be unaligned as in an index file. If the rows depend on a visit
+// that is out of range, or whose document has a negative length, returns the first such visit, and `rows` is undefined.
+// Otherwise returns visits.size().
 // Requires: rows.size() is even and at least 2, sequence_length >= 1, extra_token is 0 or 1, visits.size() and all
-// lengths fit Row, and rows.size() / 2 * sequence_length fits 63 bits. O(visits + rows); the lengths of far apart
-// documents are gathered ahead of their use, and threads share them in turn.
+// lengths fit Row, and rows.size() / 2 * sequence_length fits 63 bits. O(visits + rows); lengths of scattered documents
+// are prefetched, and threads process chunks of visits in turn.
 template <class Visit, class Row>
 std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Visit> visits,
                          std::int64_t sequence_length, std::int64_t extra_token, std::span<Row> rows,

@@ -10,14 +10,14 @@
 
 namespace trackbed {
 
-// Threads that work in step. Each calls work(thread, size, barrier) once, where `size` is how many there are, at most
-// num_threads and at least this one, which is thread 0. None may throw, and all must come to the barrier equally often.
-// Returns once all have ended.
+// Runs work(thread, size, barrier) once on each of `size` threads that share a barrier. `size` is at most num_threads
+// and at least 1; the calling thread is thread 0. `work` must not throw, and all threads must arrive at the barrier
+// equally often. Returns once all threads have ended.
 template <class Work>
 void run_team(std::int64_t num_threads, const Work& work) {
-  std::atomic<std::int64_t> size{0};  // 0 until it is known how many threads the system gives
+  std::atomic<std::int64_t> size{0};  // 0 until the number of threads that could be created is known
   std::barrier<> barrier(static_cast<std::ptrdiff_t>(std::max<std::int64_t>(num_threads, 1)));
-  std::vector<std::jthread> others;  // joined before the barrier that they use is gone
+  std::vector<std::jthread> others;  // joined before their barrier is destroyed
   others.reserve(static_cast<std::size_t>(std::max<std::int64_t>(num_threads, 1)));
   try {
     for (std::int64_t thread = 1; thread < num_threads; ++thread) {

@@ -13,9 +13,9 @@
 
 namespace trackbed {
 
-// Threads that stay for the next call: a batch takes as long as starting one would.
-// They belong to the process that made them. In a forked child, and while another thread runs something on them, a
-// call does its work on its own thread.
+// Thread pool that is kept between calls, because starting a thread takes as long as a batch.
+// The threads belong to the process that created the pool. In a forked child, and while another thread uses the pool,
+// a call runs all tasks on the calling thread.
 class Workers {
  public:
   using Task = std::function<void(std::int64_t)>;
@@ -25,9 +25,9 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // Calls task(0) to task(count - 1), once each, on at most num_threads threads, this one included. In which order, and
-  // on which thread, must not matter. This thread polls between its own, with 0. When a task or the poll throws, no
-  // other task is started, and the first exception is thrown here after all of them have ended.
+  // Calls task(0) to task(count - 1) once each, on at most num_threads threads including the calling one. Tasks must
+  // not depend on their order or thread. The calling thread polls with 0 between its tasks. If a task or the poll
+  // throws, no further task is started, and the first exception is rethrown after all running tasks have ended.
   void run(std::int64_t count, int num_threads, Poll& poll, const Task& task);
 
  private:

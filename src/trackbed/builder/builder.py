@@ -25,9 +25,9 @@ from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
-from trackbed.files import Stamps, whereabouts
-from trackbed.index.legacy_random import forget_shared_runs
-from trackbed.index.ranges import run
+from trackbed.files import Stamps, local_host_path
+from trackbed.index.legacy_random import clear_shuffle_cache
+from trackbed.index.ranges import number_range
 from trackbed.index.splits import Bounds, Split, normalize, split_range
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
@@ -129,14 +129,14 @@ class BlendedMegatronDatasetBuilder:
 
     def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[Any]:
         start = Start()
-        with group.together("building the indices") as step, polling(step.poll):
+        with group.guarded("building the indices") as step, polling(step.poll):
             wants = asked()
             path = self.config.path_to_cache
             coordinator = Coordinator(
                 group,
                 wants=wants,
                 num_threads=self.config.num_dataset_builder_threads,
-                cache="" if group is SOLO or path is None else whereabouts(path),
+                cache="" if group is SOLO or path is None else local_host_path(path),
                 progress=self._progress,
             )
             if not wants:
@@ -150,7 +150,7 @@ class BlendedMegatronDatasetBuilder:
 
                 built = self._build(settle)
                 settle(built, is_last=True)
-                forget_shared_runs()
+                clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
         _flush_built(start.requested)  # last: its thread would slow down what follows
@@ -255,7 +255,7 @@ class BlendedMegatronDatasetBuilder:
                 datasets.append(None)
                 continue
             start, stop = split_range(bounds, num_elements)
-            datasets.append(self.cls(low_level, prefix, run(start, stop), size, split, self.config))
+            datasets.append(self.cls(low_level, prefix, number_range(start, stop), size, split, self.config))
         return datasets
 
     @property

@@ -11,7 +11,7 @@ from typing import Final
 from trackbed.datasets.config import Blend, BlendedMegatronDatasetConfig
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
-from trackbed.kernels.whole import is_whole
+from trackbed.kernels.integers import is_integer
 
 __all__ = ["MOST_SAMPLES", "Shares", "check_sizes", "plan_shares"]
 
@@ -70,7 +70,7 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
         msg = f"sizes must have {len(Split)} entries, found {len(sizes)}"
         raise ArgumentError(msg)
     for split, size in zip(Split, sizes, strict=True):
-        if size is not None and (not is_whole(size) or size < 0):
+        if size is not None and (not is_integer(size) or size < 0):
             msg = f"the size of split {split.name} must be a whole number of at least 0, or None, found {size!r}"
             raise ArgumentError(msg)
         if size is not None and size >= MOST_SAMPLES:

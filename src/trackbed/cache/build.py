@@ -23,8 +23,8 @@ from trackbed.cache.request import Arrays, Request
 from trackbed.cancellation import check_cancelled
 from trackbed.files import (
     CHUNK_BYTES,
+    BackgroundWriteback,
     FileSum,
-    WrittenBehind,
     checksum_bytes,
     clear_dead_partials,
     crc32,
@@ -134,7 +134,7 @@ class _Writer:
         self._partials: dict[str, str] = {}
         """Path of the partial file of each array that is filled in place."""
         self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
-        self._background: dict[str, WrittenBehind] = {}
+        self._background: dict[str, BackgroundWriteback] = {}
         with explained(self._entry, self._place):
             _make_folders(self._entry.own, self._place)
 
@@ -157,7 +157,7 @@ class _Writer:
             os.close(descriptor)
             return array
         try:
-            self._background[name] = WrittenBehind(descriptor, mapped)
+            self._background[name] = BackgroundWriteback(descriptor, mapped)
         except BaseException:
             os.close(descriptor)
             raise

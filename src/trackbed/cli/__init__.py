@@ -1,3 +1,3 @@
-"""The command line: one file a command, and `main`, which has them all."""
+"""Command line: one module per command, and `main`, which collects them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""`trackbed blend`: what a blend file comes to."""
+"""`trackbed blend`: the plan of a blend file."""
 
 import json
 from typing import TYPE_CHECKING
@@ -14,12 +14,12 @@ __all__ = ["blend"]
 
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.5 on
-    """A whole number such as 300_000, 20M, 1.5B or 2T."""
+    """Parameter type of a whole number such as 300_000, 20M, 1.5B or 2T."""
 
     name = "count"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number that is meant."""
+        """Parses the number."""
         from trackbed.builder.blend_file import parse_count
 
         try:
@@ -33,18 +33,18 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 @click.command()
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
-@click.option("--tokens", type=_Count(), metavar="COUNT", help="Train on so many tokens, such as 2T, 1.5B or 20M.")
-@click.option("--samples", type=_Count(), metavar="COUNT", help="Train on so many samples.")
-@click.option("--all", "show_all", is_flag=True, help="Show every dataset, not the largest ones and the rest.")
-@click.option("--plot", metavar="FILE", help="Draw proportions and epochs: .svg, .png or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--tokens", type=_Count(), metavar="COUNT", help="Number of tokens to train on, such as 2T, 1.5B or 20M.")
+@click.option("--samples", type=_Count(), metavar="COUNT", help="Number of samples to train on.")
+@click.option("--all", "show_all", is_flag=True, help="Show every dataset, not only the largest ones.")
+@click.option("--plot", metavar="FILE", help="Plot proportions and epochs to a .svg, .png or .pdf file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def blend(
     path: str, *, tokens: int | None, samples: int | None, show_all: bool, plot: str | None, as_json: bool
 ) -> None:
-    """Show what a blend file comes to, without building it.
+    """Show the plan of a blend file, without building it.
 
-    BLEND.toml names datasets, weights and sizes. For each dataset this shows the tokens, samples and epochs that a run
-    will take from it, and for each stage the proportions. Exit status 1 if a dataset falls short.
+    BLEND.toml lists datasets, weights and sizes. Shows the tokens, samples and epochs that a run takes from each
+    dataset, and the proportions of each stage. The exit status is 1 if a dataset falls short.
     """
     from trackbed.builder.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
 

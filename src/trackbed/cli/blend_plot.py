@@ -1,9 +1,9 @@
-"""The drawing of `trackbed blend --plot`: proportions by stage, and epochs by dataset, of training."""
+"""Plot of `trackbed blend --plot`: proportions by stage, and epochs by dataset, of training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trackbed.cli.blend_table import Chosen, compact, largest_first
+from trackbed.cli.blend_table import DatasetSelection, compact, largest_first
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -19,28 +19,28 @@ _SUFFIXES: Final = (".svg", ".png", ".pdf")
 
 
 def draw_plan(plan: "BlendPlan", path: str) -> None:
-    """Draw the first split of a plan, which is training unless that has no data.
+    """Plots the first split of a plan, which is training unless that has no data.
 
     Raises:
-        ArgumentError: the file's name says no format that is drawn, or matplotlib is not installed.
+        ArgumentError: the suffix of the file is that of no supported format, or matplotlib is not installed.
         OSError: the file cannot be written.
     """
     if Path(path).suffix not in _SUFFIXES:
-        msg = f"{path}: a plot must be called {', '.join(_SUFFIXES)}, found {Path(path).suffix or 'no suffix'}"
+        msg = f"{path}: a plot's name must end in {', '.join(_SUFFIXES)}, found {Path(path).suffix or 'no suffix'}"
         raise ArgumentError(msg)
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        msg = f"{path}: a plot needs matplotlib, which `pip install trackbed[plot]` brings, found none"
+        msg = f"{path}: a plot needs matplotlib, which `pip install trackbed[plot]` installs, found none"
         raise ArgumentError(msg) from error
     split = plan.splits[0]
-    chosen = largest_first(split, _MOST_BARS)
-    rows = len(chosen.shown) + bool(chosen.rest)
+    selection = largest_first(split, _MOST_BARS)
+    rows = len(selection.shown) + bool(selection.rest)
     figure = Figure(figsize=(11, 2.2 + 0.32 * rows), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    colors = _colors(chosen)
-    _draw_stages(left, split, chosen, colors)
-    _draw_epochs(right, split, chosen, colors)
+    colors = _colors(selection)
+    _draw_stages(left, split, selection, colors)
+    _draw_epochs(right, split, selection, colors)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
@@ -49,26 +49,26 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _colors(chosen: Chosen) -> list[Any]:
+def _colors(selection: DatasetSelection) -> list[Any]:
     from matplotlib import colormaps
 
-    return [colormaps["tab20"](number % 20) for number in range(len(chosen.shown))] + [_REST_COLOR]
+    return [colormaps["tab20"](number % 20) for number in range(len(selection.shown))] + [_REST_COLOR]
 
 
-def _groups(chosen: Chosen) -> list[list[int]]:
-    return [[number] for number in chosen.shown] + ([chosen.rest] if chosen.rest else [])
+def _groups(selection: DatasetSelection) -> list[list[int]]:
+    return [[number] for number in selection.shown] + ([selection.rest] if selection.rest else [])
 
 
-def _draw_stages(axes: Any, split: "SplitPlan", chosen: Chosen, colors: list[Any]) -> None:
-    """Shares of the samples, stacked, over the tokens of the run."""
+def _draw_stages(axes: Any, split: "SplitPlan", selection: DatasetSelection, colors: list[Any]) -> None:
+    """Plots the stacked shares of the samples over the tokens of the run."""
     tokens_a_sample = split.tokens // max(split.samples, 1)
     unit, name = _unit(split.tokens)
     for stage in split.stages:
         start, total, top = stage.first_sample * tokens_a_sample / unit, sum(stage.samples), 1.0
         width = (stage.stop_sample - stage.first_sample) * tokens_a_sample / unit
-        for group, color in zip(_groups(chosen), colors, strict=False):
+        for group, color in zip(_groups(selection), colors, strict=False):
             share = sum(stage.samples[number] for number in group) / max(total, 1)
-            top -= share  # from the top, as the bars beside it
+            top -= share  # from the top, in the order of the bars in the other plot
             axes.bar(start, share, width, bottom=top, align="edge", color=color, edgecolor="white", linewidth=0.6)
     axes.set(
         xlim=(0, max(split.tokens / unit, 1e-9)),
@@ -79,9 +79,9 @@ def _draw_stages(axes: Any, split: "SplitPlan", chosen: Chosen, colors: list[Any
     axes.yaxis.set_major_formatter(lambda share, _position: f"{share:.0%}")
 
 
-def _draw_epochs(axes: Any, split: "SplitPlan", chosen: Chosen, colors: list[Any]) -> None:
-    """How often each dataset is read, and how often it may be."""
-    groups = _groups(chosen)
+def _draw_epochs(axes: Any, split: "SplitPlan", selection: DatasetSelection, colors: list[Any]) -> None:
+    """Plots the epochs of each dataset, and their limits."""
+    groups = _groups(selection)
     names, widest = [], 1.0
     for row, (group, color) in enumerate(zip(groups, colors, strict=False)):
         members = [split.datasets[number] for number in group]
@@ -109,7 +109,7 @@ def _draw_epochs(axes: Any, split: "SplitPlan", chosen: Chosen, colors: list[Any
 
 
 def _unit(number: int) -> tuple[int, str]:
-    """What to count so many tokens in."""
+    """Returns the unit for counts of this size, and its name."""
     name = compact(number)[-1]
     units = {"K": (10**3, "thousands"), "M": (10**6, "millions"), "B": (10**9, "billions"), "T": (10**12, "trillions")}
     return units.get(name, (1, ""))

@@ -1,4 +1,4 @@
-"""The tables of `trackbed blend`: datasets by split, and proportions by stage."""
+"""Tables of `trackbed blend`: datasets by split, and proportions by stage."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ _UNITS: Final = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The datasets that are shown, and those that are summed up."""
+class DatasetSelection:
+    """Numbers of the datasets that have a row of their own, and of those that share one."""
 
     shown: list[int]
     rest: list[int]
 
 
 def compact(number: int) -> str:
-    """A number in three digits, as people say it.
+    """Formats a number with three digits and a unit.
 
     >>> compact(1_234_567), compact(999), compact(999_999)
     ('1.23M', '999', '1M')
@@ -41,31 +41,31 @@ def compact(number: int) -> str:
     return str(number)
 
 
-def largest_first(split: "SplitPlan", most: int) -> Chosen:
-    """Numbers of the datasets, those that give most first; those that fall short are always among the shown ones."""
+def largest_first(split: "SplitPlan", most: int) -> DatasetSelection:
+    """Selects about `most` datasets to show, largest first; always includes those that fall short."""
     datasets = split.datasets
     by_samples = sorted(range(len(datasets)), key=lambda one: (-datasets[one].samples, -datasets[one].tokens))
-    if len(by_samples) <= most + 1:  # a rest of one is shown itself
-        return Chosen(by_samples, [])
+    if len(by_samples) <= most + 1:  # a rest of one gets its own row
+        return DatasetSelection(by_samples, [])
     short = [number for number in by_samples[most:] if datasets[number].shortfall is not None][:most]
     shown = by_samples[: most - len(short)] + short
-    return Chosen(shown, [number for number in by_samples if number not in set(shown)])
+    return DatasetSelection(shown, [number for number in by_samples if number not in set(shown)])
 
 
 def show_plan(plan: "BlendPlan", *, show_all: bool) -> None:
-    """Print the tables of all splits."""
+    """Prints the tables of all splits."""
     console = Console(markup=False, highlight=False)
     click.echo(f'order "{plan.order}", samples of {plan.sequence_length:,} tokens')
     for split in plan.splits:
-        chosen = largest_first(split, len(split.datasets) if show_all else _MOST_ROWS)
+        selection = largest_first(split, len(split.datasets) if show_all else _MOST_ROWS)
         click.echo(
             f"\n{split.split}: {_counted(len(split.datasets), 'dataset')}, {split.samples:,} samples, "
             f"{split.tokens:,} tokens"
         )
-        console.print(_dataset_table(split, chosen))
+        console.print(_dataset_table(split, selection))
         if len(split.stages) > 1:
             for first in range(0, len(split.stages), _STAGES_IN_A_TABLE):
-                console.print(_stage_table(split, chosen, range(first, len(split.stages))[:_STAGES_IN_A_TABLE]))
+                console.print(_stage_table(split, selection, range(first, len(split.stages))[:_STAGES_IN_A_TABLE]))
 
 
 def _counted(count: int, noun: str) -> str:
@@ -80,16 +80,16 @@ def _table(first: str, columns: Iterable[str]) -> Table:
     return table
 
 
-def _dataset_table(split: "SplitPlan", chosen: Chosen) -> Table:
+def _dataset_table(split: "SplitPlan", selection: DatasetSelection) -> Table:
     table = _table("dataset", ("documents", "tokens", "weight", "samples", "drawn", "epochs", "limit"))
-    for number in chosen.shown:
+    for number in selection.shown:
         one = split.datasets[number]
         limit = "" if one.max_epochs is None else f"{one.max_epochs:g}"
         style = "bold red" if one.shortfall is not None else ""
         mark = " short" if one.shortfall is not None else ""
         table.add_row(*_cells(one.name, [one], split), Text(limit + mark), style=style)
-    if chosen.rest:
-        rest = [split.datasets[number] for number in chosen.rest]
+    if selection.rest:
+        rest = [split.datasets[number] for number in selection.rest]
         table.add_row(*_cells(f"{_counted(len(rest), 'other')}", rest, split), "", style="dim")
     table.add_section()
     table.add_row(*_cells("all", split.datasets, split), "")
@@ -97,7 +97,7 @@ def _dataset_table(split: "SplitPlan", chosen: Chosen) -> Table:
 
 
 def _cells(name: str, datasets: "Sequence[DatasetPlan]", split: "SplitPlan") -> list[str]:
-    """The row of one dataset, or of several together."""
+    """Returns the row of one dataset, or of several combined."""
     tokens, drawn = sum(one.tokens for one in datasets), sum(one.tokens_drawn for one in datasets)
     epochs = datasets[0].epochs if len(datasets) == 1 else drawn / max(tokens, 1)
     return [
@@ -111,13 +111,13 @@ def _cells(name: str, datasets: "Sequence[DatasetPlan]", split: "SplitPlan") -> 
     ]
 
 
-def _stage_table(split: "SplitPlan", chosen: Chosen, stages: Sequence[int]) -> Table:
-    """The share of each dataset in each stage."""
+def _stage_table(split: "SplitPlan", selection: DatasetSelection, stages: Sequence[int]) -> Table:
+    """Returns the table of the share of each dataset in each stage."""
     found = [split.stages[stage] for stage in stages]
     tokens_a_sample = split.tokens // max(split.samples, 1)
     heads = [f"from {compact(stage.first_sample * tokens_a_sample)}" for stage in found]
     table = _table("share by stage, from token", heads)
-    groups = [[number] for number in chosen.shown] + ([chosen.rest] if chosen.rest else [])
+    groups = [[number] for number in selection.shown] + ([selection.rest] if selection.rest else [])
     for group in groups:
         name = split.datasets[group[0]].name if len(group) == 1 else f"{len(group):,} others"
         shares = []

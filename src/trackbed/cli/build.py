@@ -1,4 +1,4 @@
-"""`trackbed build`: the indices of a blend, ahead of the job."""
+"""`trackbed build`: building the indices of a blend ahead of the job."""
 
 import json
 import os
@@ -21,29 +21,39 @@ __all__ = ["build"]
 
 _MEGATRON: Final = "megatron-core"
 MOST_DATASETS: Final = 32_766
-"""What its int16 dataset numbers hold."""
+"""Maximum number of datasets in a blend of megatron-core, limited by its int16 dataset numbers."""
 MOST_SHOWN: Final = 20
 
 
 @click.command()
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
-@click.option("--cache", metavar="FOLDER", help="Where the indices go, in place of the file's `cache`.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of this process; by default its share of cores.")
-@click.option("--plan", "plan_only", is_flag=True, help="Only show what is missing and who would build it.")
-@click.option("--ranks", type=click.IntRange(min=1), help="With --plan: for so many processes.")
+@click.option("--cache", metavar="FOLDER", help="Folder for the indices, instead of the file's `cache`.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of this process; by default its share of the cores."
+)
+@click.option(
+    "--plan", "plan_only", is_flag=True, help="Only show the missing indices, and how many each process would build."
+)
+@click.option("--ranks", type=click.IntRange(min=1), help="With --plan: number of processes.")
 @click.option(
     "--for", "reader", type=click.Choice(["trackbed", _MEGATRON]), default="trackbed", show_default=True,
-    help="Who will read the indices.",
+    help="Library that will read the indices.",
 )  # fmt: skip
 @click.option(
-    "--tokenizer-identity", metavar="JSON", help='What Megatron calls its tokenizer: {"class": ..., "path": ...}.'
+    "--tokenizer-identity", metavar="JSON", help='Identity of the tokenizer in Megatron: {"class": ..., "path": ...}.'
 )
-@click.option("--check-against", type=click.Choice([_MEGATRON]), help="Start it on the indices: it must build nothing.")
-@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds for which a process may give no sign of life.")
+@click.option(
+    "--check-against",
+    type=click.Choice([_MEGATRON]),
+    help="Start this library on the indices; an error if it builds any.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), help="Seconds without a heartbeat after which a process counts as dead."
+)
 @click.option(
     "--secret-file", metavar="FILE", type=click.Path(dir_okay=False),
-    help="With several processes: what they prove to each other that they belong together with; by default a file in "
-    "the cache. Made if it is not there; every host must find the same one.",
+    help="With several processes: file of the secret that authenticates them to each other; by default in the cache. "
+    "Created if missing; all hosts must see the same file.",
 )  # fmt: skip
 def build(
     path: str,
@@ -60,9 +70,9 @@ def build(
 ) -> None:
     """Build the indices of a blend file ahead of the job, so that the job starts at once.
 
-    Alone, or as many processes under torchrun or srun: each builds a fair part. What is there already is not built
-    again. Processes on several hosts meet at MASTER_ADDR, or at the first host of the Slurm step; they listen there
-    and on no other interface.
+    Runs as one process, or as several under torchrun or srun, each of which builds a fair share. Existing indices are
+    not built again. The rendezvous of processes on several hosts is at MASTER_ADDR, or at the first host of the Slurm
+    step; it listens there and on no other interface.
     """
     from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
     from trackbed.comm.launch import group_from_environment, has_several_ranks
@@ -104,7 +114,7 @@ def _config(
     if config.path_to_cache is None and config.order != "instant":
         msg = f"{blend.file.path}: cache must name a folder for the indices, found none: give --cache FOLDER"
         raise ArgumentError(msg)
-    # torchrun says how many processes share the cores; srun gives each its own.
+    # torchrun sets the number of processes that share the cores; srun gives each its own cores.
     sharing = os.environ.get("LOCAL_WORLD_SIZE", "")
     fair = available_threads() // int(sharing) if sharing.isdecimal() and int(sharing) else available_threads()
     config.num_dataset_builder_threads = threads or max(fair, 1)
@@ -112,19 +122,19 @@ def _config(
 
 
 def _secret(path: str | None, config: "GPTDatasetConfig") -> bytes:
-    """What the processes share, from the file that is given or else from the cache."""
+    """Returns the secret that the processes share, from the given file or else from the cache."""
     from trackbed.builder.secret import secret_path, shared_secret
 
     if path is None and config.path_to_cache is None:
-        msg = "--secret-file must name a file where several processes meet without a cache, found neither"
+        msg = "--secret-file must name a file for several processes without a cache, found neither"
         raise ArgumentError(msg)
     file = Path(path) if path is not None else secret_path(Path(str(config.path_to_cache)))
     try:
         return shared_secret(file)
     except OSError as error:
         msg = (
-            f"{file}: the processes must be able to read a secret there, or to make it, found: {error.strerror}; "
-            "--secret-file names another place"
+            f"{file}: the processes must be able to read or create the secret, found: {error.strerror}; "
+            "--secret-file names another file"
         )
         raise ArgumentError(msg) from None
 
@@ -143,7 +153,7 @@ def _identity(text: str | None) -> "MegatronIdentity | None":
 
 
 def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> Any:
-    """The file's tokenizer under this identity; one that has nothing else where the file names none; None without."""
+    """Returns the file's tokenizer with this identity, or a minimal one if the file names none; None for None."""
     from dataclasses import replace
 
     from trackbed.builder.blend_file import StatedTokenizer
@@ -158,23 +168,25 @@ def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> A
 
 
 def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
-    """Refuse what megatron-core could not read."""
+    """Refuses configurations whose indices megatron-core cannot read."""
     wrong = None
     if config.order != "megatron":
         wrong = f'order must be "megatron", found "{config.order}"'
     elif config.groups:
-        wrong = "groups must be merged into pairs, found some: give their files as datasets, or run trackbed merge"
+        wrong = "groups must be merged into pairs, found some: list their files as datasets, or run trackbed merge"
     elif len(blend.members) > MOST_DATASETS:
         wrong = f"a blend must have at most {MOST_DATASETS} datasets, found {len(blend.members)}"
     elif "tokenizer_path" not in config.tokenizer.unique_identifiers:  # type: ignore[union-attr]  # config() gives one
-        wrong = "tokenizer.megatron or --tokenizer-identity must say what the job calls its tokenizer, found neither"
+        wrong = (
+            "tokenizer.megatron or --tokenizer-identity must state the identity of the job's tokenizer, found neither"
+        )
     if wrong is not None:
         msg = f"{blend.file.path}: for {_MEGATRON}, {wrong}"
         raise ArgumentError(msg)
 
 
 def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
-    """Refuse indices that do not lie under megatron-core's names, where it would read others."""
+    """Refuses indices that lack megatron-core's names, as it would read other files under those."""
     datasets = [
         dataset for one in built for dataset in (one if isinstance(one, list) else [one]) if dataset is not None
     ]
@@ -192,19 +204,19 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
 
 
 def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -> list[Any]:
-    """Build, and show on the first process how far it is. Returns the datasets."""
+    """Builds the indices, and shows the progress on the first process. Returns the datasets."""
     from trackbed.cache import await_flush
     from trackbed.cli.build_progress import show_building
 
     started = monotonic()
     with show_building(group) as progress:
         built: list[Any] = make(group=group, progress=progress).build()
-    await_flush()  # else a loss of power would have the next job check what was built
+    await_flush()  # otherwise the next job would verify the files after a power loss
     if group.rank > 0:
         return built
     names = ("train", "valid", "test")
     samples = ", ".join(f"{name} {_length(one):,}" for name, one in zip(names, built, strict=True) if one is not None)
-    where = "there is nothing to build" if config.order == "instant" else f"indices are in {config.path_to_cache}"
+    where = "nothing to build" if config.order == "instant" else f"indices are in {config.path_to_cache}"
     processes = f" with {group.size} processes" if group.size > 1 else ""
     click.echo(f"{where}, after {monotonic() - started:.1f} s{processes}; samples: {samples}")
     return built

@@ -1,4 +1,4 @@
-"""What `trackbed build --plan` shows: who would build what, and how long it takes."""
+"""Output of `trackbed build --plan`: indices per process, and predicted time."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -17,9 +17,9 @@ _MOST_ROWS: Final = 20
 
 
 def show_plan(tasks: "Sequence[Task]", plan: "Plan", *, num_threads: int) -> None:
-    """Print who builds how many indices, and the predicted time."""
+    """Prints the number of indices per process, and the predicted time."""
     if not tasks:
-        click.echo("every index is there: nothing to build")
+        click.echo("all indices exist: nothing to build")
         return
     ranks = len(plan.by_rank)
     click.echo(
@@ -38,12 +38,12 @@ def show_plan(tasks: "Sequence[Task]", plan: "Plan", *, num_threads: int) -> Non
         click.echo(f"and {ranks - _MOST_ROWS:,} more processes")
     longest = max(_seconds([tasks[number] for number in mine], num_threads) for mine in plan.by_rank)
     click.echo(
-        f"predicted: {longest:,.1f} s; the process with most to do has {plan.makespan / plan.lower_bound:.2f} times "
-        "what the best plan could give it"
+        f"predicted: {longest:,.1f} s; the process with the most work has {plan.makespan / plan.lower_bound:.2f} times "
+        "the lower bound of any plan"
     )
 
 
 def _seconds(tasks: "Sequence[Task]", num_threads: int) -> float:
-    """Blends one after the other, and beside them the rest over all threads: whatever takes longer, or all of it."""
+    """Predicts the time in seconds: blends run one at a time, and all tasks together use all threads."""
     blends = sum(task.cost for task in tasks if task.is_blend)
     return max(blends, sum(task.cost for task in tasks) / num_threads) / 1e9

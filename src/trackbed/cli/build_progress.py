@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LOOKS: Final = 0.5
 def show_building(group: "Group") -> Iterator["Progress"]:
     """Show on stderr of the first process how far all of them are; the others tell it."""
     if group.rank > 0:
-        yield lambda *part: group.tell(part)
+        yield lambda *part: group.publish_status(part)
     elif sys.stderr.isatty():
         with _bar() as show:
             yield _Sum(group, show)
@@ -48,7 +48,7 @@ class _Sum:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LOOKS
-            self._others = [told for told in self._group.told()[1:] if told]
+            self._others = [status for status in self._group.statuses()[1:] if status]
         parts = [part, *self._others]
         share = min(1.0, sum(part[2] for part in parts))
         self._show(int(sum(part[0] for part in parts)), int(part[1]), share)

@@ -1,4 +1,4 @@
-"""`trackbed cache`: what lies in a cache, whether it is right, and removing what nobody uses."""
+"""`trackbed cache`: listing, verification and garbage collection of a cache."""
 
 import json
 import time
@@ -18,7 +18,7 @@ _DAY = 86_400.0
 
 @click.group()
 def cache() -> None:
-    """Look after the folder that indices are kept in (path_to_cache)."""
+    """Maintain a cache folder of indices (path_to_cache)."""
 
 
 _FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
@@ -26,9 +26,9 @@ _FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(exists=True
 
 @cache.command()
 @_FOLDER
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ls(folder: str, *, as_json: bool) -> None:
-    """List the entries of a cache, those used last first."""
+    """List the entries of a cache, most recently used first."""
     from trackbed.cache import take_inventory
 
     found = take_inventory(folder)
@@ -52,41 +52,46 @@ def ls(folder: str, *, as_json: bool) -> None:
 def verify(ctx: click.Context, folder: str) -> None:
     """Read every byte of a cache, and compare it with the manifests.
 
-    Entries without a manifest are compared with their headers. Exit status 1 and a line for each thing that is wrong.
+    Entries without a manifest are checked by their headers. Prints a line for each problem; the exit status is 1 if
+    there is any.
     """
     from trackbed.cache import Condition, bytes_to_read, find_problems, take_inventory
-    from trackbed.cli.progress import counted, show_progress
+    from trackbed.cli.progress import cumulative, show_progress
 
     found = take_inventory(folder)
     with show_progress("verifying") as progress:
-        problems = list(find_problems(found, progress=counted(progress, bytes_to_read(found))))
+        problems = list(find_problems(found, progress=cumulative(progress, bytes_to_read(found))))
     for problem in problems:
         click.echo(f"trackbed: {problem}", err=True)
     if problems:
         ctx.exit(1)
     unknown = sum(entry.condition is Condition.unknown for entry in found.entries)
     bare = sum(entry.manifest is None for entry in found.entries)
-    kinds = [(unknown, "of another version, not looked at"), (bare, "without a manifest, by their headers")]
+    kinds = [(unknown, "of another version, not checked"), (bare, "without a manifest, checked by headers")]
     notes = "".join(f"; {count:,} {what}" for count, what in kinds if count)
     click.echo(f"{folder}: ok: {_counted(len(found.entries), 'entry', 'entries')}, {_size(found.size_bytes)}{notes}")
 
 
 @cache.command()
 @_FOLDER
-@click.option("--keep", "keep_bytes", type=Size(), metavar="SIZE", help="Remove no more than leaves so much: 100GB.")
-@click.option("--unused-for", type=Duration(), metavar="TIME", help="Only what was not used for so long: 30d, 12h.")
-@click.option("--foreign", is_flag=True, help="Also entries without a manifest, or one of another version.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option(
+    "--keep", "keep_bytes", type=Size(), metavar="SIZE", help="Stop when the cache has at most this size: 100GB."
+)
+@click.option(
+    "--unused-for", type=Duration(), metavar="TIME", help="Remove only entries unused for this long: 30d, 12h."
+)
+@click.option("--foreign", is_flag=True, help="Also remove entries without a manifest of this version.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign: bool, dry_run: bool) -> None:
-    """Remove the entries of a cache that were used least recently.
+    """Remove the least recently used entries of a cache.
 
-    Give --keep, --unused-for, or both; with --keep alone, what was used within a day stays. Entries that a process of
-    this host has mapped stay, too. Partial files of processes that died always go.
+    Give --keep, --unused-for, or both; with --keep alone, entries used within a day stay. Entries that a process of
+    this host has mapped stay, too. Partial files of dead processes are always removed.
     """
     from trackbed.cache import entries_in_use, plan_removal, remove, take_inventory
 
     if keep_bytes is None and unused_for is None:
-        msg = "say what may go: --keep SIZE, --unused-for TIME, or both"
+        msg = "state what to remove: --keep SIZE, --unused-for TIME, or both"
         raise click.UsageError(msg)
     found = take_inventory(folder)
     removal = plan_removal(
@@ -103,7 +108,7 @@ def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign
     if keep_bytes is not None and removal.left_bytes > keep_bytes:
         click.echo(
             f"trackbed: {folder}: {_size(removal.left_bytes)} stay, more than {_size(keep_bytes)}: they are in use, "
-            "were used too lately (see --unused-for), or are not known to be Trackbed's (see --foreign)",
+            "were used too recently (see --unused-for), or are not known to be Trackbed's (see --foreign)",
             err=True,
         )
 
@@ -121,7 +126,7 @@ def _report(found: "Inventory", removal: "Removal", verb: str) -> None:
 
 
 def _fields(entry: "StoredEntry") -> dict[str, Any]:
-    """An entry as JSON."""
+    """Returns an entry as JSON values."""
     return {
         "path": entry.path,
         "class": entry.class_name,
@@ -154,7 +159,7 @@ def _draw(entries: "list[StoredEntry]") -> None:
 
 
 def _day(seconds: float) -> str:
-    """A time as people read it, to the minute."""
+    """Formats a time in seconds since 1970, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 

@@ -1,4 +1,4 @@
-"""Starting megatron-core on indices that Trackbed built: it must find every one of them."""
+"""Check that megatron-core finds every index that Trackbed built."""
 
 import json
 import subprocess
@@ -19,10 +19,10 @@ __all__ = ["check_against_megatron"]
 
 
 def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | None]) -> None:
-    """Start megatron-core, in a process of its own, on the cache of `config`.
+    """Starts megatron-core in a separate process on the cache of `config`.
 
     Raises:
-        CacheError: it is not installed, fails, or builds an index.
+        CacheError: megatron-core is not installed, fails, or builds an index.
     """
     folder = Path(str(config.path_to_cache))
     request = {
@@ -41,7 +41,7 @@ def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | Non
         check=False,
     )
     if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         msg = f"{folder}: megatron-core must start from it, but: {last[0]}"
         raise CacheError(msg)
     after = _stamps(folder)
@@ -55,7 +55,7 @@ def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | Non
 
 
 def _is_plain(config: "GPTDatasetConfig", name: str) -> bool:
-    """Whether a field is one that goes as it is; what is None has its default there too."""
+    """True if a field is passed on unchanged; None is omitted, as it is the default there too."""
     return name not in ("tokenizer", "split_matrix", "mock") and getattr(config, name) is not None
 
 
@@ -65,14 +65,14 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 class _Tokenizer(SimpleNamespace):
-    """What megatron-core asks of a tokenizer when it opens indices."""
+    """Minimal tokenizer for megatron-core to open indices with."""
 
     eod = eos = vocab_size = 1
     pad = None
 
 
 def main() -> None:
-    """Open the datasets of a request from standard input with megatron-core."""
+    """Opens the datasets of a request from standard input with megatron-core."""
     request = json.load(sys.stdin)
     import tempfile
 
@@ -87,8 +87,8 @@ def main() -> None:
     if given.get("blend_per_split"):
         given["blend_per_split"] = [one and tuple(one) for one in given["blend_per_split"]]
     tokenizer: Any = _Tokenizer(unique_identifiers=OrderedDict(request["tokenizer"]))
-    with tempfile.TemporaryDirectory() as meeting:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=0, world_size=1)
+    with tempfile.TemporaryDirectory() as rendezvous:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}/store", rank=0, world_size=1)
         config = GPTDatasetConfig(tokenizer=tokenizer, **given)
         BlendedMegatronDatasetBuilder(GPTDataset, request["sizes"], lambda: True, config).build()
         torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""`trackbed finish`: pairs whose writer ended while they appeared."""
+"""`trackbed finish`: completion of pairs whose writer was interrupted."""
 
 import click
 
@@ -10,8 +10,8 @@ __all__ = ["finish"]
 def finish(prefixes: tuple[str, ...]) -> None:
     """Complete pairs of .bin and .idx files whose writer was killed while it replaced them.
 
-    PREFIX is the path of a pair without .bin and .idx. The new files are complete and get their final names; the pair
-    is checked afterwards. A pair that needs nothing is only checked.
+    PREFIX is the path of a pair without .bin and .idx. The new files are complete and only have to be renamed; the
+    pair is checked afterwards. A pair that is complete already is only checked.
     """
     from trackbed.tokens import finish_pair, verify
 

@@ -1,4 +1,4 @@
-"""`trackbed inspect`: what is in a pair."""
+"""`trackbed inspect`: the contents of a pair."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,13 @@ __all__ = ["inspect"]
 
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
-@click.option("--tokenizer", metavar="FILE", help="Decode the first documents: tokenizer.json, or: bytes.")
-@click.option("--eod-token", metavar="TOKEN", help="The tokenizer's end-of-document token, if it has no usual name.")
-@click.option("--documents", type=click.IntRange(min=0), default=3, show_default=True, help="How many of them.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens of each.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--tokenizer", metavar="FILE", help="Decode the first documents with it: tokenizer.json, or: bytes.")
+@click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
+@click.option(
+    "--documents", type=click.IntRange(min=0), default=3, show_default=True, help="Number of documents to decode."
+)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum tokens of each.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--counts-json",
     metavar="FILE",
@@ -34,9 +36,9 @@ def inspect(
     as_json: bool,
     counts_json: str | None,
 ) -> None:
-    """Show what a pair of .bin and .idx files holds.
+    """Show the contents of a pair of .bin and .idx files.
 
-    PREFIX is the path of the pair without .bin and .idx, or a folder with one pair; with --counts-json, of any number.
+    PREFIX is the path of the pair without .bin and .idx, or a folder with one pair (with --counts-json: any number).
     """
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
 
@@ -62,7 +64,7 @@ def inspect(
 
 
 def _write_counts(pairs: list[str], path: str) -> None:
-    """Sequences and document borders of each pair, as the headers of the indices say them."""
+    """Writes the numbers of sequences and document borders of each pair, from the headers of the indices."""
     from trackbed.files import new_partial, publish, write_new
     from trackbed.tokens import get_idx_path, open_index
 
@@ -103,7 +105,7 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
     if found.documents:
         mean = found.tokens / found.documents
         click.echo(f"documents of {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average")
-        most = max(bucket.documents for bucket in found.histogram)
+        most = max(one.documents for one in found.histogram)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         table.add_column("tokens", justify="right", no_wrap=True)
         table.add_column("documents", justify="right", no_wrap=True)
@@ -118,5 +120,5 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
 
 
 def _printable(text: str) -> str:
-    """A text with its control characters written out, so that none of them reaches the terminal."""
+    """Escapes control characters, so that none of them reaches the terminal."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

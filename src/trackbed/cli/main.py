@@ -1,8 +1,8 @@
-"""The command line: `trackbed COMMAND ...`.
+"""Entry point of the command line: `trackbed COMMAND ...`.
 
-Every command parses, calls the library, and prints. Exit status: 0, or 1 with one line on stderr if the library
-says no (one for each thing that is wrong with a blend file), or 2 if the command line is wrong, or 128 and the
-signal's number if a signal ended it.
+Every command parses its arguments, calls the library, and prints. Exit status: 0 on success; 1 on an error of the
+library, with one line on stderr (for a blend file, one per problem); 2 on a usage error; 128 plus the signal number if
+a signal ended the command.
 """
 
 import errno
@@ -24,22 +24,22 @@ from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
-from trackbed.cli.uninterruptible import leave
+from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
 
 __all__ = ["main", "trackbed"]
 
 
 class _OneLineErrors(click.Group):
-    """Commands whose errors are one line on stderr."""
+    """Group of commands that print errors as one line on stderr."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that `ctx` names."""
+        """Runs the command of `ctx`."""
         try:
             return super().invoke(ctx)
         except EXPECTED as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # whoever reads our output has seen enough, which click knows how to take
+                raise  # the reader has closed the pipe, which click handles
             for line in describe_all(error):
                 click.echo(f"trackbed: {line}", err=True)
             ctx.exit(1)
@@ -59,15 +59,15 @@ for command in (blend, build, cache, preprocess, train_tokenizer, merge, inspect
 
 
 def main() -> None:
-    """Run the command line of this process."""
+    """Runs the command line of this process."""
     signal.signal(signal.SIGTERM, _end)
     try:
         trackbed(prog_name="trackbed")
     except SystemExit as end:
-        leave(end.code if isinstance(end.code, int) else 0)
+        exit_if_busy(end.code if isinstance(end.code, int) else 0)
         raise
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  a signal handler is called so
-    """Leave as an exception does, so that unfinished files are removed."""
+    """Raises SystemExit, so that unfinished files are removed."""
     raise SystemExit(128 + number)

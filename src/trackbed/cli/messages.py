@@ -1,15 +1,15 @@
-"""What the user gets to read when something is wrong: one line."""
+"""One-line error messages for the user."""
 
 from trackbed.errors import ArgumentError, BlendFileError, TrackbedError
 
 __all__ = ["EXPECTED", "describe", "describe_all"]
 
 EXPECTED = (TrackbedError, ArgumentError, OSError, MemoryError)
-"""Errors that say what is wrong with the user's files, options or machine; any other one is a mistake of ours."""
+"""Errors caused by the user's files, options or machine; any other error is a bug."""
 
 
 def describe(error: BaseException) -> str:
-    """One line: where, what must hold, and what was found.
+    """Returns one line: the location, what must hold, and what was found.
 
     >>> describe(FileNotFoundError(2, "No such file or directory", "corpus.idx"))
     'corpus.idx: No such file or directory'
@@ -18,10 +18,10 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
-        message = f"this must fit into memory, found too little of it{f': {message}' if message else ''}"
+        message = f"this must fit into memory, found too little free{f': {message}' if message else ''}"
     return " ".join(message.splitlines())
 
 
 def describe_all(error: BaseException) -> list[str]:
-    """Returns one line, or one for each of the first things that are wrong with a blend file."""
+    """Returns one line, or one for each of the first problems of a blend file."""
     return list(error.shown) if isinstance(error, BlendFileError) else [describe(error)]

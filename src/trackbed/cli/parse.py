@@ -1,4 +1,4 @@
-"""Values on the command line that several commands take."""
+"""Parameter types and options shared by several commands."""
 
 import re
 from typing import Final
@@ -22,8 +22,8 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
 
     name = "size"
 
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002  click calls it so
-        """The number that is meant."""
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002  signature of click
+        """Parses the value."""
         found = _AMOUNT.fullmatch(str(value).strip())
         if found is None or found["unit"].lower() not in _BYTES:
             self.fail(f"a size must be a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, found {value!r}")
@@ -36,7 +36,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "duration"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ARG002  see Size
-        """The number that is meant."""
+        """Parses the value."""
         if isinstance(value, float):
             return value
         found = _AMOUNT.fullmatch(str(value).strip())
@@ -45,8 +45,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(found["number"]) * _SECONDS[found["unit"]]
 
 
-def split_keys(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001  click calls it so
-    """The keys in lists like `text,title`."""
+def split_keys(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001  signature of click
+    """Splits lists such as `text,title` into keys."""
     return tuple(key for keys in given for key in keys.split(","))
 
 
@@ -54,9 +54,9 @@ format_option = click.option(
     "--format",
     "input_format",
     type=click.Choice(["jsonl", "txt", "parquet"]),
-    help="What every input is, whatever its name; a folder then means every file in it.",
+    help="Format of every input, regardless of its suffix; a folder then stands for every file in it.",
 )
-"""The layout of the inputs, where their names do not say it."""
+"""Option for the format of inputs whose suffix does not state it."""
 
 record_limit_option = click.option(
     "--max-record-bytes",
@@ -64,6 +64,6 @@ record_limit_option = click.option(
     default="1GiB",
     show_default=True,
     metavar="SIZE",
-    help="Size that one line, plain text or cell may have; a larger one is a bad record.",
+    help="Maximum size of one line, plain text or cell; a larger one is a bad record.",
 )
-"""The limit that keeps one record from taking all memory."""
+"""Option for the limit that keeps one record from using all memory."""

@@ -10,7 +10,7 @@ from trackbed.cli.parse import format_option, record_limit_option, split_keys
 
 if TYPE_CHECKING:
     from trackbed.preprocess import Report
-    from trackbed.preprocess.config import Format
+    from trackbed.preprocess.config import FormatName
 
 __all__ = ["preprocess"]
 
@@ -31,16 +31,18 @@ __all__ = ["preprocess"]
     show_default=True,
     metavar="KEY[,KEY...]",
     callback=split_keys,
-    help="Keys of the texts in a JSON record; a pair of files for each.",
+    help="Keys of the texts in a JSON record; one pair of files per key.",
 )
 @click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
-@click.option("--eod-token", metavar="TOKEN", help="That token, where it has no usual name.")
-@click.option("--special-tokens", is_flag=True, help="Take special tokens written out in a text for tokens.")
-@click.option("--skip-bad", is_flag=True, help="Count and leave out records that cannot be used.")
+@click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
+@click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")
+@click.option("--skip-bad", is_flag=True, help="Count and skip records that cannot be used.")
 @record_limit_option
 @format_option
 @click.option("--allow-empty", is_flag=True, help="Write a pair even if it has no document.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes; by default one a core.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core."
+)
 def preprocess(
     inputs: tuple[Path, ...],
     *,
@@ -52,15 +54,15 @@ def preprocess(
     special_tokens: bool,
     skip_bad: bool,
     max_record_bytes: int,
-    input_format: "Format | None",
+    input_format: "FormatName | None",
     allow_empty: bool,
     workers: int | None,
 ) -> None:
     """Turn texts into indexed token files.
 
-    INPUT is a file or a folder. A .jsonl or .json file holds one JSON record a line, a .txt or .md file is one
-    document, each row of a .parquet file is one; .gz and .zst files are unpacked. Files of other names need
-    --format; without it those in a folder are left out and counted. Nothing is stripped or normalised.
+    INPUT is a file or a folder. A .jsonl or .json file holds one JSON record per line, a .txt or .md file is one
+    document, and each row of a .parquet file is one; .gz and .zst files are decompressed. Files with other suffixes
+    need --format; without it, those in a folder are skipped and counted. Nothing is stripped or normalised.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import PreprocessConfig, available_cores, open_fastest_tokenizer
@@ -90,7 +92,7 @@ def _print(report: "Report", seconds: float) -> None:
     from rich.table import Table
 
     for message in report.first_bad:
-        click.echo(f"trackbed: left out {message}", err=True)
+        click.echo(f"trackbed: skipped {message}", err=True)
     if report.bad > len(report.first_bad):
         click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -102,14 +104,14 @@ def _print(report: "Report", seconds: float) -> None:
     Console(markup=False, highlight=False).print(table)
     click.echo(
         f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"
-        f"{_left_out(report)}\n"
+        f"{_skipped_files(report)}\n"
         f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
     )
     for one in report.outputs:
         click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
 
 
-def _left_out(report: "Report") -> str:
+def _skipped_files(report: "Report") -> str:
     if not report.left_out_files:
         return ""
-    return f", files of unknown suffix left out {report.left_out_files:,}"
+    return f", files of unknown suffix skipped {report.left_out_files:,}"

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar where somebody looks, else a line now and then."""
+"""Progress of long commands: a bar on a terminal, else a line every ten seconds."""
 
 import contextlib
 import sys
@@ -9,26 +9,26 @@ from typing import Final
 
 import click
 
-__all__ = ["counted", "show_progress", "size_of"]
+__all__ = ["cumulative", "show_progress", "size_of"]
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes done so far, and the bytes of all the work."""
+ByteProgress = Callable[[int, int], None]
+"""Callback that receives the bytes done so far and the bytes in all."""
 
 
 @contextlib.contextmanager
-def show_progress(what: str) -> Iterator[Progress]:
-    """Show on stderr how far the work in the block is, which tells the function that comes back."""
+def show_progress(what: str) -> Iterator[ByteProgress]:
+    """Shows the progress of the block on stderr; the block reports it by calling the yielded function."""
     if sys.stderr.isatty():
         with _bar(what) as progress:
             yield progress
     else:
-        yield _Lines(what, time.monotonic())
+        yield _PeriodicLine(what, time.monotonic())
 
 
 @contextlib.contextmanager
-def _bar(what: str) -> Iterator[Progress]:
+def _bar(what: str) -> Iterator[ByteProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
@@ -40,18 +40,18 @@ def _bar(what: str) -> Iterator[Progress]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    # The speed is that of the last minute, so that the remaining time follows the machine's load.
+    # The speed is averaged over the last minute, so that the remaining time follows the load of the machine.
     with Bars(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=60) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-class _Lines:
-    """A line every ten seconds.
+class _PeriodicLine:
+    """Prints a line every ten seconds.
 
     Args:
-        what: what is being done.
-        start: the time on the monotonic clock, in seconds.
+        what: name of the work.
+        start: start of the work on the monotonic clock, in seconds.
     """
 
     def __init__(self, what: str, start: float) -> None:
@@ -71,8 +71,8 @@ class _Lines:
         )
 
 
-def counted(progress: Progress, total_bytes: int) -> Callable[[int], None]:
-    """The function to call with the bytes of each step, where the work calls with steps and not with sums."""
+def cumulative(progress: ByteProgress, total_bytes: int) -> Callable[[int], None]:
+    """Returns a function that receives the bytes of each step, and calls `progress` with their sum."""
     done = 0
 
     def step(count: int) -> None:
@@ -84,5 +84,5 @@ def counted(progress: Progress, total_bytes: int) -> Callable[[int], None]:
 
 
 def size_of(paths: Iterable[str]) -> int:
-    """Bytes of those files that there are."""
+    """Returns the total size of the files that exist, in bytes."""
     return sum(Path(path).stat().st_size for path in paths if Path(path).is_file())

@@ -1,4 +1,4 @@
-"""`trackbed seal`: checksums for pairs that have none."""
+"""`trackbed seal`: creation of seals for pairs without one."""
 
 import click
 
@@ -8,12 +8,12 @@ __all__ = ["seal"]
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 def seal(prefixes: tuple[str, ...]) -> None:
-    """Write the seals of pairs of .bin and .idx files, as they are now.
+    """Write the seals (checksums) of pairs of .bin and .idx files as they are now.
 
     PREFIX is the path of a pair without .bin and .idx, or a folder: all pairs in it. With a seal,
-    `trackbed verify --content` finds every later change. A pair that is damaged already gets none.
+    `trackbed verify --content` finds every later change. A damaged pair gets no seal.
     """
-    from trackbed.cli.progress import counted, show_progress, size_of
+    from trackbed.cli.progress import cumulative, show_progress, size_of
     from trackbed.preprocess import find_pairs
     from trackbed.tokens import get_bin_path, get_idx_path, get_seal_path, verify
     from trackbed.tokens import seal as run
@@ -22,7 +22,7 @@ def seal(prefixes: tuple[str, ...]) -> None:
     for pair in pairs:
         verify(pair)
     with show_progress("sealing") as progress:
-        step = counted(progress, size_of(path(pair) for pair in pairs for path in (get_bin_path, get_idx_path)))
+        step = cumulative(progress, size_of(path(pair) for pair in pairs for path in (get_bin_path, get_idx_path)))
         for pair in pairs:
             run(pair, progress=step)
     for pair in pairs:

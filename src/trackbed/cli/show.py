@@ -1,4 +1,4 @@
-"""`trackbed show`: what a sample of a blend holds."""
+"""`trackbed show`: the contents of a sample of a blend."""
 
 import json
 from itertools import accumulate, groupby, pairwise
@@ -16,14 +16,16 @@ __all__ = ["show"]
 
 @click.command()
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
-@click.option("--sample", type=int, required=True, metavar="K", help="Position of the sample; below 0 from the end.")
+@click.option(
+    "--sample", type=int, required=True, metavar="K", help="Position of the sample; a negative one counts from the end."
+)
 @click.option("--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True)
-@click.option("--cache", metavar="FOLDER", help="Where the indices are, in place of the file's `cache`.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--cache", metavar="FOLDER", help="Folder of the indices, instead of the file's `cache`.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool) -> None:
-    """Show what a sample of a blend holds: its documents, and their text.
+    """Show the contents of a sample of a blend: its documents, and their text.
 
-    {-Marked-} is what no loss is computed for. Indices that are not there yet are built.
+    {-Marked-} text is excluded from the loss. Missing indices are built.
     """
     from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
     from trackbed.loading import provenance
@@ -46,9 +48,9 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
 
 
 def _texts(found: "Provenance", sample: dict[str, Any], tokenizer: Any) -> list[list[tuple[str, bool]]]:
-    """Of each document its text, in runs, and whether a loss is computed for a run."""
+    """Returns the text of each document, in runs; the flag of a run is True if it counts in the loss."""
     ids = [*sample["tokens"].tolist(), int(sample["labels"][-1])]
-    counts = [True, *(bool(weight) for weight in sample["loss_mask"])]  # nobody predicts the first token
+    counts = [True, *(bool(weight) for weight in sample["loss_mask"])]  # the first token is no label
     borders = [0, *accumulate(origin.stop - origin.start for origin in found.origins)]
     documents = [list(zip(ids[start:stop], counts[start:stop], strict=True)) for start, stop in pairwise(borders)]
     return [
@@ -61,7 +63,7 @@ def _texts(found: "Provenance", sample: dict[str, Any], tokenizer: Any) -> list[
 
 
 def _decode(ids: list[int], tokenizer: Any) -> str:
-    """The text of some tokens; their numbers, where the blend file has no tokenizer."""
+    """Decodes tokens; returns their ids as text if the blend file has no tokenizer."""
     import numpy as np
 
     if not hasattr(tokenizer, "detokenize"):
@@ -94,6 +96,6 @@ def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples:
 
 
 def _marked(text: str, *, does_count: bool) -> tuple[str, str]:
-    """A text with its control characters written out, and how it looks."""
+    """Escapes control characters. Returns the text to show, and its style."""
     shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
     return (shown, "") if does_count else (f"{{-{shown}-}}", "dim")

@@ -1,4 +1,4 @@
-"""`trackbed train-tokenizer`: a byte-level BPE of a corpus."""
+"""`trackbed train-tokenizer`: training of a byte-level BPE."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from trackbed.cli.parse import format_option, record_limit_option, split_keys
 from trackbed.cli.uninterruptible import run_in_thread
 
 if TYPE_CHECKING:
-    from trackbed.preprocess.config import Format
+    from trackbed.preprocess.config import FormatName
 
 __all__ = ["train_tokenizer"]
 
@@ -22,9 +22,11 @@ __all__ = ["train_tokenizer"]
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="Where the tokenizer goes.",
+    help="File to write the tokenizer to.",
 )
-@click.option("--vocab-size", type=int, default=32_768, show_default=True, metavar="N", help="Tokens it has at most.")
+@click.option(
+    "--vocab-size", type=int, default=32_768, show_default=True, metavar="N", help="Maximum number of tokens."
+)
 @click.option(
     "--special-token",
     "special_tokens",
@@ -32,7 +34,7 @@ __all__ = ["train_tokenizer"]
     default=["<|endoftext|>"],
     show_default=True,
     metavar="TOKEN",
-    help="May be given several times.",
+    help="Special token; may be given several times.",
 )
 @click.option(
     "--json-keys",
@@ -43,7 +45,7 @@ __all__ = ["train_tokenizer"]
     callback=split_keys,
     help="Keys of the texts in a JSON record.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave out records that cannot be used.")
+@click.option("--skip-bad", is_flag=True, help="Skip records that cannot be used.")
 @record_limit_option
 @format_option
 def train_tokenizer(
@@ -55,12 +57,12 @@ def train_tokenizer(
     json_keys: tuple[str, ...],
     skip_bad: bool,
     max_record_bytes: int,
-    input_format: "Format | None",
+    input_format: "FormatName | None",
 ) -> None:
     """Train a byte-level BPE on texts.
 
-    INPUT is what `trackbed preprocess` takes. The file that comes out is read by Hugging Face `tokenizers` and by
-    `trackbed preprocess --tokenizer`.
+    INPUT is as for `trackbed preprocess`. Hugging Face `tokenizers` and `trackbed preprocess --tokenizer` read the
+    output.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import TrainingConfig

@@ -1,4 +1,4 @@
-"""Work in libraries that let no signal through until they are done."""
+"""Calls of libraries that block signals until they return."""
 
 import os
 import sys
@@ -7,26 +7,26 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Final, TypeVar
 
-__all__ = ["leave", "run_in_thread"]
+__all__ = ["exit_if_busy", "run_in_thread"]
 
-_LOOK_SECONDS: Final = 0.1
-_NAME: Final = "trackbed work that hears no signals"
+_POLL_SECONDS: Final = 0.1
+_NAME: Final = "trackbed uninterruptible"
 
 Result = TypeVar("Result")
 
 
 def run_in_thread(work: Callable[[], Result]) -> Result:
-    """The result of `work`, or what it raises. Signals reach whoever calls this, and leave the work alone."""
+    """Runs `work` in a thread, so that signals reach the caller. Returns its result, or raises its error."""
     future: Future[Result] = Future()
     threading.Thread(target=_fulfil, args=(future, work), name=_NAME, daemon=True).start()
-    # A signal that comes just before a wait begins would not end it, so that no wait may be long.
-    while not wait([future], timeout=_LOOK_SECONDS).done:
+    # A signal that arrives just before a wait does not interrupt it, so every wait is short.
+    while not wait([future], timeout=_POLL_SECONDS).done:
         pass
     return future.result()
 
 
-def leave(code: int) -> None:
-    """End the process at once if work is left in a thread: an interpreter that shuts down around it crashes."""
+def exit_if_busy(code: int) -> None:
+    """Exits at once if such a thread still runs, as a regular shutdown of the interpreter would crash."""
     if any(thread.name == _NAME for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -36,5 +36,5 @@ def leave(code: int) -> None:
 def _fulfil(future: "Future[Result]", work: Callable[[], Result]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  it crosses to the thread that waits
+    except BaseException as error:  # noqa: BLE001  it crosses to the waiting thread
         future.set_exception(error)

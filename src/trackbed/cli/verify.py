@@ -1,4 +1,4 @@
-"""`trackbed verify`: whether pairs are what they should be."""
+"""`trackbed verify`: checks of pairs."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,15 +15,15 @@ __all__ = ["verify"]
 
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
-@click.option("--content", is_flag=True, help="Compare every byte with the seal, too.")
+@click.option("--content", is_flag=True, help="Also compare every byte with the seal.")
 @click.pass_context
 def verify(ctx: click.Context, prefixes: tuple[str, ...], *, content: bool) -> None:
     """Check pairs of .bin and .idx files.
 
     PREFIX is the path of a pair without .bin and .idx, or a folder: all pairs in it. Each pair is checked,
-    whatever is wrong with the others.
+    even if others are damaged.
     """
-    from trackbed.cli.progress import counted, show_progress, size_of
+    from trackbed.cli.progress import cumulative, show_progress, size_of
     from trackbed.preprocess import find_pairs
     from trackbed.tokens import get_bin_path, get_idx_path
     from trackbed.tokens import verify as check
@@ -35,21 +35,21 @@ def verify(ctx: click.Context, prefixes: tuple[str, ...], *, content: bool) -> N
     else:
         with show_progress("verifying") as progress:
             total = size_of(path(pair) for pair in pairs for path in (get_bin_path, get_idx_path))
-            step = counted(progress, total)
+            step = cumulative(progress, total)
             results = [_report(pair, lambda prefix: check_content(prefix, progress=step)) for pair in pairs]
     if not all(results):
         ctx.exit(1)
 
 
 def _report(pair: str, check: "Callable[[str], Verified]") -> bool:
-    """Check a pair, and say on a line what it is. Returns whether it is right."""
+    """Checks a pair, and prints one line about it. Returns True if it is valid."""
     from trackbed.tokens import get_seal_path
 
     try:
         found = check(pair)
     except EXPECTED as error:
         unsealed = isinstance(error, FileNotFoundError) and error.filename == get_seal_path(pair)
-        hint = f"; `trackbed seal {pair}` makes one of the files as they are" if unsealed else ""
+        hint = f"; `trackbed seal {pair}` creates one for the current files" if unsealed else ""
         click.echo(f"trackbed: {describe(error)}{hint}", err=True)
         return False
     click.echo(

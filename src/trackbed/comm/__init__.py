@@ -1,4 +1,4 @@
-"""Groups of processes that never hang."""
+"""Groups of processes whose collectives raise an error instead of hanging."""
 
 from trackbed.comm.group import SOLO, Group, Solo, Step
 from trackbed.comm.threads import run_ranks

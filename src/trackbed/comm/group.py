@@ -1,4 +1,4 @@
-"""Processes as a value: whoever works with others is told with whom."""
+"""Process groups as values, passed to every function that communicates with other processes."""
 
 import contextlib
 import math
@@ -19,24 +19,23 @@ class Step(Protocol):
     """Work that all ranks of a group do at the same time."""
 
     def poll(self, done: int) -> None:
-        """Say that this rank is alive; raise if another rank has failed. To be called every 50 ms or so, by any thread.
+        """Sends a heartbeat if one is due; raises if another rank has failed. Call it every 50 ms or so, on any thread.
 
         Args:
-            done: how much is done, in whatever unit. Not looked at: kernels call their `Poll` with it.
+            done: amount of work done, in any unit. Ignored: it is there because kernels call their `Poll` with it.
 
         Raises:
-            Exception: another rank has failed. It must go up to the end of the step, which says what happened.
+            Exception: another rank has failed. It must propagate to the end of the step, which reports the failure.
         """
         ...
 
 
 class Group(Protocol):
-    """Some processes, of which this is one.
+    """Group of processes that includes the calling one.
 
-    What is collective is called on all ranks, in the same order, by one thread of each. Either every rank returns or
-    every rank raises: a CollectiveError that names each rank that failed with its words, and has the same text on all
-    of them. Values are what JSON holds, and come back as JSON gives them: tuples as lists, numbers that are not finite
-    as None.
+    A collective is called on all ranks, in the same order, by one thread of each. Either every rank returns or every
+    rank raises a CollectiveError, which has the same text on all ranks and names each rank that failed, with its error.
+    Values must be JSON-serializable and are returned as JSON decodes them: tuples as lists, non-finite numbers as None.
     """
 
     @property
@@ -46,40 +45,41 @@ class Group(Protocol):
 
     @property
     def size(self) -> int:
-        """How many processes there are, at least 1."""
+        """Number of processes, at least 1."""
         ...
 
     @property
     def timeout_seconds(self) -> float:
-        """For how long a rank may give no sign of life while others wait for it.
+        """Seconds for which a rank may send no heartbeat while others wait for it.
 
-        Arriving is a sign, and so is `Step.poll`. A rank that is silent for longer is named within a fifth more, and
-        the group is broken from then on.
+        A rank sends a heartbeat when it arrives at a collective and from `Step.poll`. A rank that is silent for longer
+        is named in an error within a further fifth of the timeout, and the group is broken from then on.
         """
         ...
 
-    def together(self, what: str) -> contextlib.AbstractContextManager[Step]:
-        """Collective over the group: what is in the block is one step, which no rank leaves alone.
+    def guarded(self, what: str) -> contextlib.AbstractContextManager[Step]:
+        """Collective over the group: runs the block as one step, which either succeeds or fails on all ranks.
 
-        Entering waits for nobody, but for the first collective of a group with a secret; leaving waits for all. If a
-        rank leaves with an exception, `Step.poll` raises on the others, as do collectives in the block, and every rank
-        raises a CollectiveError: on the rank that failed, from the exception itself. What is no Exception
-        (KeyboardInterrupt, SystemExit) goes on up unchanged where it was raised, when the others have been told.
+        Entering waits for no other rank, except at the first collective of a group with a secret; leaving waits for
+        all ranks. If the block raises on one rank, `Step.poll` and collectives in the block raise on the others, and
+        every rank raises a CollectiveError, on the failed rank chained to the original exception. An exception that is
+        not an Exception (KeyboardInterrupt, SystemExit) propagates unchanged on the rank that raised it, once the other
+        ranks have been notified.
 
         Args:
-            what: what is being done; the error begins with it.
+            what: description of the step, with which the error begins.
         """
         ...
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Collective over the group: the value of each rank, in rank order.
+        """Collective over the group: returns the value of each rank, in rank order.
 
-        Every rank reads all values from one server: for small ones.
+        Every rank reads all values from one server, so values should be small.
         """
         ...
 
     def broadcast(self, value: Any, *, source: int = 0) -> Any:
-        """Collective over the group: the value of rank `source`. Those of the others are not looked at.
+        """Collective over the group: returns the value of rank `source`; the values of the other ranks are ignored.
 
         Raises:
             ArgumentError: there is no such rank.
@@ -87,50 +87,50 @@ class Group(Protocol):
         ...
 
     def combine(self, value: Any, function: Callable[[list[Any]], Any]) -> Any:
-        """Collective over the group: what `function` makes of the values of all ranks, in rank order.
+        """Collective over the group: returns `function` of the list of all ranks' values, in rank order.
 
-        One rank computes it for all, so that each of the others reads the result alone.
+        One rank computes it for all, so each of the other ranks reads only the result.
 
         Args:
-            value: what this rank has to say.
-            function: the same on every rank, without side effects; it must not raise.
+            value: value of this rank.
+            function: the same on every rank, without side effects; must not raise.
         """
         ...
 
     def agree(self, what: str, value: Any) -> None:
-        """Collective over the group: return if all ranks have the same value.
+        """Collective over the group: checks that all ranks have the same value.
 
         Raises:
-            CollectiveError: they do not. It names the ranks that differ, and both values.
+            CollectiveError: they do not. The error names the ranks that differ, and both values.
         """
         ...
 
     def barrier(self) -> None:
-        """Collective over the group: return when every rank has come."""
+        """Collective over the group: returns once every rank has arrived."""
         ...
 
     def counter(self, name: str) -> Callable[[], int]:
-        """What gives 0, 1, 2 and so on, each number once over all ranks that ask: who gets it first does what it means.
+        """Creates a counter shared by all ranks: each call returns the next integer, from 0, exactly once.
 
-        Neither this nor asking is collective, and any thread may ask. It lasts until the next collective. What it
-        raises must go up to the end of the step, as what `Step.poll` raises.
+        Neither creating nor calling it is collective, and any thread may call it. It is valid until the next
+        collective. An exception that it raises must propagate to the end of the step, as one of `Step.poll`.
 
         Args:
-            name: of no other counter between the same two collectives.
+            name: unique among the counters between the same two collectives.
         """
         ...
 
-    def tell(self, value: Any) -> None:
-        """Say something of this rank, such as how far it is; it goes out with its next sign of life. Not collective."""
+    def publish_status(self, value: Any) -> None:
+        """Publishes a status of this rank, such as its progress, with its next heartbeat. Not collective."""
         ...
 
-    def told(self) -> list[Any]:
-        """What each rank told last, in rank order; None of one that has not, or not yet. Not collective."""
+    def statuses(self) -> list[Any]:
+        """Last known status of each rank, in rank order; None for a rank without one so far. Not collective."""
         ...
 
 
 def check_source(source: int, size: int) -> None:
-    """Raise ArgumentError unless `source` is a rank."""
+    """Raises ArgumentError unless `source` is a rank."""
     if not 0 <= source < size:
         msg = f"source must be a rank in [0, {size}), but is {source}"
         raise ArgumentError(msg)
@@ -138,51 +138,51 @@ def check_source(source: int, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """One process on its own: it waits for nobody, and its errors are its own."""
+    """Group of a single process: it never waits, and its exceptions propagate unchanged."""
 
     rank: int = 0
     size: int = 1
     timeout_seconds: float = math.inf
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[Step]:  # noqa: ARG002  errors go up unchanged
-        """What is in the block; its exception goes up unchanged."""
+    def guarded(self, what: str) -> Iterator[Step]:  # noqa: ARG002  exceptions propagate unchanged
+        """Runs the block; its exception propagates unchanged."""
         yield _SoloStep()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The value, as JSON gives it back."""
+        """The value alone, as JSON decodes it."""
         return [orjson.loads(orjson.dumps(value))]
 
     def broadcast(self, value: Any, *, source: int = 0) -> Any:
-        """The value, as JSON gives it back."""
+        """The value, as JSON decodes it."""
         check_source(source, self.size)
         return orjson.loads(orjson.dumps(value))
 
     def combine(self, value: Any, function: Callable[[list[Any]], Any]) -> Any:
-        """What `function` makes of the value, as JSON gives it back."""
+        """Returns `function` of a list of the value alone, as JSON decodes it."""
         return orjson.loads(orjson.dumps(function(self.all_gather(value))))
 
     def agree(self, what: str, value: Any) -> None:
-        """Return: one alone agrees."""
+        """Returns at once: one value cannot differ."""
 
     def barrier(self) -> None:
-        """Return: everybody is here."""
+        """Returns at once: no other rank has to arrive."""
 
-    def counter(self, name: str) -> Callable[[], int]:  # noqa: ARG002  it is this process's own
-        """What gives 0, 1, 2 and so on."""
+    def counter(self, name: str) -> Callable[[], int]:  # noqa: ARG002  no other rank shares it
+        """Creates a function that returns 0, 1, 2 and so on."""
         return partial(next, count())
 
-    def tell(self, value: Any) -> None:
-        """Return: nobody listens."""
+    def publish_status(self, value: Any) -> None:
+        """Does nothing: no other rank reads it."""
 
-    def told(self) -> list[Any]:
-        """Nothing."""
+    def statuses(self) -> list[Any]:
+        """No status."""
         return [None]
 
 
 class _SoloStep:
     def poll(self, done: int) -> None:
-        """Return: nobody else can fail."""
+        """Does nothing: no other rank can fail."""
 
 
 SOLO: Final = Solo()

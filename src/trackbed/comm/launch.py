@@ -1,4 +1,4 @@
-"""The group that a launcher started, for command lines: its variables say which rank this is and where to meet."""
+"""Group of the processes that a launcher (torchrun or srun) started, from its environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -25,38 +25,38 @@ __all__ = ["Launch", "group_from_environment", "has_several_ranks", "parse_launc
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 _SERIAL: Final = count()
 _SERVED: Final[list[TCPStore]] = []
-"""Servers of this process, which end with it."""
+"""Store servers of this process, which end with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Which rank this is, and where the ranks meet."""
+    """Rank of this process, and address of the rendezvous store."""
 
     rank: int
     """In `[0, size)`."""
     size: int
     """Number of ranks, at least 1."""
     host: str
-    """Where the store is: a loopback address if all ranks are on one host."""
+    """Host of the store; a loopback address if all ranks are on one host."""
     port: int
     """In `[1, 65536)`."""
     attempt: str = "0"
-    """What tells this start of the ranks from earlier ones that met at the same place."""
+    """Identifies this start of the ranks among all that use the same address."""
 
 
 def group_from_environment(timeout_seconds: float | None = None, *, secret: bytes | None = None) -> Group:
-    """The ranks that torchrun or Slurm's srun started, or `SOLO` where neither did.
+    """Group of the ranks that torchrun or Slurm's srun started; `SOLO` if this is the only rank or neither was used.
 
-    Nothing is connected before the ranks first meet. `torch.distributed` need not be initialised. The store over which
-    they meet listens on one interface: loopback if all ranks are on one host, else that of the master's address.
-    Where torchrun's agent serves a store, it is that one, which listens on every interface.
+    The ranks connect at their first collective. `torch.distributed` need not be initialised. The rendezvous store
+    listens on one interface: loopback if all ranks are on one host, else that of the master's address. If torchrun's
+    agent serves a store, the group uses that one, which listens on every interface.
 
     Args:
         timeout_seconds: see `Group.timeout_seconds`; by default ten minutes.
-        secret: see `StoreGroup`; without one, whoever reaches the store is believed.
+        secret: see `StoreGroup`; without one, every process that reaches the store is trusted.
 
     Raises:
-        ArgumentError: a variable is missing or not what it should be.
+        ArgumentError: a variable is missing or invalid.
     """
     launch = parse_launch(os.environ)
     if launch is None or launch.size == 1:
@@ -77,17 +77,17 @@ def has_several_ranks() -> bool:
     """True if torchrun or srun started more than one rank.
 
     Raises:
-        ArgumentError: a variable is missing or not what it should be.
+        ArgumentError: a variable is missing or invalid.
     """
     launch = parse_launch(os.environ)
     return launch is not None and launch.size > 1
 
 
 def parse_launch(environment: Mapping[str, str]) -> Launch | None:
-    """What the variables of torchrun or else of Slurm say; None if there are none.
+    """Parses the variables of torchrun, or else of Slurm; None if there are none.
 
     Raises:
-        ArgumentError: a variable is missing or not what it should be.
+        ArgumentError: a variable is missing or invalid.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE")
@@ -106,7 +106,7 @@ def parse_launch(environment: Mapping[str, str]) -> Launch | None:
 
 
 def _nodes(environment: Mapping[str, str]) -> str:
-    # A step of a job may have fewer hosts, and rank 0 on the first of these.
+    # A step may have fewer hosts than its job; rank 0 is on the first host of the step.
     return environment.get("SLURM_STEP_NODELIST") or _text(environment, "SLURM_NODELIST", "MASTER_ADDR")
 
 
@@ -132,7 +132,7 @@ def _attempt(environment: Mapping[str, str]) -> str:
 
 def _text(environment: Mapping[str, str], name: str, instead: str) -> str:
     if not environment.get(name):
-        msg = f"{instead} must be set where several ranks are to meet, but neither it nor {name} is"
+        msg = f"{instead} must be set for more than one rank, but neither it nor {name} is"
         raise ArgumentError(msg)
     return environment[name]
 
@@ -147,28 +147,28 @@ def _number(environment: Mapping[str, str], name: str, start: int, stop: int) ->
 
 def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: bool) -> Store:
     host = launch.host if has_agent or launch.rank > 0 else _serve(launch.host, launch.port)
-    # It may take as long as the timeout, and torch does not hear Ctrl-C.
+    # Connecting may take as long as the timeout, during which torch ignores Ctrl-C.
     opened = Worker().submit(lambda: connect_to(host, launch.port, timeout_seconds=timeout_seconds))
     try:
         store = opened.result()
     except RuntimeError as error:
-        words = str(error).partition("\n")[0]
-        msg = f"{launch.host}:{launch.port}: rank 0 must serve the group's store there, but: {words}"
+        message = str(error).partition("\n")[0]
+        msg = f"{launch.host}:{launch.port}: rank 0 must serve the group's store there, but: {message}"
         raise CollectiveError(msg) from None
     return share_store(store, prefix, timeout_seconds=timeout_seconds)
 
 
 @cache
 def _serve(host: str, port: int) -> str:
-    """Serve the store until this process ends. Returns the address at which it listens.
+    """Serves the store until this process ends. Returns the address at which it listens.
 
-    Others may have begun to meet in a second group while this process, done with the first, has not come to it yet. A
-    process that makes two groups serves both from one place.
+    Other ranks may already use a second group while this process, done with the first, has yet to create it. So a
+    process that creates two groups serves both from one store.
     """
     listener = listen_at(own_addresses(host, os.environ), port)
     address = str(listener.getsockname()[0])
     timeout = timedelta(seconds=DEFAULT_TIMEOUT_SECONDS)
-    # The descriptor is torch's from here on.
+    # torch owns the descriptor from here on.
     _SERVED.append(
         TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()

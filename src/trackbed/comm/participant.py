@@ -1,4 +1,4 @@
-"""One rank's part in a group: what it writes of itself, and what it reads of the others."""
+"""One rank's participation in a group: the record that it writes, and those that it reads of the other ranks."""
 
 import threading
 from collections.abc import Mapping
@@ -9,43 +9,43 @@ import orjson
 
 from trackbed.comm.store import Store, StoreTampered
 
-__all__ = ["Arrival", "Member", "Record"]
+__all__ = ["Arrival", "Participant", "RankRecord"]
 
 _NUM_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What a rank brings to a meeting."""
+    """Data that a rank brings to a rendezvous."""
 
     value: bytes = b"null"
     """JSON."""
     is_done: bool = True
-    """False if it failed, or was stopped because another rank had."""
+    """False if the rank failed, or was stopped because another rank failed."""
     taken: Mapping[str, list[int]] = field(default_factory=dict)
-    """Numbers that it took from each shared counter since the last meeting."""
+    """Numbers that the rank took from each shared counter since the last rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What a rank last wrote of itself."""
+class RankRecord:
+    """Last record that a rank wrote about itself."""
 
-    meeting: str
-    """Name of the meeting that it last came to; empty if it came to none."""
-    signs: int
-    """How often it has written, at least 1."""
+    rendezvous: str
+    """Name of the rendezvous at which the rank arrived last; empty if at none."""
+    heartbeats: int
+    """Number of records that the rank has written, at least 1."""
     value: Any
-    """What it brought to the meeting."""
-    told: Any = None
-    """What it last told of itself."""
+    """Value that the rank brought to the rendezvous."""
+    status: Any = None
+    """Status that the rank published last."""
     is_done: bool = True
-    """False if it came because it, or another rank, had failed."""
+    """False if the rank arrived because it, or another rank, had failed."""
     taken: Mapping[str, list[int]] = field(default_factory=dict)
-    """Numbers that it took from each shared counter."""
+    """Numbers that the rank took from each shared counter."""
 
     @classmethod
-    def parse(cls, raw: bytes) -> "Record":
-        """Parse the value of a rank's key.
+    def parse(cls, raw: bytes) -> "RankRecord":
+        """Parses the value of a rank's key.
 
         Raises:
             StoreTampered: no rank wrote it.
@@ -55,17 +55,17 @@ class Record:
         except orjson.JSONDecodeError:
             fields = None
         if not isinstance(fields, list) or not 3 <= len(fields) <= _NUM_FIELDS or not isinstance(fields[1], int):
-            msg = "the record of a rank must be one that it wrote, but is something else"
+            msg = "the record of a rank must be one that the rank wrote, but is something else"
             raise StoreTampered(msg)
         return cls(*fields)
 
 
 @dataclass(slots=True)
-class Member:
+class Participant:
     """A rank of a group.
 
-    Each has one key, which it writes over and over: when it comes to a meeting, and as a sign of life. Whatever
-    changes there says that the rank lives.
+    Each rank has one key, which it overwrites when it arrives at a rendezvous and with every heartbeat. Any new record
+    there shows that the rank is alive.
     """
 
     store: Store
@@ -73,60 +73,60 @@ class Member:
     size: int
     timeout_seconds: float
     store_host: int | None = None
-    """The rank whose process holds the store, which is gone when that ends; None if none of the ranks does."""
-    _meeting: str = ""
+    """Rank whose process hosts the store, which ends with that process; None if none of the ranks does."""
+    _rendezvous: str = ""
     _arrival: Arrival = field(default_factory=Arrival)
-    _told: bytes = b"null"
-    _signs: int = 0
+    _status: bytes = b"null"
+    _heartbeats: int = 0
     _seen: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def come(self, meeting: str, arrival: Arrival) -> None:
-        """Write that this rank has come to a meeting, and what it brings."""
+    def arrive(self, rendezvous: str, arrival: Arrival) -> None:
+        """Writes that this rank has arrived at a rendezvous, and the data that it brings."""
         with self._lock:
-            self._meeting, self._arrival = meeting, arrival
+            self._rendezvous, self._arrival = rendezvous, arrival
             self._write()
 
-    def tell(self, value: bytes) -> None:
-        """Have a value in JSON go out with whatever this rank writes next. For any thread."""
+    def set_status(self, value: bytes) -> None:
+        """Sets the status, in JSON, that is part of every further record of this rank. Thread-safe."""
         with self._lock:
-            self._told = value
+            self._status = value
 
-    def give_sign(self) -> None:
-        """Write the same again, but for a number that says that this rank lives. For any thread."""
+    def send_heartbeat(self) -> None:
+        """Writes the last record again with the next heartbeat number. Thread-safe."""
         with self._lock:
             self._write()
 
     def _write(self) -> None:
-        self._signs += 1
+        self._heartbeats += 1
         arrival = self._arrival
-        value, told = orjson.Fragment(arrival.value), orjson.Fragment(self._told)
-        said = [self._meeting, self._signs, value]
-        if self._told != b"null" or not arrival.is_done or arrival.taken:  # most ranks most of the time have no more
-            said += [told, arrival.is_done, dict(arrival.taken)]
-        self.store.set(_key(self.rank), orjson.dumps(said))
+        value, status = orjson.Fragment(arrival.value), orjson.Fragment(self._status)
+        fields = [self._rendezvous, self._heartbeats, value]
+        if self._status != b"null" or not arrival.is_done or arrival.taken:  # most records need no more fields
+            fields += [status, arrival.is_done, dict(arrival.taken)]
+        self.store.set(_key(self.rank), orjson.dumps(fields))
         self._seen.add(self.rank)
 
-    def read_all(self) -> list[Record]:
-        """Records of all ranks, each of which has written.
+    def read_all(self) -> list[RankRecord]:
+        """Reads the records of all ranks, each of which must have written one.
 
         Raises:
-            StoreTampered: one of them is gone, or no rank wrote it.
+            StoreTampered: a record is gone, or no rank wrote it.
         """
-        return [Record.parse(raw) for raw in self.store.get_all(self._keys())]
+        return [RankRecord.parse(raw) for raw in self.store.get_all(self._keys())]
 
-    def look(self) -> dict[int, Record | None]:
-        """Last record of each rank; None for one that has not written yet.
+    def read_present(self) -> dict[int, RankRecord | None]:
+        """Reads the record of each rank; None for a rank that has not written one yet.
 
         Raises:
-            StoreTampered: one that was there is gone, or no rank wrote it.
+            StoreTampered: a record that was there is gone, or no rank wrote it.
         """
         keys = self._keys()
         if self.store.has(keys):
-            found: dict[int, Record | None] = dict(enumerate(self.read_all()))
+            found: dict[int, RankRecord | None] = dict(enumerate(self.read_all()))
         else:
             found = {
-                rank: Record.parse(self.store.get(key)) if self.store.has([key]) else None
+                rank: RankRecord.parse(self.store.get(key)) if self.store.has([key]) else None
                 for rank, key in enumerate(keys)
             }
         there = {rank for rank, record in found.items() if record is not None}

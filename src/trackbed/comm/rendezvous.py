@@ -1,24 +1,24 @@
-"""A meeting of all ranks: each comes once, and all leave with the same verdict.
+"""Rendezvous of all ranks: each arrives once, and all leave with the same outcome.
 
-Keys of a meeting, under its name:
+Keys of a rendezvous, below its name:
 
-    count       how many have come, plus 2**32 for each of them that failed
-    failures    how many have failed
-    failure/I   why the I-th of them did
-    bell        there as soon as a rank has failed, or all have come
-    verdict     how the meeting ended; whoever puts it there first decides
-    readers     how many have read the verdict
-    read        there when all have
-    watch       how often somebody has looked who is missing
-    watch/N     how many want to look after the N-th time
+    count         number of ranks that have arrived, plus 2**32 for each of them that failed
+    failures      number of ranks that have failed
+    failure/I     cause of the I-th failure
+    flag          set as soon as a rank has failed, or all have arrived
+    outcome       how the rendezvous ended; the first rank to set it decides
+    readers       number of ranks that have read the outcome
+    read          set once all ranks have read it
+    checks        number of checks for missing ranks so far
+    checks/N      number of ranks that want to take over the checks after the N-th
 
-All listen for the bell while they work and wait, which costs no requests. The last to come puts the verdict there.
-If a rank fails, the first that does waits a moment for the others to come, so that all who fail at about the same
-time are named; should it die meanwhile, the others do without.
+All ranks watch the flag while they work and wait, which costs no requests. The last rank to arrive sets the outcome.
+If ranks fail, the first of them waits a moment for the others to arrive, so that all ranks that fail at about the same
+time are named; if it dies meanwhile, the others end the rendezvous without it.
 
-Other processes that reach the store may do to its keys whatever they like. So a meeting goes well only if the records
-of all ranks say so, which one rank reads before it gives the verdict: numbers and bells, which anybody can move and
-ring, only say when to look. The values themselves a `SealedStore` protects.
+Other processes that reach the store may change its keys at will. So a rendezvous succeeds only if the records of all
+ranks say so, which one rank reads before it sets the outcome: counters and flags, which any process can change, only
+tell the ranks when to look. A `SealedStore` protects the values themselves.
 """
 
 import contextlib
@@ -27,176 +27,176 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, Self
 
-from trackbed.comm.participant import Arrival, Member, Record
+from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.report import (
     Failure,
-    Verdict,
+    Outcome,
     describe_cause,
     describe_failures,
     describe_silence,
     describe_tampering,
 )
-from trackbed.comm.store import Bell, Store, StoreTampered, StoreUnreachable
-from trackbed.comm.watchdog import LOOKS_PER_TIMEOUT, Vigil
+from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
+from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT, Watchdog
 
-__all__ = ["Conclude", "Meeting", "publish"]
+__all__ = ["Conclude", "Rendezvous", "publish_outcome"]
 
-Conclude = Callable[[Sequence[Record]], Verdict]
-"""Gives the verdict from the records of all ranks, in rank order; called on the last to come, if none has failed."""
+Conclude = Callable[[Sequence[RankRecord]], Outcome]
+"""Computes the outcome from all ranks' records, in rank order; called on the last rank to arrive if none failed."""
 
 _GRACE_SECONDS: Final = 0.5
 _FALLBACK_SECONDS: Final = 1.0
-_BELL_SECONDS: Final = 10.0
-_FAREWELL_SECONDS: Final = 5.0
-_FAREWELL_AFTER_FAILURE_SECONDS: Final = 1.5
+_FLAG_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 5.0
+_LINGER_AFTER_FAILURE_SECONDS: Final = 1.5
 _SLICE_SECONDS: Final = 0.5
-_MAX_TOLD_FAILURES: Final = 32
+_MAX_REPORTED_FAILURES: Final = 32
 _ONE_FAILED: Final = 1 << 32
 
 
-def publish(store: Store, meeting: str, verdict: Verdict) -> Verdict:
-    """End a meeting with a verdict, unless it has ended. Returns the verdict that holds.
+def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
+    """Ends a rendezvous with an outcome, unless it has already ended. Returns the outcome that holds.
 
     Raises:
-        StoreTampered: there is one already that no rank gave.
+        StoreTampered: the rendezvous has an outcome that no rank wrote.
     """
     try:
-        held = store.set_first(f"{meeting}/verdict", verdict.encode())
+        held = store.set_first(f"{rendezvous}/outcome", outcome.encode())
     finally:
-        store.set(f"{meeting}/bell", b"")  # so that all read what is there, whatever it is
-    return Verdict.decode(held)
+        store.set(f"{rendezvous}/flag", b"")  # so that all ranks read the stored outcome, valid or not
+    return Outcome.decode(held)
 
 
-class Meeting:
-    """What one rank has to do with a meeting.
+class Rendezvous:
+    """One rank's view of a rendezvous.
 
     Args:
-        member: this rank.
-        name: the same on all ranks, and of no other meeting.
-        what: what is being done, in words.
+        participant: this rank.
+        name: the same on all ranks, and of no other rendezvous.
+        what: description of the work.
         conclude: see `Conclude`.
-        bell: that of the meeting.
+        flag: watch of the rendezvous's flag.
     """
 
-    def __init__(self, member: Member, name: str, what: str, conclude: Conclude, bell: Bell) -> None:
-        self.member = member
+    def __init__(self, participant: Participant, name: str, what: str, conclude: Conclude, flag: KeyWatch) -> None:
+        self.participant = participant
         self.name = name
         self.what = what
-        self.bell = bell
+        self.flag = flag
         self.arrival = Arrival()
-        self.touched: list[str] = []  # keys that this rank is to delete when everybody has left
+        self.keys_to_delete: list[str] = []  # by this rank, once all ranks have left
         self._conclude = conclude
         self._failure_order: int | None = None
-        """How many had failed when this rank did, itself included; None if it has not."""
+        """Number of failed ranks when this rank failed, including itself; None if it has not."""
 
     @classmethod
-    def open(cls, member: Member, name: str, what: str, conclude: Conclude) -> Self:
-        """The meeting of this name; the others may have opened it already."""
-        return cls(member, name, what, conclude, member.store.listen(f"{name}/bell"))
+    def open(cls, participant: Participant, name: str, what: str, conclude: Conclude) -> Self:
+        """Opens the rendezvous of this name, which other ranks may have opened already."""
+        return cls(participant, name, what, conclude, participant.store.watch(f"{name}/flag"))
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank has failed, before coming."""
-        store = self.member.store
+        """Reports to the other ranks that this one has failed. Called before it arrives."""
+        store = self.participant.store
         self._failure_order = store.add(self._key("failures"), 1)
-        self.touched.append(self._key("failures"))
-        if self._failure_order <= _MAX_TOLD_FAILURES:
+        self.keys_to_delete.append(self._key("failures"))
+        if self._failure_order <= _MAX_REPORTED_FAILURES:
             key = self._key(f"failure/{self._failure_order}")
-            self.touched.append(key)
-            store.set(key, Failure(self.member.rank, describe_cause(error)).encode())
-        store.set(self._key("bell"), b"")
+            self.keys_to_delete.append(key)
+            store.set(key, Failure(self.participant.rank, describe_cause(error)).encode())
+        store.set(self._key("flag"), b"")
 
-    def come(self) -> Verdict:
-        """Come, wait until the meeting has ended, and return the verdict, which all get.
+    def arrive_and_wait(self) -> Outcome:
+        """Arrives, waits until the rendezvous has ended, and returns its outcome, which is the same on all ranks.
 
         Raises:
             StoreTampered: another process has changed the store.
         """
-        verdict = self._wait(self._arrive())
-        # Nobody may listen any longer for a key that is going to be deleted.
-        self.bell.wait(min(_BELL_SECONDS, self.member.timeout_seconds))
-        return verdict
+        outcome = self._wait(self._arrive())
+        # A watch must fire before its key is deleted.
+        self.flag.wait(min(_FLAG_SECONDS, self.participant.timeout_seconds))
+        return outcome
 
-    def part(self, verdict: Verdict) -> None:
-        """Go: the process that holds the store may end as soon as all have asked it for the last time."""
-        # Who was stopped has the end of the step around this one before it.
-        if self.member.store_host is not None and not verdict.is_stop:
-            self._farewell(_FAREWELL_SECONDS if verdict.error is None else _FAREWELL_AFTER_FAILURE_SECONDS)
+    def leave(self, outcome: Outcome) -> None:
+        """Leaves: the process that hosts the store may end once all ranks have made their last request."""
+        # A rank that was stopped has yet to reach the end of the enclosing step.
+        if self.participant.store_host is not None and not outcome.is_stop:
+            self._linger(_LINGER_SECONDS if outcome.error is None else _LINGER_AFTER_FAILURE_SECONDS)
 
-    def part_in_distrust(self, verdict: Verdict, *, next_meeting: str) -> None:
-        """Tell the others, here and at the next meeting, why this rank comes no more, as far as the store lets it."""
-        for name in (self.name, next_meeting):
+    def leave_after_tampering(self, outcome: Outcome, *, next_rendezvous: str) -> None:
+        """Publishes, here and at the next rendezvous, why this rank arrives no more, as far as the store allows."""
+        for name in (self.name, next_rendezvous):
             with contextlib.suppress(StoreUnreachable):
-                publish(self.member.store, name, verdict)
-        if self.member.rank == self.member.store_host:
-            time.sleep(_FAREWELL_AFTER_FAILURE_SECONDS)
+                publish_outcome(self.participant.store, name, outcome)
+        if self.participant.rank == self.participant.store_host:
+            time.sleep(_LINGER_AFTER_FAILURE_SECONDS)
 
     def _arrive(self) -> int:
-        """Returns how many have come, and marks those that failed."""
-        self.member.come(self.name, self.arrival)
-        return self.member.store.add(self._key("count"), 1 if self._failure_order is None else _ONE_FAILED + 1)
+        """Counts this rank as arrived, and as failed if it has. Returns the sum of the counter `count`."""
+        self.participant.arrive(self.name, self.arrival)
+        return self.participant.store.add(self._key("count"), 1 if self._failure_order is None else _ONE_FAILED + 1)
 
-    def _wait(self, count: int) -> Verdict:
-        num_failed, num_come = divmod(count, _ONE_FAILED)
-        if not 1 <= num_come <= self.member.size:
-            msg = f"{self._key('count')!r} must be in [1, {self.member.size}], but is {num_come}"
+    def _wait(self, count: int) -> Outcome:
+        num_failed, num_arrived = divmod(count, _ONE_FAILED)
+        if not 1 <= num_arrived <= self.participant.size:
+            msg = f"{self._key('count')!r} must be in [1, {self.participant.size}], but is {num_arrived}"
             raise StoreTampered(msg)
-        if num_come == self.member.size:
-            self.touched += [self._key(last) for last in ("count", "bell", "verdict")]
-            return self.publish(self._sum_up() if num_failed else self._decide())
+        if num_arrived == self.participant.size:
+            self.keys_to_delete += [self._key(last) for last in ("count", "flag", "outcome")]
+            return self.publish_outcome(self._sum_up_failures() if num_failed else self._conclude_records())
         if self._failure_order == 1:
-            return self._hear(_GRACE_SECONDS)
-        return self._watch(Vigil(self.member, self.name, is_watching=num_come == 1))
+            return self._read_outcome(_GRACE_SECONDS)
+        return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1))
 
-    def _watch(self, vigil: Vigil) -> Verdict:
-        slice_seconds = min(_SLICE_SECONDS, self.member.timeout_seconds / LOOKS_PER_TIMEOUT)
-        while not self.bell.wait(slice_seconds):
-            missing = vigil.look()
+    def _wait_for_flag(self, watchdog: Watchdog) -> Outcome:
+        slice_seconds = min(_SLICE_SECONDS, self.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
+        while not self.flag.wait(slice_seconds):
+            missing = watchdog.check()
             if missing is not None:
-                seconds = self.member.timeout_seconds
-                words = describe_silence(self.what, missing=missing.silent, waited=missing.waited, seconds=seconds)
-                return self.publish(Verdict(error=words, is_broken=True))
-        self.touched += vigil.touched()
-        return self._hear(_FALLBACK_SECONDS)
+                seconds = self.participant.timeout_seconds
+                words = describe_silence(self.what, missing=missing.silent, waiting=missing.waiting, seconds=seconds)
+                return self.publish_outcome(Outcome(error=words, is_broken=True))
+        self.keys_to_delete += watchdog.keys_to_delete()
+        return self._read_outcome(_FALLBACK_SECONDS)
 
-    def _hear(self, patience_seconds: float) -> Verdict:
-        """The verdict, if it is there in time; else the one that this rank gives."""
-        store = self.member.store
-        key = self._key("verdict")
-        if store.has([key]) or store.listen(key).wait(patience_seconds):
-            return Verdict.decode(store.get(key))
-        return self.publish(self._sum_up())
+    def _read_outcome(self, wait_seconds: float) -> Outcome:
+        """Reads the outcome; if there is none after `wait_seconds`, publishes one that sums up the failures."""
+        store = self.participant.store
+        key = self._key("outcome")
+        if store.has([key]) or store.watch(key).wait(wait_seconds):
+            return Outcome.decode(store.get(key))
+        return self.publish_outcome(self._sum_up_failures())
 
-    def publish(self, verdict: Verdict) -> Verdict:
-        """End the meeting with a verdict, unless it has ended. Returns the verdict that holds."""
-        return publish(self.member.store, self.name, verdict)
+    def publish_outcome(self, outcome: Outcome) -> Outcome:
+        """Ends the rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
+        return publish_outcome(self.participant.store, self.name, outcome)
 
-    def _decide(self) -> Verdict:
-        """The verdict where no rank is said to have failed."""
+    def _conclude_records(self) -> Outcome:
+        """Computes the outcome where no rank has reported a failure."""
         try:
-            records = self.member.read_all()
+            records = self.participant.read_all()
             _check_arrivals(self.name, records)
             return self._conclude(records)
         except StoreTampered as error:
-            return Verdict(error=describe_tampering(self.what, error), is_broken=True)
+            return Outcome(error=describe_tampering(self.what, error), is_broken=True)
 
-    def _sum_up(self) -> Verdict:
-        store = self.member.store
+    def _sum_up_failures(self) -> Outcome:
+        store = self.participant.store
         total = store.add(self._key("failures"), 0)
-        if not 1 <= total <= self.member.size:
-            msg = f"{self._key('verdict')!r} must be there unless a rank has failed, but is gone"
+        if not 1 <= total <= self.participant.size:
+            msg = f"{self._key('outcome')!r} must be there unless a rank has failed, but is gone"
             raise StoreTampered(msg)
-        keys = [self._key(f"failure/{order}") for order in range(1, min(total, _MAX_TOLD_FAILURES) + 1)]
+        keys = [self._key(f"failure/{order}") for order in range(1, min(total, _MAX_REPORTED_FAILURES) + 1)]
         failures = [Failure.decode(store.get(key)) for key in keys if store.has([key])]
-        return Verdict(error=describe_failures(self.what, failures, total=total))
+        return Outcome(error=describe_failures(self.what, failures, total=total))
 
-    def _farewell(self, patience_seconds: float) -> None:
-        """Let all others read the verdict, and tidy up, before the process that holds the store may end."""
-        store = self.member.store
-        if store.add(self._key("readers"), 1) == self.member.size:
-            self.touched += [self._key("readers"), self._key("read")]
+    def _linger(self, wait_seconds: float) -> None:
+        """Waits, in the process that hosts the store, until all other ranks have read the outcome and tidied up."""
+        store = self.participant.store
+        if store.add(self._key("readers"), 1) == self.participant.size:
+            self.keys_to_delete += [self._key("readers"), self._key("read")]
             store.set(self._key("read"), b"")
-        elif self.member.rank == self.member.store_host:
-            deadline = time.monotonic() + patience_seconds
+        elif self.participant.rank == self.participant.store_host:
+            deadline = time.monotonic() + wait_seconds
             pause = 0.001
             while not store.has([self._key("read")]) and time.monotonic() < deadline:
                 time.sleep(pause)
@@ -206,15 +206,15 @@ class Meeting:
         return f"{self.name}/{last}"
 
 
-def _check_arrivals(name: str, records: Sequence[Record]) -> None:
-    """Check that all ranks have come to a meeting with their work done, whatever counters say.
+def _check_arrivals(name: str, records: Sequence[RankRecord]) -> None:
+    """Checks the counters of a rendezvous against the records: all ranks must have arrived with their work done.
 
     Raises:
-        StoreTampered: a counter, a bell or a record is not as the ranks left it.
+        StoreTampered: a counter, a flag or a record is not as the ranks left it.
     """
     for rank, record in enumerate(records):
-        if record.meeting != name:
-            msg = f"'{name}/count' must count the ranks that have come, but rank {rank} has not"
+        if record.rendezvous != name:
+            msg = f"'{name}/count' must count the ranks that have arrived, but rank {rank} has not"
             raise StoreTampered(msg)
         if not record.is_done:
             msg = f"'{name}/count' must count the ranks that failed, but rank {rank} was stopped or failed, and none is"

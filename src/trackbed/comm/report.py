@@ -1,4 +1,4 @@
-"""What ranks tell each other at the end of a meeting, and in which words. Pure."""
+"""Values that ranks exchange at the end of a rendezvous, and the texts of their errors. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trackbed.comm.store import StoreTampered
 
 __all__ = [
     "Failure",
-    "Verdict",
+    "Outcome",
     "describe_cause",
     "describe_difference",
     "describe_failures",
@@ -25,49 +25,49 @@ MAX_VALUE_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank failed."""
+    """Failure of one rank."""
 
     rank: int
     cause: str
-    """Type and words of its exception."""
+    """Type and message of its exception."""
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Serializes to bytes."""
         return orjson.dumps([self.rank, self.cause])
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Parse what `encode` returned.
+        """Parses the result of `encode`.
 
         Raises:
-            StoreTampered: it is something else.
+            StoreTampered: `raw` is anything else.
         """
         return cls(*_fields(raw, 2))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a meeting ended: the same for all ranks."""
+class Outcome:
+    """Outcome of a rendezvous, the same on all ranks."""
 
     value: Any = None
-    """What the ranks get, if it went well: anything that JSON holds, or a `orjson.Fragment` of it."""
+    """Result on success: any JSON-serializable value, or an `orjson.Fragment` of one."""
     error: str | None = None
-    """What all ranks raise otherwise."""
+    """Text of the error that all ranks raise otherwise."""
     is_broken: bool = False
-    """Whether the ranks cannot meet again."""
+    """True if the ranks can hold no further rendezvous."""
     is_stop: bool = False
-    """Whether the reason is told by the step around this one."""
+    """True if the enclosing step reports the reason."""
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Serializes to bytes."""
         return orjson.dumps([self.value, self.error, self.is_broken, self.is_stop])
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Parse what `encode` returned.
+        """Parses the result of `encode`.
 
         Raises:
-            StoreTampered: it is something else.
+            StoreTampered: `raw` is anything else.
         """
         return cls(*_fields(raw, 4))
 
@@ -84,11 +84,11 @@ def _fields(raw: bytes, count: int) -> list[Any]:
 
 
 def name_ranks(ranks: Iterable[int], *, total: int | None = None) -> str:
-    """Ranks in words, in order, the many of them abbreviated.
+    """Formats ranks for a message, in order; a long list is abbreviated.
 
     Args:
         ranks: at least one.
-        total: how many there are, where `ranks` is only some of them.
+        total: number of ranks, if `ranks` has only some of them.
 
     >>> name_ranks([3]), name_ranks([4, 0, 9]), name_ranks(range(100))
     ('rank 3', 'ranks 0, 4 and 9', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 others')
@@ -104,22 +104,22 @@ def name_ranks(ranks: Iterable[int], *, total: int | None = None) -> str:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Type and words of an exception.
+    """Formats the type and message of an exception.
 
     >>> describe_cause(ValueError("no")), describe_cause(KeyboardInterrupt())
     ('ValueError: no', 'KeyboardInterrupt')
     """
-    words = str(error)
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def describe_failures(what: str, failures: Sequence[Failure], *, total: int) -> str:
-    """What was being done, and why which ranks failed, in rank order; ranks with the same cause stand together.
+    """Formats the failures of a step, in rank order; ranks with the same cause are listed together.
 
     Args:
-        what: what the ranks were doing.
-        failures: those that are told of.
-        total: how many ranks failed, at least as many as `failures` tells of.
+        what: description of the step.
+        failures: failures whose cause is known.
+        total: number of ranks that failed, at least the length of `failures`.
 
     >>> describe_failures("building", [Failure(3, "OSError: full"), Failure(0, "OSError: full")], total=2)
     'building: rank 0 and rank 3: OSError: full'
@@ -127,10 +127,10 @@ def describe_failures(what: str, failures: Sequence[Failure], *, total: int) -> 
     by_cause: dict[str, list[int]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
         by_cause.setdefault(failure.cause, []).append(failure.rank)
-    told = [f"{_name_each(ranks)}: {cause}" for cause, ranks in by_cause.items()]
+    parts = [f"{_name_each(ranks)}: {cause}" for cause, ranks in by_cause.items()]
     if total > len(failures):
-        told.append(f"{total - len(failures)} {'more failed' if failures else 'failed and could not say why'}")
-    return f"{what}: {'; '.join(told)}"
+        parts.append(f"{total - len(failures)} {'more failed' if failures else 'failed without reporting a cause'}")
+    return f"{what}: {'; '.join(parts)}"
 
 
 def _name_each(ranks: Sequence[int]) -> str:
@@ -138,35 +138,35 @@ def _name_each(ranks: Sequence[int]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def describe_silence(what: str, *, missing: Sequence[int], waited: Sequence[int], seconds: float) -> str:
-    """Who did not come, and who waited.
+def describe_silence(what: str, *, missing: Sequence[int], waiting: Sequence[int], seconds: float) -> str:
+    """Formats the ranks that did not arrive, and those that waited for them.
 
-    >>> describe_silence("building", missing=[2], waited=[0, 1], seconds=30)
-    'building: rank 2 gave no sign of life for 30 s, while ranks 0 and 1 waited'
+    >>> describe_silence("building", missing=[2], waiting=[0, 1], seconds=30)
+    'building: rank 2 sent no heartbeat for 30 s, while ranks 0 and 1 waited'
     """
     if not missing:
         return (
-            f"{what}: all ranks have come, but nobody ended the meeting for {seconds:g} s: the last to come has died, "
-            "or another process has changed the store over which the ranks meet"
+            f"{what}: all ranks have arrived, but none ended the rendezvous for {seconds:g} s: the last to arrive has "
+            "died, or another process has changed the rendezvous store"
         )
-    who = name_ranks(missing)
-    return f"{what}: {who} gave no sign of life for {seconds:g} s, while {name_ranks(waited)} waited"
+    names = name_ranks(missing)
+    return f"{what}: {names} sent no heartbeat for {seconds:g} s, while {name_ranks(waiting)} waited"
 
 
 def describe_tampering(what: str, error: StoreTampered) -> str:
-    """Sentence for a store that another process has changed.
+    """Formats the error for a store that another process has changed.
 
     >>> describe_tampering("building", StoreTampered("'rank/1' must be there, but is gone"))
-    "building: another process has changed the store over which the ranks meet: 'rank/1' must be there, but is gone"
+    "building: another process has changed the rendezvous store: 'rank/1' must be there, but is gone"
     """
-    return f"{what}: another process has changed the store over which the ranks meet: {error}"
+    return f"{what}: another process has changed the rendezvous store: {error}"
 
 
 def describe_difference(what: str, values: Mapping[int, bytes]) -> str | None:
-    """Who differs from most ranks, and both values; None if all are equal.
+    """Formats the ranks that differ from most ranks, with both values; None if all values are equal.
 
     Args:
-        what: what must be the same.
+        what: description of the values.
         values: JSON of each rank's value, at least one.
 
     >>> describe_difference("the plan", {0: b"7", 1: b"8", 2: b"7"})
@@ -177,12 +177,12 @@ def describe_difference(what: str, values: Mapping[int, bytes]) -> str | None:
         holders.setdefault(values[rank], []).append(rank)
     if len(holders) == 1:
         return None
-    # Of two values that as many ranks have, the lower rank's is taken for the usual one.
+    # The most frequent value is the usual one; of several, that of the lowest rank.
     usual, *others = sorted(holders, key=lambda value: (-len(holders[value]), holders[value][0]))
-    told = [_having(holders[value], value) for value in others[:3]]
-    if len(others) > len(told):
-        told.append(f"{sum(len(holders[value]) for value in others[3:])} ranks have yet others")
-    return f"{what}: must be the same on every rank, but {', '.join(told)}, and {_having(holders[usual], usual)}"
+    parts = [_having(holders[value], value) for value in others[:3]]
+    if len(others) > len(parts):
+        parts.append(f"{sum(len(holders[value]) for value in others[3:])} ranks have still other values")
+    return f"{what}: must be the same on every rank, but {', '.join(parts)}, and {_having(holders[usual], usual)}"
 
 
 def _having(ranks: Sequence[int], value: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Sockets that listen where ranks meet, and nowhere else."""
+"""Server socket of the rendezvous store, bound to a single interface."""
 
 import errno
 import ipaddress
@@ -14,18 +14,18 @@ __all__ = ["LOOPBACK", "listen_at", "own_addresses"]
 logger = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
-_ANY_PORT: Final = 9  # nothing is sent there
+_ANY_PORT: Final = 9  # nothing is sent to it
 
 
 def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
-    """Addresses of `host`, which is this one, at which other hosts reach it; the best first.
+    """Returns the addresses of this host at which other hosts can reach it, the best first.
 
-    Many systems resolve their own name to a loopback address. Then the address is taken from which this host reaches
-    the one that started the step, as Slurm tells.
+    Many systems resolve their own name to a loopback address. The address is then the one from which this host reaches
+    the host that launched the Slurm step.
 
     Args:
-        host: name or address.
-        environment: may have SLURM_LAUNCH_NODE_IPADDR.
+        host: name or address of this host.
+        environment: environment variables; SLURM_LAUNCH_NODE_IPADDR is optional.
 
     Raises:
         CollectiveError: `host` cannot be resolved.
@@ -45,7 +45,7 @@ def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
         addresses = addresses if towards is None else [towards]
     if not _is_literal(host) and all(map(_is_loopback, addresses)):
         logger.warning(
-            "%s is %s here, which other hosts cannot reach: if there are any, set MASTER_ADDR to one that they can",
+            "%s resolves to %s, which other hosts cannot reach: if there are any, set MASTER_ADDR to one that they can",
             host,
             addresses[0],
         )
@@ -53,11 +53,11 @@ def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def listen_at(addresses: list[str], port: int) -> socket.socket:
-    """Socket that listens at the first of these addresses that this host has.
+    """Opens a socket that listens at the first of these addresses that this host has.
 
     Args:
         addresses: at least one, IPv4 or IPv6.
-        port: in `[0, 65536)`; 0 for any that is free.
+        port: in `[0, 65536)`; 0 for any free port.
 
     Raises:
         CollectiveError: this host has none of them, or the port is taken.
@@ -96,7 +96,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _address_towards(other: str) -> str | None:
-    """Address from which this host sends to another; None if it cannot, or the other is itself by loopback."""
+    """Returns the address from which this host sends to `other`; None if there is none but loopback."""
     try:
         family = socket.AF_INET6 if ":" in other else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""What Slurm's variables say. Pure."""
+"""Parsing of Slurm's environment variables. Pure."""
 
 import re
 from typing import Final
@@ -11,14 +11,14 @@ _FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[^\]]*\]
 _FIRST_PORT: Final = 10_000
 _NUM_PORTS: Final = 20_000
 _STEP_STRIDE: Final = 7_919
-"""Prime, so that the steps of a job go through all ports."""
+"""Prime, so that the steps of a job cycle through all ports."""
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a list in Slurm's short form.
+    """Returns the first host of a list in Slurm's compressed form.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: `nodes` is not such a list.
 
     >>> first_host("gpu[007-009,12],login1"), first_host("a1,a2"), first_host("rack[1-2]-ib,b")
     ('gpu007', 'a1', 'rack1-ib')
@@ -31,9 +31,9 @@ def first_host(nodes: str) -> str:
 
 
 def step_port(job: int, step: int = 0) -> int:
-    """The port at which the ranks of a step of a job meet; below those that systems hand out by themselves.
+    """Returns the port of the rendezvous store for a step of a job; below the range of ephemeral ports.
 
-    Steps of one job may run beside each other on one host, as may jobs with consecutive numbers.
+    Steps of one job may run side by side on one host, as may jobs with consecutive numbers.
 
     >>> step_port(123456), step_port(123456, 1), step_port(123457)
     (13456, 21375, 13457)

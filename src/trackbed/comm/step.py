@@ -1,24 +1,24 @@
-"""One rank's part in a step that all ranks take together."""
+"""One rank's side of a step that all ranks execute together."""
 
 import time
 from typing import Final, TypeVar
 
-from trackbed.comm.rendezvous import Meeting
-from trackbed.comm.watchdog import LOOKS_PER_TIMEOUT
+from trackbed.comm.rendezvous import Rendezvous
+from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT
 
 __all__ = ["SharedStep", "Stopped", "cause_of"]
 
 E = TypeVar("E", bound=BaseException)
 
-_MAX_SIGN_GAP_SECONDS: Final = 1.0
+_MAX_HEARTBEAT_GAP_SECONDS: Final = 1.0
 
 
 class Stopped(Exception):  # noqa: N818  it never leaves the step
-    """Another rank has failed, so this one's work is of no use. The end of the step says what happened."""
+    """Another rank has failed, so this rank stops its work. The end of the step reports the failure."""
 
 
 def cause_of(error: BaseException | None, kind: type[E]) -> E | None:
-    """The exception of this kind that another one comes of, whatever it was made into on its way up; None if none."""
+    """Returns the first exception of type `kind` in the chain of causes and contexts of `error`; None if none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, kind):
@@ -29,30 +29,30 @@ def cause_of(error: BaseException | None, kind: type[E]) -> E | None:
 
 
 class SharedStep:
-    """A step of a group with a store.
+    """Step of a group with a store.
 
     Args:
-        meeting: at which it ends.
+        rendezvous: rendezvous at which the step ends.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
-        self._gap = min(_MAX_SIGN_GAP_SECONDS, meeting.member.timeout_seconds / LOOKS_PER_TIMEOUT)
-        self._next_sign = 0.0
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
+        self._gap = min(_MAX_HEARTBEAT_GAP_SECONDS, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
+        self._next_heartbeat = 0.0
 
-    def poll(self, done: int) -> None:  # noqa: ARG002  what kernels call a poll with
-        """Say that this rank is alive; raise if another rank has failed.
+    def poll(self, done: int) -> None:  # noqa: ARG002  kernels call their poll with it
+        """Sends a heartbeat if one is due; raises if another rank has failed.
 
-        Costs the store nothing but a write now and then: at most one in a second, or in a tenth of the timeout.
+        Its only requests are heartbeats: at most one per second, or per tenth of the timeout if that is shorter.
 
         Raises:
             Stopped: another rank has failed.
-            StoreUnreachable: nobody can know whether.
+            StoreUnreachable: the store does not answer.
         """
-        if self._meeting.bell.has_rung():
+        if self._rendezvous.flag.has_fired():
             raise Stopped
         now = time.monotonic()
-        if now >= self._next_sign:
-            # Two threads may come here at once: then there are two signs.
-            self._next_sign = now + self._gap
-            self._meeting.member.give_sign()
+        if now >= self._next_heartbeat:
+            # Two threads may get here at the same time, and send two heartbeats.
+            self._next_heartbeat = now + self._gap
+            self._rendezvous.participant.send_heartbeat()

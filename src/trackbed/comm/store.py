@@ -1,109 +1,109 @@
-"""A small key-value store that all ranks of a group reach: what their meetings are held over."""
+"""Key-value stores that all ranks of a group share, and watches of their keys."""
 
 import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Bell", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
+__all__ = ["KeyWatch", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
 
 
 class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
-    """Whoever holds the store does not answer. A group turns it into a CollectiveError."""
+    """The host of the store does not answer. A group converts this to a CollectiveError."""
 
 
 class StoreTampered(StoreUnreachable):
-    """A key is not as the ranks left it: another process deleted or changed it. Carries none of what it wrote."""
+    """Another process has deleted or changed a key. The message contains nothing that the other process wrote."""
 
 
-class Bell(Protocol):
-    """Somebody who listens for a key, and costs the store nothing while doing so."""
+class KeyWatch(Protocol):
+    """Watch that fires when a key exists; costs the store nothing until then."""
 
-    def has_rung(self) -> bool:
-        """Whether the key was there at some time since. At once.
+    def has_fired(self) -> bool:
+        """True if the key has existed at some time since the watch was created. Does not block.
 
         Raises:
-            StoreUnreachable: that will never be known.
+            StoreUnreachable: the connection is lost, so the watch can no longer fire.
         """
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Return as soon as `has_rung`, or after `seconds`; the answer is what `has_rung` says then.
+        """Waits until the watch fires, for at most `seconds`. Returns the value of `has_fired` then.
 
         Raises:
-            StoreUnreachable: that will never be known.
+            StoreUnreachable: the connection is lost, so the watch can no longer fire.
         """
         ...
 
 
 class Store(Protocol):
-    """What is needed of the stores of `torch.distributed`. Each method but `listen` is one request.
+    """Operations that groups need of the stores of `torch.distributed`. Each method except `watch` is one request.
 
-    Every method raises StoreUnreachable where the store does not answer, and StoreTampered where a key that must be
-    there is missing.
+    Every method raises StoreUnreachable if the store does not answer, and StoreTampered if a key that must exist is
+    missing.
     """
 
     def set(self, key: str, value: bytes) -> None:
-        """Put `value` under `key`, whatever was there."""
+        """Sets `key` to `value`, replacing any previous value."""
         ...
 
     def set_first(self, key: str, value: bytes) -> bytes:
-        """Put `value` under `key` unless something is there. Returns what is there then."""
+        """Sets `key` to `value` unless the key exists. Returns the value that the key has then."""
         ...
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
+        """Returns the value of an existing key."""
         ...
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are all there."""
+        """Returns the values of keys that all exist."""
         ...
 
     def has(self, keys: Sequence[str]) -> bool:
-        """Whether all of these keys are there."""
+        """True if all of these keys exist."""
         ...
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number that starts at zero. Returns the sum."""
+        """Adds to a counter that starts at zero. Returns the sum."""
         ...
 
     def delete(self, key: str) -> None:
-        """Forget `key`, if it is there."""
+        """Deletes `key`, if it exists."""
         ...
 
-    def listen(self, key: str) -> Bell:
-        """A bell that rings when `key` is there. It has to ring before the key is deleted."""
+    def watch(self, key: str) -> KeyWatch:
+        """Creates a watch that fires when `key` exists. It must fire before the key is deleted."""
         ...
 
 
 class MemoryStore:
-    """A store for the threads of one process."""
+    """Store in memory, for the threads of one process."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._bells: dict[str, list[MemoryBell]] = {}
+        self._watches: dict[str, list[MemoryKeyWatch]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._values)
 
     def set(self, key: str, value: bytes) -> None:
-        """Put `value` under `key`, whatever was there."""
+        """Sets `key` to `value`, replacing any previous value."""
         with self._lock:
             self._put(key, value)
 
     def set_first(self, key: str, value: bytes) -> bytes:
-        """Put `value` under `key` unless something is there. Returns what is there then."""
+        """Sets `key` to `value` unless the key exists. Returns the value that the key has then."""
         with self._lock:
             if key not in self._values:
                 self._put(key, value)
             return self._values[key]
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
+        """Returns the value of an existing key."""
         return self.get_all([key])[0]
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are all there."""
+        """Returns the values of keys that all exist."""
         with self._lock:
             for key in keys:
                 if key not in self._values:
@@ -112,52 +112,52 @@ class MemoryStore:
             return [self._values[key] for key in keys]
 
     def has(self, keys: Sequence[str]) -> bool:
-        """Whether all of these keys are there."""
+        """True if all of these keys exist."""
         with self._lock:
             return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number that starts at zero. Returns the sum."""
+        """Adds to a counter that starts at zero. Returns the sum."""
         with self._lock:
             total = int(self._values.get(key, b"0")) + amount
             self._put(key, b"%d" % total)
             return total
 
     def delete(self, key: str) -> None:
-        """Forget `key`, if it is there."""
+        """Deletes `key`, if it exists."""
         with self._lock:
             self._values.pop(key, None)
 
-    def listen(self, key: str) -> "MemoryBell":
-        """A bell that rings when `key` is there."""
-        bell = MemoryBell()
+    def watch(self, key: str) -> "MemoryKeyWatch":
+        """Creates a watch that fires when `key` exists."""
+        watch = MemoryKeyWatch()
         with self._lock:
             if key in self._values:
-                bell.ring()
+                watch.fire()
             else:
-                self._bells.setdefault(key, []).append(bell)
-        return bell
+                self._watches.setdefault(key, []).append(watch)
+        return watch
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
-        for bell in self._bells.pop(key, []):
-            bell.ring()
+        for watch in self._watches.pop(key, []):
+            watch.fire()
 
 
-class MemoryBell:
-    """A bell that the thread which sets its key rings."""
+class MemoryKeyWatch:
+    """Watch that the thread which sets its key fires."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
-    def ring(self) -> None:
-        """Let `has_rung` be true from now on."""
+    def fire(self) -> None:
+        """Makes `has_fired` true from now on."""
         self._event.set()
 
-    def has_rung(self) -> bool:
-        """Whether the key was there at some time since."""
+    def has_fired(self) -> bool:
+        """True if the key has existed at some time since the watch was created."""
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Return as soon as `has_rung`, or after `seconds`; the answer is what `has_rung` says then."""
+        """Waits until the watch fires, for at most `seconds`. Returns the value of `has_fired` then."""
         return self._event.wait(seconds)

@@ -1,4 +1,4 @@
-"""Groups whose ranks meet over a store."""
+"""Groups whose ranks communicate over a key-value store."""
 
 import contextlib
 import hashlib
@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 
 from trackbed.comm.group import Step, check_source
-from trackbed.comm.participant import Arrival, Member, Record
-from trackbed.comm.rendezvous import Conclude, Meeting, publish
+from trackbed.comm.participant import Arrival, Participant, RankRecord
+from trackbed.comm.rendezvous import Conclude, Rendezvous, publish_outcome
 from trackbed.comm.report import (
     Failure,
-    Verdict,
+    Outcome,
     describe_cause,
     describe_difference,
     describe_failures,
@@ -32,19 +32,20 @@ __all__ = ["StoreGroup"]
 
 
 class StoreGroup:
-    """Ranks that reach one store. See `Group`.
+    """Group of the ranks that share a store. See `Group`.
 
     Args:
-        connect: called when the store is first needed; gives one that no other group uses, and raises StoreUnreachable.
+        connect: opens a store that no other group uses; called when the store is first needed. May raise
+            StoreUnreachable.
         rank: number of this process, in `[0, size)`.
-        size: how many processes there are, at least 1.
-        timeout_seconds: for how long a rank may give no sign of life while others wait for it, above 0.
-        store_host: the rank whose process holds the store, which is gone when that ends; None if none of them does.
-        secret: the same on all ranks and known to nobody else; None where all who reach the store are trusted. With
-            one, the first collective waits for all ranks, also where it is the entry to a step.
+        size: number of processes, at least 1.
+        timeout_seconds: seconds for which a rank may send no heartbeat while others wait for it, above 0.
+        store_host: rank whose process hosts the store, which ends with that process; None if none of the ranks does.
+        secret: the same on all ranks and known to no other process; None to trust every process that reaches the store.
+            With a secret, the first collective waits for all ranks, even if it is the entry to a step.
 
     Raises:
-        ArgumentError: a number is out of its range.
+        ArgumentError: an argument is out of range.
     """
 
     def __init__(
@@ -69,247 +70,247 @@ class StoreGroup:
         self._connect = connect
         self._store_host = store_host
         self._secret = secret
-        self._entered: Member | None = None
-        self._taken: defaultdict[str, list[int]] = defaultdict(list)  # numbers of counters since the last meeting
-        self._taking = threading.Lock()
-        self._place = [0]  # numbers of the next meeting: [3, 1] is the second inside the fourth
-        self._touched: list[str] = []
+        self._joined: Participant | None = None
+        self._taken: defaultdict[str, list[int]] = defaultdict(list)  # numbers of counters since the last rendezvous
+        self._taken_lock = threading.Lock()
+        self._next_numbers = [0]  # numbers of the next rendezvous: [3, 1] is the second inside the fourth
+        self._keys_to_delete: list[str] = []
         self._broken: str | None = None
+        """Text of the error that broke the group."""
 
-    def together(self, what: str) -> contextlib.AbstractContextManager[Step]:
-        """Collective over the group: what is in the block is one step, which no rank leaves alone. See `Group`."""
+    def guarded(self, what: str) -> contextlib.AbstractContextManager[Step]:
+        """Collective over the group: runs the block as one step on all ranks. See `Group`."""
         return self._step(what)
 
     @contextlib.contextmanager
     def _step(self, what: str) -> Iterator[Step]:
-        with self._meet(what, lambda _: Verdict()) as meeting:
-            yield SharedStep(meeting)
+        with self._rendezvous(what, lambda _: Outcome()) as rendezvous:
+            yield SharedStep(rendezvous)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Collective over the group: the value of each rank, in rank order. See `Group`."""
+        """Collective over the group: returns the value of each rank, in rank order. See `Group`."""
         gathered: list[Any] = self._exchange("all_gather", lambda: orjson.dumps(value), _gathered)
         return gathered
 
     def broadcast(self, value: Any, *, source: int = 0) -> Any:
-        """Collective over the group: the value of rank `source`. See `Group`."""
+        """Collective over the group: returns the value of rank `source`. See `Group`."""
         check_source(source, self.size)
         offered = value if self.rank == source else None
         return self._exchange("broadcast", lambda: orjson.dumps(offered), partial(_read_from, source))
 
     def combine(self, value: Any, function: Callable[[list[Any]], Any]) -> Any:
-        """Collective over the group: what `function` makes of the values of all ranks. See `Group`."""
+        """Collective over the group: returns `function` of the values of all ranks. See `Group`."""
         return self._exchange("combine", lambda: orjson.dumps(value), partial(_combined, function))
 
     def agree(self, what: str, value: Any) -> None:
-        """Collective over the group: return if all ranks have the same value. See `Group`."""
+        """Collective over the group: checks that all ranks have the same value. See `Group`."""
         self._exchange(what, lambda: orjson.dumps(value), partial(_compared, what))
 
     def barrier(self) -> None:
-        """Collective over the group: return when every rank has come. See `Group`."""
-        self._exchange("barrier", lambda: b"null", lambda _: Verdict())
+        """Collective over the group: returns once every rank has arrived. See `Group`."""
+        self._exchange("barrier", lambda: b"null", lambda _: Outcome())
 
     def counter(self, name: str) -> Callable[[], int]:
-        """What gives 0, 1, 2 and so on, each number once over all ranks that ask. See `Group`."""
+        """Creates a counter shared by all ranks, which starts at 0. See `Group`."""
         key = f"{self._next_name()}/counter/{name}"
 
         def take() -> int:
-            number = self._member.store.add(key, 1) - 1
-            with self._taking:
+            number = self._participant.store.add(key, 1) - 1
+            with self._taken_lock:
                 if number < 0 or number in self._taken[key]:
                     msg = f"{key!r} must only ever rise, but gave {number}"
                     raise StoreTampered(msg)
                 self._taken[key].append(number)
             if number == 0:
-                self._touched.append(key)
+                self._keys_to_delete.append(key)
             return number
 
         return take
 
-    def tell(self, value: Any) -> None:
-        """Say something of this rank; it goes out with its next sign of life. See `Group`."""
-        self._member.tell(orjson.dumps(value))
+    def publish_status(self, value: Any) -> None:
+        """Publishes a status of this rank with its next heartbeat. See `Group`."""
+        self._participant.set_status(orjson.dumps(value))
 
-    def told(self) -> list[Any]:
-        """What each rank told last, in rank order. See `Group`."""
-        return [None if record is None else record.told for record in self._member.look().values()]
+    def statuses(self) -> list[Any]:
+        """Last known status of each rank, in rank order. See `Group`."""
+        return [None if record is None else record.status for record in self._participant.read_present().values()]
 
-    def leave(self, words: str) -> None:
-        """Never meet again; whoever waits for this rank, or will, raises an error with these words. Not collective."""
+    def leave(self, reason: str) -> None:
+        """Leaves the group for good. Ranks that wait for this one, now or later, raise an error. Not collective.
+
+        Args:
+            reason: end of the error, after the number of the rank.
+        """
         if self._broken is None:
-            self._broken = f"rank {self.rank} {words}"
+            self._broken = f"rank {self.rank} {reason}"
             with contextlib.suppress(StoreUnreachable):
-                publish(self._member.store, self._next_name(), Verdict(error=self._broken, is_broken=True))
+                publish_outcome(self._participant.store, self._next_name(), Outcome(error=self._broken, is_broken=True))
 
     def _exchange(self, what: str, write: Callable[[], bytes], conclude: Conclude) -> Any:
-        verdicts: list[Verdict] = []
-        with self._meet(what, conclude, verdicts.append) as meeting:
-            meeting.arrival = Arrival(value=write())
-        return verdicts[0].value
+        outcomes: list[Outcome] = []
+        with self._rendezvous(what, conclude, outcomes.append) as rendezvous:
+            rendezvous.arrival = Arrival(value=write())
+        return outcomes[0].value
 
     @contextlib.contextmanager
-    def _meet(
+    def _rendezvous(
         self,
         what: str,
         conclude: Conclude,
-        observe: Callable[[Verdict], object] = lambda _: None,
-    ) -> Iterator[Meeting]:
-        """A meeting that begins when the block does and ends when all ranks have left theirs."""
-        meeting = self._open(what, conclude)
-        self._place.append(0)
+        observe: Callable[[Outcome], object] = lambda _: None,
+    ) -> Iterator[Rendezvous]:
+        """Holds a rendezvous that opens before the block and ends when all ranks have left theirs."""
+        rendezvous = self._open(what, conclude)
+        self._next_numbers.append(0)
         cause: BaseException | None = None
         try:
-            yield meeting
-        except BaseException as error:  # noqa: BLE001  every rank has to know
+            yield rendezvous
+        except BaseException as error:  # noqa: BLE001  reported to every rank
             cause = error
-        verdict = self._close(meeting, cause)
-        _raise(what, verdict, cause)
-        observe(verdict)
+        outcome = self._close(rendezvous, cause)
+        _raise(what, outcome, cause)
+        observe(outcome)
 
-    def _open(self, what: str, conclude: Conclude) -> Meeting:
+    def _open(self, what: str, conclude: Conclude) -> Rendezvous:
         if self._broken is not None:
             raise CollectiveError(self._broken)
         try:
-            if self._secret is not None and self._entered is None:
-                self._prove_presence(what)
-            return Meeting.open(self._member, self._next_name(), what, conclude)
+            if self._secret is not None and self._joined is None:
+                self._exchange_nonces(what)
+            return Rendezvous.open(self._participant, self._next_name(), what, conclude)
         except StoreUnreachable as error:
             self._broken = _describe_unreachable(what, error)
             raise CollectiveError(self._broken) from None
 
-    def _close(self, meeting: Meeting, cause: BaseException | None) -> Verdict:
+    def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> Outcome:
         inner = self._next_name()
-        self._place.pop()
-        self._place[-1] += 1
+        self._next_numbers.pop()
+        self._next_numbers[-1] += 1
         try:
             if self._broken is None:
-                verdict = self._leave_with_all(meeting, cause, inner)
+                outcome = self._arrive_and_leave(rendezvous, cause, inner)
             else:
-                # A meeting inside the step was the last. Those who were not there are still to hear of it.
-                verdict = meeting.publish(Verdict(error=self._broken, is_broken=True))
+                # A rendezvous inside the step broke the group. Ranks that were not there still have to be notified.
+                outcome = rendezvous.publish_outcome(Outcome(error=self._broken, is_broken=True))
         except StoreUnreachable as error:
-            verdict = Verdict(error=_describe_unreachable(meeting.what, error), is_broken=True)
+            outcome = Outcome(error=_describe_unreachable(rendezvous.what, error), is_broken=True)
             if isinstance(error, StoreTampered):
-                # Others may have read a verdict before it was changed, and wait at the next meeting.
-                meeting.part_in_distrust(verdict, next_meeting=self._next_name())
+                # Other ranks may have read an outcome before it was changed, and wait at the next rendezvous.
+                rendezvous.leave_after_tampering(outcome, next_rendezvous=self._next_name())
         except BaseException as error:
-            self._abandon(meeting, error)
+            self._abandon(rendezvous, error)
             raise
-        if verdict.is_broken:
-            self._broken = verdict.error
-        return verdict
+        if outcome.is_broken:
+            self._broken = outcome.error
+        return outcome
 
-    def _leave_with_all(self, meeting: Meeting, cause: BaseException | None, inner: str) -> Verdict:
+    def _arrive_and_leave(self, rendezvous: Rendezvous, cause: BaseException | None, inner: str) -> Outcome:
         if cause is not None:
-            self._tell(meeting, cause, inner)
-        with self._taking:
-            meeting.arrival = replace(meeting.arrival, is_done=cause is None, taken=dict(self._taken))
+            self._stop_others(rendezvous, cause, inner)
+        with self._taken_lock:
+            rendezvous.arrival = replace(rendezvous.arrival, is_done=cause is None, taken=dict(self._taken))
             self._taken = defaultdict(list)
-        verdict = meeting.come()
-        if verdict.error is None and not verdict.is_stop:
-            # All have come here, so all have left what was before.
-            for key in self._touched:
-                meeting.member.store.delete(key)
-            self._touched.clear()
-        meeting.part(verdict)
-        self._touched += meeting.touched
-        return verdict
+        outcome = rendezvous.arrive_and_wait()
+        if outcome.error is None and not outcome.is_stop:
+            # All ranks have arrived here, so all have left every earlier rendezvous.
+            for key in self._keys_to_delete:
+                rendezvous.participant.store.delete(key)
+            self._keys_to_delete.clear()
+        rendezvous.leave(outcome)
+        self._keys_to_delete += rendezvous.keys_to_delete
+        return outcome
 
-    def _tell(self, meeting: Meeting, cause: BaseException, inner: str) -> None:
-        """Stop the others, who may be at work or wait for this rank at a meeting inside the step."""
+    def _stop_others(self, rendezvous: Rendezvous, cause: BaseException, inner: str) -> None:
+        """Stops the other ranks, which may be at work or wait for this one at a rendezvous inside the step."""
         unreachable = cause_of(cause, StoreUnreachable)
         if unreachable is not None and not isinstance(unreachable, StoreTampered):
             raise unreachable
         if unreachable is not None:
-            meeting.fail(CollectiveError(describe_tampering(meeting.what, unreachable)))
+            rendezvous.fail(CollectiveError(describe_tampering(rendezvous.what, unreachable)))
         elif cause_of(cause, Stopped) is None:
-            meeting.fail(cause)
-        publish(meeting.member.store, inner, Verdict(is_stop=True))
-        meeting.touched += [f"{inner}/{last}" for last in ("count", "bell", "verdict")]
+            rendezvous.fail(cause)
+        publish_outcome(rendezvous.participant.store, inner, Outcome(is_stop=True))
+        rendezvous.keys_to_delete += [f"{inner}/{last}" for last in ("count", "flag", "outcome")]
 
-    def _abandon(self, meeting: Meeting, error: BaseException) -> None:
-        """Leave in the middle of a meeting, or of the next one, if the others have ended this already."""
-        told = describe_failures(meeting.what, [Failure(self.rank, describe_cause(error))], total=1)
-        is_inner = len(self._place) > 1
-        verdict = Verdict(is_stop=True) if is_inner else Verdict(error=told, is_broken=True)
+    def _abandon(self, rendezvous: Rendezvous, error: BaseException) -> None:
+        """Ends the rendezvous for all ranks, or the next one if the others have already ended this one."""
+        failure = describe_failures(rendezvous.what, [Failure(self.rank, describe_cause(error))], total=1)
+        is_inner = len(self._next_numbers) > 1
+        outcome = Outcome(is_stop=True) if is_inner else Outcome(error=failure, is_broken=True)
         with contextlib.suppress(StoreUnreachable):
-            meeting.publish(verdict)
-            publish(meeting.member.store, self._next_name(), verdict)
+            rendezvous.publish_outcome(outcome)
+            publish_outcome(rendezvous.participant.store, self._next_name(), outcome)
         if not is_inner:
-            self._broken = told
+            self._broken = failure
 
     def _next_name(self) -> str:
-        return ".".join(map(str, self._place))
+        return ".".join(map(str, self._next_numbers))
 
     @property
-    def _member(self) -> Member:
-        if self._entered is None:
+    def _participant(self) -> Participant:
+        if self._joined is None:
             store = self._connect()
-            self._entered = self._member_of(store if self._secret is None else SealedStore(store, self._secret))
-        return self._entered
+            self._joined = self._participant_of(store if self._secret is None else SealedStore(store, self._secret))
+        return self._joined
 
-    def _member_of(self, store: Store) -> Member:
-        return Member(store, self.rank, self.size, self.timeout_seconds, self._store_host)
+    def _participant_of(self, store: Store) -> Participant:
+        return Participant(store, self.rank, self.size, self.timeout_seconds, self._store_host)
 
-    def _prove_presence(self, what: str) -> None:
-        """Collective over the group: agree on keys that no start before has used, so that nothing of it is believed.
+    def _exchange_nonces(self, what: str) -> None:
+        """Collective over the group: agrees on keys that no earlier start has used, to prevent replays.
 
-        Each rank brings a random number, and the keys are named after all of them. Whoever kept what ranks wrote at
-        an earlier start, under the same secret, has no such number for a rank of this one.
+        Each rank brings a nonce, and the keys are named after all nonces. A process that kept the values of an earlier
+        start with the same secret has none that contains the nonce of a rank of this start.
         """
-        number = secrets.token_hex(16)
-        shared = self._member.store
-        numbers: list[Any] = self._exchange(what, lambda: orjson.dumps(number), _gathered)
-        self._touched.clear()  # these few keys stay
+        nonce = secrets.token_hex(16)
+        shared = self._participant.store
+        nonces: list[Any] = self._exchange(what, lambda: orjson.dumps(nonce), _gathered)
+        self._keys_to_delete.clear()  # these few keys stay
         if isinstance(shared, SealedStore):
-            name = hashlib.sha256("".join(numbers).encode()).hexdigest()
-            self._entered = self._member_of(shared.below(name))
-        if numbers[self.rank] != number:
-            msg = (
-                f"the first verdict must hold what rank {self.rank} brought, but holds what it brought to another start"
-            )
+            name = hashlib.sha256("".join(nonces).encode()).hexdigest()
+            self._joined = self._participant_of(shared.below(name))
+        if nonces[self.rank] != nonce:
+            msg = f"the first outcome must hold the nonce of rank {self.rank}, but holds that of another start"
             error = StoreTampered(msg)
             with contextlib.suppress(StoreUnreachable):
-                verdict = Verdict(error=describe_tampering(what, error), is_broken=True)
-                publish(self._member.store, self._next_name(), verdict)
+                outcome = Outcome(error=describe_tampering(what, error), is_broken=True)
+                publish_outcome(self._participant.store, self._next_name(), outcome)
             raise error
 
 
-def _raise(what: str, verdict: Verdict, cause: BaseException | None) -> None:
-    """Raise what a rank has to raise at the end of a meeting that it came to for `cause`, if anything."""
+def _raise(what: str, outcome: Outcome, cause: BaseException | None) -> None:
+    """Raises the error of this rank at the end of a rendezvous, if any; `cause` is the exception of its block."""
     if cause is not None and not isinstance(cause, Exception):
         raise cause
-    if verdict.is_stop:
-        # What happened is told at the end of the step around this one.
+    if outcome.is_stop:
+        # The end of the enclosing step reports the failure.
         raise cause or Stopped
-    if verdict.error is not None:
+    if outcome.error is not None:
         is_own = cause_of(cause, Stopped) is None and cause_of(cause, StoreUnreachable) is None
-        raise CollectiveError(verdict.error) from (cause if is_own else None)
+        raise CollectiveError(outcome.error) from (cause if is_own else None)
     if cause is not None:
-        # The step was given up, so its verdict cannot be that all have done theirs.
-        raise CollectiveError(describe_tampering(what, StoreTampered("a verdict must tell of each failure"))) from cause
+        # This rank gave the step up, so the outcome cannot be that all ranks have done their work.
+        raise CollectiveError(describe_tampering(what, StoreTampered("an outcome must report each failure"))) from cause
 
 
 def _describe_unreachable(what: str, error: StoreUnreachable) -> str:
     if isinstance(error, StoreTampered):
         return describe_tampering(what, error)
-    return (
-        f"{what}: the store over which the ranks meet must answer, but its host (usually rank 0) "
-        f"cannot be reached: {error}"
-    )
+    return f"{what}: the rendezvous store must answer, but its host (usually rank 0) cannot be reached: {error}"
 
 
-def _gathered(records: Sequence[Record]) -> Verdict:
-    return Verdict(value=[record.value for record in records])
+def _gathered(records: Sequence[RankRecord]) -> Outcome:
+    return Outcome(value=[record.value for record in records])
 
 
-def _combined(function: Callable[[list[Any]], Any], records: Sequence[Record]) -> Verdict:
-    return Verdict(value=function([record.value for record in records]))
+def _combined(function: Callable[[list[Any]], Any], records: Sequence[RankRecord]) -> Outcome:
+    return Outcome(value=function([record.value for record in records]))
 
 
-def _read_from(source: int, records: Sequence[Record]) -> Verdict:
-    return Verdict(value=records[source].value)
+def _read_from(source: int, records: Sequence[RankRecord]) -> Outcome:
+    return Outcome(value=records[source].value)
 
 
-def _compared(what: str, records: Sequence[Record]) -> Verdict:
+def _compared(what: str, records: Sequence[RankRecord]) -> Outcome:
     values = [orjson.dumps(record.value, option=orjson.OPT_SORT_KEYS) for record in records]
-    return Verdict(error=describe_difference(what, dict(enumerate(values))))
+    return Outcome(error=describe_difference(what, dict(enumerate(values))))

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: for tests, and to try out how things grow with the number of ranks."""
+"""Groups whose ranks are threads of one process, for tests and scaling experiments."""
 
 import threading
 from collections.abc import Callable
@@ -23,20 +23,20 @@ def run_ranks(
     connect: Callable[[], Store] | None = None,
     secret: bytes | None = None,
 ) -> list[T]:
-    """What `function` returns on each of `size` ranks, in rank order.
+    """Runs `function` on `size` ranks, each a thread. Returns its results, in rank order.
 
-    A rank whose function has ended has left the group: if others wait for it, they raise.
+    A rank leaves the group when its function ends: the ranks that wait for it then raise an error.
 
     Args:
         size: number of threads, at least 1.
         function: called with the group, once on each rank.
-        timeout_seconds: that of the group.
-        connect: gives a rank its way to the store that they share; by default one in memory.
-        secret: that of the group; see `StoreGroup`.
+        timeout_seconds: timeout of the group.
+        connect: connects one rank to the shared store; by default a store in memory.
+        secret: secret of the group; see `StoreGroup`.
 
     Raises:
         ArgumentError: `size` is below 1, or `timeout_seconds` is not above 0.
-        BaseException: what the first rank that failed raised.
+        BaseException: the exception of the first rank that failed.
 
     >>> run_ranks(3, lambda group: sum(group.all_gather(group.rank)))
     [3, 3, 3]
@@ -46,7 +46,7 @@ def run_ranks(
         raise ArgumentError(msg)
     if connect is None:
         store = MemoryStore()
-        connect = lambda: store  # noqa: E731  the default of an argument
+        connect = lambda: store  # noqa: E731  default of an argument
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
@@ -54,7 +54,7 @@ def run_ranks(
         words = "has left: its function has returned"
         try:
             results[group.rank] = function(group)
-        except BaseException as error:  # noqa: BLE001  it is raised in the caller
+        except BaseException as error:  # noqa: BLE001  raised in the caller
             errors.append(error)
             words = f"has left: {type(error).__name__}: {error}"
         group.leave(words)
@@ -69,12 +69,12 @@ def run_ranks(
     for thread in threads:
         thread.join()
     if errors:
-        raise min(errors, key=_is_told)
+        raise min(errors, key=_distance_from_cause)
     return [results[rank] for rank in range(size)]
 
 
-def _is_told(error: BaseException) -> int:
-    """How far an error is from what went wrong: 0 for the thing itself, 2 for one that another rank told."""
+def _distance_from_cause(error: BaseException) -> int:
+    """Distance of an error from the failure: 0 for the original, 1 if chained to it, 2 if reported by another rank."""
     if not isinstance(error, CollectiveError):
         return 0
     return 2 if error.__cause__ is None else 1

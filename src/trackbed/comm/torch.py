@@ -1,4 +1,4 @@
-"""The processes that `torch.distributed` knows."""
+"""Groups over the process groups of `torch.distributed`."""
 
 import hashlib
 import os
@@ -24,15 +24,15 @@ _JOINED: Final[Counter[str]] = Counter()
 
 
 class TorchGroup(StoreGroup):
-    """A process group of `torch.distributed`, over the store that it was initialised with.
+    """Group of the processes of a torch process group, over the store that `torch.distributed` was initialised with.
 
-    Its backend, nccl or gloo or another, is not used. A group object works with those that the same process group was
-    given to on the other ranks, in the order in which the objects first meet.
+    The backend (nccl, gloo or another) is not used. If several objects are created from one process group, they are
+    matched between ranks by the order in which they are first used.
 
     Args:
-        process_group: which processes; by default all.
-        timeout_seconds: see `Group.timeout_seconds`; by default that of the store, which is what
-            `init_process_group` was given.
+        process_group: process group; by default all processes.
+        timeout_seconds: see `Group.timeout_seconds`; by default the timeout of the store, as passed to
+            `init_process_group`.
 
     Raises:
         ArgumentError: this process does not belong to the group.
@@ -62,7 +62,7 @@ _CURRENT: Final["WeakKeyDictionary[dist.ProcessGroup, TorchGroup]"] = WeakKeyDic
 
 
 def current_group() -> TorchGroup | None:
-    """All processes if `torch.distributed` was initialised, else None. The same object each time."""
+    """Group of all processes if `torch.distributed` is initialised, else None. Every call returns the same object."""
     world = dist.group.WORLD if dist.is_available() else None
     if world is None:
         return None
@@ -72,36 +72,36 @@ def current_group() -> TorchGroup | None:
 
 
 def is_served_by_agent(environment: Mapping[str, str] = os.environ) -> bool:
-    """True if torchrun, and not the process of rank 0, holds the store."""
+    """True if torchrun, rather than the process of rank 0, hosts the store."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _join(name: str, timeout_seconds: float) -> Store:
-    """Keys that no other group has used, whatever restarts and shared servers there were."""
-    # A build of torch may come without its stores, as long as nobody needs them.
-    from trackbed.comm.torch_store import AnsweringStore, share_store
+    """Opens a store below a prefix that no other group has used, even before a restart or on a shared server."""
+    # Some builds of torch have no stores; the import fails only if one is needed.
+    from trackbed.comm.torch_store import TimeoutStore, share_store
 
     _JOINED[name] += 1
     shared = _default_store()
-    # Torch's own prefixes are lost on a connection of our own; this one, agreed on below them, is as good.
-    meeting_point = AnsweringStore(shared, lambda: shared, answer_seconds=timeout_seconds / 2)
-    prefix = meeting_point.set_first(f"trackbed/{name}/{_JOINED[name]}", uuid.uuid4().hex.encode()).decode()
+    # Connections of our own lack torch's prefixes. A unique prefix, agreed on below torch's, takes their place.
+    prefixed = TimeoutStore(shared, lambda: shared, request_timeout_seconds=timeout_seconds / 2)
+    prefix = prefixed.set_first(f"trackbed/{name}/{_JOINED[name]}", uuid.uuid4().hex.encode()).decode()
     return share_store(shared, prefix, timeout_seconds=timeout_seconds)
 
 
 def _name(process_group: "dist.ProcessGroup | None", ranks: list[int]) -> str:
-    """Words for a process group: the same on its ranks, and not the same on those of another."""
+    """Name of a process group: equal on its ranks, and different from that of any other group of ranks."""
     name = "all" if process_group is None else process_group.group_name
     return f"{name}/{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}"
 
 
 def _default_store() -> "TorchStore":
-    """The store that all process groups meet over."""
+    """Returns the store that all process groups share."""
     if not (dist.is_available() and dist.is_initialized()):
-        msg = "torch.distributed: must be initialised for its processes to meet, but is not"
+        msg = "torch.distributed: must be initialised to form a group of its processes, but is not"
         raise CollectiveError(msg)
     try:
-        return dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public way to it
+        return dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public function
     except AttributeError:
         msg = f"{dist.__name__}: the store of the default process group must be there, found none"
         raise CollectiveError(msg) from None

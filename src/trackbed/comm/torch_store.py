@@ -1,4 +1,4 @@
-"""The key-value stores of `torch.distributed`, made so that nobody hangs on them."""
+"""Key-value stores of `torch.distributed`, with a timeout on every request."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,118 +13,119 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from trackbed.comm.store import StoreTampered, StoreUnreachable
 from trackbed.comm.worker import Worker
 
-__all__ = ["AnsweringStore", "connect_to", "share_store"]
+__all__ = ["TimeoutStore", "connect_to", "share_store"]
 
-# TCPStore writes two lines to standard error whenever a wait of its own ends without the key.
-_LISTEN_SECONDS: Final = 3600.0
+# TCPStore writes two lines to standard error whenever a wait of its own times out.
+_WAIT_SECONDS: Final = 3600.0
 _NOTHING: Final = b"\0nothing is there"
-"""Returned for a key that is not there; no rank writes it."""
+"""Returned for a missing key; no rank writes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Listener:
-    """A connection on which one wait at a time can be under way, and the thread that is in it."""
+class _Waiter:
+    """Connection that carries one wait at a time, and the thread that waits on it."""
 
     worker: Worker
     connections: list[Store]
 
 
-class AnsweringStore:
-    """A store of torch's, of which one can stop expecting an answer.
+class TimeoutStore:
+    """Store of `torch.distributed` whose requests time out.
 
-    A request to a TCPStore whose host is stopped never returns, does not hear Ctrl-C, and a wait keeps its
-    connection to itself. So requests are made by a thread, and waits by others, each on a connection of its own.
+    A request to a TCPStore whose host is stopped never returns and ignores Ctrl-C, and a wait blocks its connection. So
+    one thread makes the requests, and other threads wait, each on a connection of its own.
 
     Args:
-        store: for requests.
-        connect: gives a connection to the same keys; called on the threads that wait.
-        answer_seconds: how long an answer may take.
+        store: store for requests.
+        connect: opens a connection to the same keys; called on the threads that wait.
+        request_timeout_seconds: seconds that a response may take.
     """
 
-    def __init__(self, store: Store, connect: Callable[[], Store], *, answer_seconds: float) -> None:
-        self._store: Any = store  # torch's own types know nothing of bytes
+    def __init__(self, store: Store, connect: Callable[[], Store], *, request_timeout_seconds: float) -> None:
+        self._store: Any = store  # torch's type annotations lack bytes
         self._connect = connect
-        self._answer_seconds = answer_seconds
+        self._request_timeout_seconds = request_timeout_seconds
         self._worker = Worker()
-        self._idle: list[_Listener] = []
+        self._idle: list[_Waiter] = []
 
     def set(self, key: str, value: bytes) -> None:
-        """Put `value` under `key`, whatever was there."""
-        self._ask(lambda: self._store.set(key, value))
+        """Sets `key` to `value`, replacing any previous value."""
+        self._request(lambda: self._store.set(key, value))
 
     def set_first(self, key: str, value: bytes) -> bytes:
-        """Put `value` under `key` unless something is there. Returns what is there then."""
-        return bytes(self._ask(lambda: self._store.compare_set(key, b"", value)))
+        """Sets `key` to `value` unless the key exists. Returns the value that the key has then."""
+        return bytes(self._request(lambda: self._store.compare_set(key, b"", value)))
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
-        return self._held(key)
+        """Returns the value of an existing key."""
+        return self._value(key)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are all there."""
-        if not self.has(keys):  # torch's would wait for them
+        """Returns the values of keys that all exist."""
+        if not self.has(keys):  # torch's `multi_get` would wait for them
             missing = next((key for key in keys if not self.has([key])), keys[0])
-            raise _gone(missing)
-        return list(self._ask(lambda: self._store.multi_get(list(keys))))
+            raise _missing_key(missing)
+        return list(self._request(lambda: self._store.multi_get(list(keys))))
 
     def has(self, keys: Sequence[str]) -> bool:
-        """Whether all of these keys are there."""
-        return bool(self._ask(lambda: self._store.check(list(keys))))
+        """True if all of these keys exist."""
+        return bool(self._request(lambda: self._store.check(list(keys))))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number that starts at zero. Returns the sum."""
+        """Adds to a counter that starts at zero. Returns the sum."""
         try:
-            return int(self._ask(lambda: self._store.add(key, amount)))
+            return int(self._request(lambda: self._store.add(key, amount)))
         except StoreUnreachable:
-            # The server hangs up on whoever adds to what is no number. On a new connection it tells what is there.
-            self._store = self._ask(self._connect)
-            if self.has([key]) and not _is_number(self._held(key)):
+            # The server closes the connection of a client that adds to a value that is no number. A new connection
+            # shows the value.
+            self._store = self._request(self._connect)
+            if self.has([key]) and not _is_number(self._value(key)):
                 msg = f"{key!r} must be a number, but is something else"
                 raise StoreTampered(msg) from None
             raise
 
     def delete(self, key: str) -> None:
-        """Forget `key`, if it is there."""
-        self._ask(lambda: self._store.delete_key(key))
+        """Deletes `key`, if it exists."""
+        self._request(lambda: self._store.delete_key(key))
 
-    def listen(self, key: str) -> "ListeningBell":
-        """A bell that rings when `key` is there."""
-        listener = self._idle.pop() if self._idle else _Listener(Worker(), [])
+    def watch(self, key: str) -> "FutureKeyWatch":
+        """Creates a watch that fires when `key` exists."""
+        waiter = self._idle.pop() if self._idle else _Waiter(Worker(), [])
         connect, idle = self._connect, self._idle
 
         def wait() -> None:
-            if not listener.connections:
-                listener.connections.append(connect())
-            _wait_for(key, listener.connections[0])
-            idle.append(listener)
+            if not waiter.connections:
+                waiter.connections.append(connect())
+            _wait_for(key, waiter.connections[0])
+            idle.append(waiter)
 
-        return ListeningBell(listener.worker.submit(wait))
+        return FutureKeyWatch(waiter.worker.submit(wait))
 
-    def _held(self, key: str) -> bytes:
-        # torch's `get` would wait for a key that is not there.
-        value = bytes(self._ask(lambda: self._store.compare_set(key, _NOTHING, _NOTHING)))
+    def _value(self, key: str) -> bytes:
+        # torch's `get` would wait for a missing key.
+        value = bytes(self._request(lambda: self._store.compare_set(key, _NOTHING, _NOTHING)))
         if value == _NOTHING:
-            raise _gone(key)
+            raise _missing_key(key)
         return value
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
+    def _request(self, call: Callable[[], Any]) -> Any:
         try:
-            return self._worker.submit(call).result(self._answer_seconds)
+            return self._worker.submit(call).result(self._request_timeout_seconds)
         except TimeoutError:
-            msg = f"no answer for {self._answer_seconds:g} s"
+            msg = f"no answer for {self._request_timeout_seconds:g} s"
             raise StoreUnreachable(msg) from None
         except RuntimeError as error:
             raise _unreachable(error) from None
 
 
-class ListeningBell:
-    """A bell that rings when a thread comes back from its wait."""
+class FutureKeyWatch:
+    """Watch that fires when a thread returns from its wait."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
-    def has_rung(self) -> bool:
-        """Whether the key was there at some time since."""
+    def has_fired(self) -> bool:
+        """True if the key has existed at some time since the watch was created."""
         if not self._future.done():
             return False
         error = self._future.exception()
@@ -133,32 +134,32 @@ class ListeningBell:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Return as soon as `has_rung`, or after `seconds`; the answer is what `has_rung` says then."""
+        """Waits until the watch fires, for at most `seconds`. Returns the value of `has_fired` then."""
         try:
             self._future.exception(seconds)
         except TimeoutError:
             return False
-        return self.has_rung()
+        return self.has_fired()
 
 
 def connect_to(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
-    """A connection of its own to the TCPStore that listens there.
+    """Opens a new connection to the TCPStore at `host` and `port`.
 
     Raises:
-        RuntimeError: nobody does, for `timeout_seconds`.
+        RuntimeError: no store answers there within `timeout_seconds`.
     """
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
 
 
-def share_store(store: Store, prefix: str, *, timeout_seconds: float) -> AnsweringStore:
-    """The keys below `prefix` in `store`, whatever prefix that has itself, for a group with that timeout."""
+def share_store(store: Store, prefix: str, *, timeout_seconds: float) -> TimeoutStore:
+    """Returns a store of the keys below `prefix`, for a group with this timeout. Drops any prefix of `store` itself."""
     base = store
     while isinstance(base, PrefixStore):
         base = base.underlying_store
-    # Who waits asks whether somebody watches after half of the timeout, and the other half is for the answer.
-    answer_seconds = timeout_seconds / 2
+    # An idle watchdog checks that another is active after half of the timeout; the other half is for the response.
+    request_timeout_seconds = timeout_seconds / 2
     connect = partial(_connect_again, base, prefix, timeout_seconds)
-    return AnsweringStore(PrefixStore(prefix, base), connect, answer_seconds=answer_seconds)
+    return TimeoutStore(PrefixStore(prefix, base), connect, request_timeout_seconds=request_timeout_seconds)
 
 
 def _connect_again(base: Store, prefix: str, timeout_seconds: float) -> Store:
@@ -171,16 +172,16 @@ def _wait_for(key: str, connection: Store) -> None:
     while True:
         began = time.monotonic()
         try:
-            connection.wait([key], timedelta(seconds=_LISTEN_SECONDS))
+            connection.wait([key], timedelta(seconds=_WAIT_SECONDS))
         except RuntimeError:
-            # Not all stores say in an error's type that the time was over.
-            if time.monotonic() - began < _LISTEN_SECONDS:
+            # Not all stores raise a distinct type of error on a timeout.
+            if time.monotonic() - began < _WAIT_SECONDS:
                 raise
         else:
             return
 
 
-def _gone(key: str) -> StoreTampered:
+def _missing_key(key: str) -> StoreTampered:
     return StoreTampered(f"{key!r} must be there, but is gone")
 
 
@@ -189,5 +190,5 @@ def _is_number(value: bytes) -> bool:
 
 
 def _unreachable(error: BaseException) -> StoreUnreachable:
-    words = str(error).partition("\n")[0]
-    return StoreUnreachable(f"{type(error).__name__}: {words}")
+    message = str(error).partition("\n")[0]
+    return StoreUnreachable(f"{type(error).__name__}: {message}")

@@ -1,100 +1,136 @@
-"""Waiting for others, and noticing when one of them will never come."""
+"""Watchdog for ranks that stop responding while others wait for them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trackbed.comm.participant import Member
-from trackbed.comm.silence import Silence
+from trackbed.comm.participant import Participant
 from trackbed.comm.store import StoreTampered
 
-__all__ = ["LOOKS_PER_TIMEOUT", "Missing", "Vigil"]
+__all__ = ["CHECKS_PER_TIMEOUT", "Missing", "SilenceTimer", "Watchdog"]
 
-LOOKS_PER_TIMEOUT = 10
+CHECKS_PER_TIMEOUT = 10
+
+
+class SilenceTimer:
+    """Measures for how long each rank has been silent, from repeated observations. Pure: it reads no clock.
+
+    A rank is silent while its number of heartbeats does not rise, so an old record that is put back does not count as a
+    heartbeat. Only time between regular observations counts: after the machine was suspended, and all local ranks with
+    it, hardly any time seems to have passed.
+
+    Args:
+        usual_gap: usual number of seconds between two observations; a longer gap counts as at most twice that.
+    """
+
+    def __init__(self, usual_gap: float) -> None:
+        self._usual_gap = usual_gap
+        self._seconds = 0.0
+        self._most_heartbeats: dict[int, int] = {}
+        self._since: dict[int, float] = {}
+
+    def observe(self, heartbeats: Mapping[int, int], gap: float) -> None:
+        """Records one observation.
+
+        Args:
+            heartbeats: number of heartbeats that each rank has sent, 0 for none.
+            gap: seconds since the last observation, or since waiting began.
+        """
+        self._seconds += min(gap, 2 * self._usual_gap)
+        for rank, count in heartbeats.items():
+            if rank not in self._most_heartbeats or count > self._most_heartbeats[rank]:
+                self._since[rank] = self._seconds
+                self._most_heartbeats[rank] = count
+
+    def silent_for(self, seconds: float, ranks: Sequence[int]) -> list[int]:
+        """Returns the ranks among `ranks` that have been silent for at least `seconds`."""
+        return [rank for rank in ranks if self._seconds - self._since[rank] >= seconds]
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why a meeting will never end."""
+    """Ranks that keep a rendezvous from ever ending, and those that wait for them."""
 
     silent: Sequence[int]
-    """Ranks that have not come, and have been silent for too long."""
-    waited: Sequence[int]
-    """Ranks that have come."""
+    """Ranks that have not arrived, and have been silent for too long."""
+    waiting: Sequence[int]
+    """Ranks that have arrived."""
 
 
-class Vigil:
-    """Watchdog of a meeting: one of those who wait watches all ranks, the others check that somebody watches.
+class Watchdog:
+    """Watchdog of a rendezvous: one waiting rank checks all ranks, and the others check that one does.
 
-    So a wait costs the store a few requests in each timeout, of which only one grows with the group. That somebody
-    watches is a value and not a counter: whoever can only count cannot keep the others from watching.
+    So waiting costs the store a few requests in each timeout, of which only one grows with the group. The number of
+    checks is stored as a value, not as a counter: a process that can only increment counters cannot stop the checks.
 
     Args:
-        member: this rank.
-        meeting: name of the meeting at which it waits.
-        is_watching: True if it is the one who watches. The first to come is.
+        participant: this rank.
+        rendezvous: name of the rendezvous at which it waits.
+        is_active: True if this rank is the one that checks all ranks. The first rank to arrive is.
     """
 
-    def __init__(self, member: Member, meeting: str, *, is_watching: bool) -> None:
-        self._member = member
-        self._is_watching = is_watching
-        self._meeting = meeting
-        self._key = f"{meeting}/watch"
-        self._looks = 0
+    def __init__(self, participant: Participant, rendezvous: str, *, is_active: bool) -> None:
+        self._participant = participant
+        self._is_active = is_active
+        self._rendezvous = rendezvous
+        self._key = f"{rendezvous}/checks"
+        self._checks = 0
         self._misses = 0
-        self._touched: set[str] = set()
-        self._gap = member.timeout_seconds / LOOKS_PER_TIMEOUT
-        self._silence = Silence(self._gap)
+        self._keys_to_delete: set[str] = set()
+        self._gap = participant.timeout_seconds / CHECKS_PER_TIMEOUT
+        self._silence = SilenceTimer(self._gap)
         self._last = time.monotonic()
 
-    def look(self) -> Missing | None:
-        """Look at the others if it is time to. Returns who is missing for good, if anybody."""
+    def check(self) -> Missing | None:
+        """Checks the other ranks if a check is due. Returns the ranks that will never arrive, or None."""
         now = time.monotonic()
         gap = now - self._last
-        if gap < (self._gap if self._is_watching else self._member.timeout_seconds / 2):
+        if gap < (self._gap if self._is_active else self._participant.timeout_seconds / 2):
             return None
         self._last = now
-        self._is_watching = self._is_watching or self._takes_over()
-        if not self._is_watching:
+        self._is_active = self._is_active or self._takes_over()
+        if not self._is_active:
             return None
-        self._looks += 1
-        self._touched.add(self._key)
-        self._member.store.set(self._key, b"%d" % self._looks)
-        return self._judge(gap)
+        self._checks += 1
+        self._keys_to_delete.add(self._key)
+        self._participant.store.set(self._key, b"%d" % self._checks)
+        return self._find_missing(gap)
 
-    def touched(self) -> list[str]:
-        """Keys to delete when the meeting is over."""
-        return sorted(self._touched)
+    def keys_to_delete(self) -> list[str]:
+        """Keys to delete after the rendezvous."""
+        return sorted(self._keys_to_delete)
 
     def _takes_over(self) -> bool:
-        looks = self._looks_of_others()
-        if looks > self._looks:
-            self._looks, self._misses = looks, 0
+        checks = self._checks_so_far()
+        if checks > self._checks:
+            self._checks, self._misses = checks, 0
             return False
-        # Whoever watched is gone. All who wait notice it at about the same time, and one of them counts first; where
-        # nobody does, because a stranger counts too, all watch from the next time on.
+        # The active rank is gone. All waiting ranks notice this at about the same time, and the first to increment the
+        # counter takes over. If no rank is first, because a stranger increments it too, all take over the next time.
         self._misses += 1
-        turn = f"{self._key}/{looks}"
-        self._touched.add(turn)
-        return self._misses > 1 or self._member.store.add(turn, 1) == 1
+        turn = f"{self._key}/{checks}"
+        self._keys_to_delete.add(turn)
+        return self._misses > 1 or self._participant.store.add(turn, 1) == 1
 
-    def _looks_of_others(self) -> int:
-        store = self._member.store
+    def _checks_so_far(self) -> int:
+        store = self._participant.store
         if not store.has([self._key]):
             return 0
         text = store.get(self._key)
-        if not (text.isdigit() and len(text) < 20):  # as many as 64 bits hold
+        if not (text.isdigit() and len(text) < 20):  # fits 64 bits
             msg = f"{self._key!r} must be a number that a rank wrote, but is something else"
             raise StoreTampered(msg)
         return int(text)
 
-    def _judge(self, gap: float) -> Missing | None:
-        found = self._member.look()
-        self._silence.look({rank: 0 if record is None else record.signs for rank, record in found.items()}, gap)
-        waited = [rank for rank, record in found.items() if record is not None and record.meeting == self._meeting]
-        absent = sorted(found.keys() - set(waited))
-        silent = self._silence.silent_for(self._member.timeout_seconds, absent or waited)
+    def _find_missing(self, gap: float) -> Missing | None:
+        found = self._participant.read_present()
+        self._silence.observe({rank: 0 if record is None else record.heartbeats for rank, record in found.items()}, gap)
+        waiting = [
+            rank for rank, record in found.items() if record is not None and record.rendezvous == self._rendezvous
+        ]
+        absent = sorted(found.keys() - set(waiting))
+        silent = self._silence.silent_for(self._participant.timeout_seconds, absent or waiting)
         if absent:
-            return Missing(silent, waited) if silent else None
-        # All have come, but the last of them did not live to say so.
-        return Missing([], waited) if len(silent) == len(waited) else None
+            return Missing(silent, waiting) if silent else None
+        # All ranks have arrived, but the last one died before it published the outcome.
+        return Missing([], waiting) if len(silent) == len(waiting) else None

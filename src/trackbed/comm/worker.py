@@ -1,4 +1,4 @@
-"""Calls that one can stop waiting for, though nothing can end them."""
+"""Thread for calls that may block forever, so that the caller can stop waiting for them."""
 
 import queue
 import threading
@@ -15,10 +15,10 @@ _Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class Worker:
-    """A thread that makes calls one after the other.
+    """Thread that makes calls one after the other.
 
-    For calls into libraries that may block for ever and do not hear Ctrl-C. The thread starts with the first call and
-    ends with the last reference to the worker; it never keeps the process from ending.
+    For calls into libraries that may block forever and ignore Ctrl-C. The thread starts with the first call and ends
+    with the last reference to the worker; it never keeps the process from ending.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class Worker:
         self._started = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have `call` made as soon as those before it have returned."""
+        """Schedules `call` after all earlier calls."""
         if not self._started:
             self._started = True
-            # The executors of concurrent.futures wait for their threads at exit, which may be for ever.
+            # The executors of concurrent.futures join their threads at exit, which may take forever.
             threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="trackbed-store").start()
             weakref.finalize(self, self._tasks.put, None).atexit = False
         future: Future[T] = Future()
@@ -42,7 +42,7 @@ def _work(tasks: "queue.SimpleQueue[_Task | None]") -> None:
         future, call = task
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  whoever waits for the call raises it
+        except BaseException as error:  # noqa: BLE001  raised where the result is awaited
             future.set_exception(error)
-        # An idle thread must not keep alive what the last call was about.
+        # An idle thread must not keep the objects of the last call alive.
         del task, future, call

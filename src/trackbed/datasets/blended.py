@@ -41,7 +41,7 @@ from trackbed.errors import ArgumentError, OversampleError, PlanError
 from trackbed.index import PERMUTATION_VERSION, BlendStage, InstantOrder, Split
 from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
-from trackbed.index.prefetch import OrderAhead
+from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.index.splits import normalize
 
 __all__ = ["BlendedDataset", "blend"]
@@ -353,9 +353,9 @@ class BlendedDataset(_Dataset, Gathering):
         return torch.int16 if is_narrow else torch.int32 if self.config.order == "megatron" else torch.int64
 
     @cached_property
-    def _ahead(self) -> OrderAhead | None:
+    def _ahead(self) -> PrefetchedOrder | None:
         """The order "instant", for those who go through it; None where there are no samples."""
-        return None if self.order is None else OrderAhead(self.order)
+        return None if self.order is None else PrefetchedOrder(self.order)
 
     def _gathered(self) -> Gatherer | None:
         return self._gatherer

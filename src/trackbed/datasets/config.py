@@ -14,7 +14,7 @@ from trackbed.index.splits import (
     convert_split_vector_to_split_matrix,
     parse_and_normalize_split,
 )
-from trackbed.kernels.whole import is_whole
+from trackbed.kernels.integers import is_integer
 
 __all__ = ["ORDERS", "Blend", "BlendedMegatronDatasetConfig", "Stage"]
 
@@ -152,7 +152,7 @@ class BlendedMegatronDatasetConfig:
             ("shuffle_window", 1, 2**63, "at least 1"),
         ):
             value = getattr(self, name)
-            if not (is_whole(value) and start <= value < stop):
+            if not (is_integer(value) and start <= value < stop):
                 msg = f"{name} must be a whole number {words}, found {value!r}"
                 raise ArgumentError(msg)
             setattr(self, name, index(value))  # one of NumPy's is no JSON, of which names of files are made

@@ -181,7 +181,7 @@ class GPTIndices:
     @property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return ranges.run(0, num_sequences(self.dataset)) if self.documents is None else self.documents
+        return ranges.number_range(0, num_sequences(self.dataset)) if self.documents is None else self.documents
 
     @property
     def run(self) -> tuple[int, int] | None:

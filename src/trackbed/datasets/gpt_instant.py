@@ -17,7 +17,7 @@ from trackbed.datasets.gpt_visits import Pieces, VisitArrays, VisitedSamples
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
-from trackbed.index.prefetch import OrderAhead
+from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
 
@@ -220,13 +220,13 @@ class InstantSamples:
         return int(self.order.locate([wanted])[1][0])
 
     @cached_property
-    def ahead(self) -> OrderAhead:
+    def ahead(self) -> PrefetchedOrder:
         """The order, for those who go through it.
 
         Raises:
             PlanError: there are not enough tokens for a sample.
         """
-        return OrderAhead(self.order)
+        return PrefetchedOrder(self.order)
 
     @property
     def origin_byte(self) -> int:

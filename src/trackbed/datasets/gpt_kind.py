@@ -9,7 +9,7 @@ import numpy.typing as npt
 from trackbed.cache import Allocate, Arrays, ArraySpec, Request
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_visits import ARRAYS
-from trackbed.datasets.low_level import let_go
+from trackbed.datasets.low_level import drop_pages
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens import IndexedDataset
@@ -51,7 +51,7 @@ class GPTKind:
             for one in batch:
                 indices: GPTIndices = one.ingredients
                 yield [(one, indices.build(allocate(one)))]
-                let_go(indices.dataset)  # most of thousands are not read for a long time
+                drop_pages(indices.dataset)  # most of thousands are not read for a long time
 
     def expected(self, request: Request) -> Mapping[str, ArraySpec]:
         """Returns dtypes and shapes of the three arrays."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["data_stamps", "identify", "let_go", "most_tokens", "num_sequences"]
+__all__ = ["data_stamps", "drop_pages", "identify", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def most_tokens(dataset: Any) -> int | None:
     return None
 
 
-def let_go(dataset: Any) -> None:
+def drop_pages(dataset: Any) -> None:
     """Give back the memory of what was read of its index, where that can be read again."""
     if isinstance(dataset, IndexedDataset):
-        dataset.index.let_go()
+        dataset.index.drop_pages()
 
 
 def num_sequences(dataset: Any) -> int:

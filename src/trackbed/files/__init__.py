@@ -1,11 +1,11 @@
-"""Files that appear whole under their final name or not at all, and checksums of them."""
+"""Atomic publication, mapping, writeback and checksums of files."""
 
-from trackbed.files.background_writeback import WrittenBehind
+from trackbed.files.background_writeback import BackgroundWriteback
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.flush import flush_file_system
 from trackbed.files.index_ends import RawIndexEnds, read_index_ends
-from trackbed.files.local import is_local, is_on_this_machine, whereabouts
+from trackbed.files.local import is_local, is_on_this_machine, local_host_path
 from trackbed.files.many import (
     Claim,
     FileSet,
@@ -16,7 +16,7 @@ from trackbed.files.many import (
     read_parts,
     read_stamps,
 )
-from trackbed.files.mapping import let_go, map_readonly, read_ahead
+from trackbed.files.mapping import drop_pages, map_readonly, read_ahead
 from trackbed.files.proc_maps import mapped_files
 from trackbed.files.publish import (
     PartialFile,
@@ -40,6 +40,7 @@ __all__ = [
     "CHUNK_BYTES",
     "DESCRIPTORS",
     "MAPS",
+    "BackgroundWriteback",
     "Checksum",
     "Claim",
     "FileSet",
@@ -53,7 +54,6 @@ __all__ = [
     "Stamps",
     "Writeback",
     "Writer",
-    "WrittenBehind",
     "boot_id",
     "check_stamp",
     "checksum_bytes",
@@ -62,6 +62,7 @@ __all__ = [
     "clear_dead_partials",
     "commit_file_sets",
     "crc32",
+    "drop_pages",
     "find_partials",
     "flush_file_system",
     "flush_to_disk",
@@ -69,7 +70,7 @@ __all__ = [
     "is_on_this_machine",
     "is_partial_name",
     "join_names",
-    "let_go",
+    "local_host_path",
     "map_readonly",
     "mapped_files",
     "new_partial",
@@ -83,6 +84,5 @@ __all__ = [
     "read_stamps",
     "remove_unless_changed",
     "stamp_of",
-    "whereabouts",
     "write_new",
 ]

@@ -1,4 +1,4 @@
-"""Large mapped files, written out and let go while they are still being filled."""
+"""Writeback of large mapped files while they are still being filled."""
 
 import mmap
 import os
@@ -9,21 +9,21 @@ from typing import Final
 from trackbed.files.checksum import CHUNK_BYTES, Checksum
 from trackbed.files.writeback import write_out
 
-__all__ = ["WrittenBehind"]
+__all__ = ["BackgroundWriteback"]
 
-_LOOK_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.02
 
 
-class WrittenBehind:
-    """A mapped file that is filled from its beginning to its end.
+class BackgroundWriteback:
+    """Writes a mapped file out on a thread, while the caller fills it from its beginning to its end.
 
-    A thread follows: it sums up each chunk that is final, writes it to the disk, and gives its memory back. So a file
-    of any size takes a few hundred MiB, and to fill it costs no more fresh memory than that; what the system does for
-    each fresh page takes longer than to compute an index.
+    The thread follows the caller: it computes the checksum of each final chunk, writes the chunk to the disk, and drops
+    its pages from memory. So a file of any size takes a few hundred MiB of memory, and filling it touches no more fresh
+    pages than that; faulting a fresh page in takes longer than computing its part of an index.
 
     Args:
-        descriptor: the open file; closed at the end.
-        mapped: all of it.
+        descriptor: descriptor of the open file; closed at the end.
+        mapped: map of the whole file.
     """
 
     def __init__(self, descriptor: int, mapped: mmap.mmap) -> None:
@@ -31,18 +31,18 @@ class WrittenBehind:
         self._mapped = mapped
         self._final_bytes = 0
         self._ended = Event()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="trackbed-behind")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="trackbed-writeback")
         self._checksum: Future[Checksum] = self._pool.submit(self._follow)
 
     def filled(self, size_bytes: int) -> None:
-        """Take note that the first bytes are final."""
+        """Declares the first `size_bytes` bytes final."""
         self._final_bytes = max(self._final_bytes, size_bytes)
 
     def finish(self) -> Checksum:
-        """Wait for what is left; all of the file is final. Returns its checksums.
+        """Declares the whole file final, waits until it is written, and returns its checksums.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         self.filled(len(self._mapped))
         try:
@@ -51,7 +51,7 @@ class WrittenBehind:
             self.stop()
 
     def stop(self) -> None:
-        """Give up: nothing follows any more."""
+        """Stops the thread, even before the file is complete, and closes the descriptor."""
         self._ended.set()
         self._pool.shutdown()
         descriptor, self._descriptor = self._descriptor, -1
@@ -65,7 +65,7 @@ class WrittenBehind:
                 start = checksum.size_bytes
                 stop = min(start + CHUNK_BYTES, size)
                 if self._final_bytes < stop:
-                    self._ended.wait(_LOOK_SECONDS)
+                    self._ended.wait(_POLL_SECONDS)
                     continue
                 checksum.update(data[start:stop])
                 write_out(self._descriptor, start, stop - start)

@@ -1,4 +1,4 @@
-"""Name of the time since this machine was started: files written since then are as they were written."""
+"""Identifier of the current boot of this host: files written since then cannot have lost data in a crash."""
 
 import os
 from functools import lru_cache
@@ -8,9 +8,9 @@ __all__ = ["boot_id"]
 
 
 def boot_id() -> str:
-    """Name of the current boot of this host; empty where the system does not tell.
+    """Identifier of the current boot of this host; empty if the system does not provide one.
 
-    `TRACKBED_BOOT_ID` overrides it, with any text that is not empty.
+    The environment variable `TRACKBED_BOOT_ID` overrides it with any non-empty text.
     """
     return os.environ.get("TRACKBED_BOOT_ID") or _boot_id_of_system()
 

@@ -1,6 +1,7 @@
 """CRC-32 of a file in chunks of 64 MiB, so that damage can be located and chunks checked in parallel.
 
-By the instructions that processors have for it: zlib, at 1 GB/s or less, would take longer than building an index.
+ISA-L computes it with the processor's own instructions: zlib, at 1 GB/s or less, would take longer than building an
+index.
 """
 
 from collections.abc import Callable
@@ -20,30 +21,30 @@ _DIGITS: Final = 8
 
 
 class Checksum:
-    """The checksums of bytes that come in pieces of any size."""
+    """Incremental checksums of bytes that arrive in pieces of any size."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._whole: list[int] = []
         self._current = 0
-        self._room = CHUNK_BYTES
+        self._chunk_left = CHUNK_BYTES
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes into account."""
+        """Appends the next bytes."""
         view = memoryview(data).cast("B")
         while len(view) > 0:
-            piece = view[: self._room]
+            piece = view[: self._chunk_left]
             self._current = crc32(piece, self._current)
             self.size_bytes += len(piece)
-            self._room -= len(piece)
+            self._chunk_left -= len(piece)
             view = view[len(piece) :]
-            if self._room == 0:
+            if self._chunk_left == 0:
                 self._whole.append(self._current)
-                self._current, self._room = 0, CHUNK_BYTES
+                self._current, self._chunk_left = 0, CHUNK_BYTES
 
     def chunks(self) -> list[str]:
         """Eight hexadecimal digits per chunk of 64 MiB, the last chunk shorter; none for an empty file."""
-        open_chunk = [self._current] if self._room < CHUNK_BYTES else []
+        open_chunk = [self._current] if self._chunk_left < CHUNK_BYTES else []
         return [f"{value:08x}" for value in [*self._whole, *open_chunk]]
 
 
@@ -57,7 +58,7 @@ class FileSum:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "FileSum":
-        """What a file of records says.
+        """Parses a decoded JSON record.
 
         Raises:
             ValueError, TypeError: it is no such record.
@@ -73,12 +74,12 @@ class FileSum:
 
     @classmethod
     def of(cls, checksum: Checksum) -> "FileSum":
-        """What was summed up."""
+        """Size and checksums of the bytes appended to `checksum`."""
         return cls(checksum.size_bytes, checksum.chunks())
 
 
 def checksum_bytes(*parts: bytes | memoryview) -> Checksum:
-    """The checksums of bytes that are all there, in parts that follow one another."""
+    """Computes the checksums of the concatenation of `parts`."""
     checksum = Checksum()
     for part in parts:
         checksum.update(part)
@@ -86,7 +87,7 @@ def checksum_bytes(*parts: bytes | memoryview) -> Checksum:
 
 
 def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) -> Checksum:
-    """The checksums of a file, calling `progress` with the number of bytes after each piece read."""
+    """Computes the checksums of a file; calls `progress` after each piece read, with the number of its bytes."""
     checksum = Checksum()
     buffer = bytearray(_READ_BYTES)
     with open(open_regular(path)[0], "rb", buffering=0) as file:  # noqa: PTH123  a descriptor

@@ -1,4 +1,4 @@
-"""Flushing everything that was written to a file system to its disk, in one call."""
+"""Flush of a whole file system to its disk, in one call."""
 
 import ctypes
 import errno
@@ -10,11 +10,11 @@ _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 def flush_file_system(folder: str) -> None:
-    """Return once all that was written to the file system of `folder` is on the disk. Other threads run meanwhile.
+    """Returns once all data written to the file system of `folder` is on the disk. Releases the GIL meanwhile.
 
     Raises:
-        OSError: the folder cannot be opened, something could not be written since the folder was opened, or the system
-            has no such call.
+        OSError: the folder cannot be opened, a write has failed since the folder was opened, or the system does not
+            have the call `syncfs`.
     """
     if _syncfs is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), folder)

@@ -1,4 +1,4 @@
-"""Whether a folder lies on this machine, or is shared with others over a network."""
+"""Detection of folders on local file systems, as opposed to file systems shared over a network."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_local", "is_on_this_machine", "kind_of", "whereabouts"]
+__all__ = ["is_local", "is_on_this_machine", "kind_of", "local_host_path"]
 
 _LOCAL: Final = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
@@ -17,7 +17,7 @@ _MOUNT: Final = re.compile(r"\d+ \d+ (?P<device>\d+:\d+) \S+ (?P<point>\S+) .* -
 
 
 def is_local(folder: str) -> bool:
-    """Whether what is written under `folder` is seen by this machine alone. False if nobody can say.
+    """True if only this machine sees the files in `folder`; False if others may, or if that is unknown.
 
     Raises:
         OSError: there is no such folder.
@@ -32,14 +32,14 @@ def is_local(folder: str) -> bool:
 
 @lru_cache(maxsize=64)
 def is_on_this_machine(folder: str) -> bool:
-    """`is_local`, asked once for each folder."""
+    """Cached version of `is_local`."""
     return is_local(folder)
 
 
-def whereabouts(folder: str) -> str:
-    """Who sees what is written under `folder`: empty where any machine may, else which one does, and the path.
+def local_host_path(folder: str) -> str:
+    """Host name and path of a local folder, as `host:path`; empty for a folder that other machines may see too.
 
-    The folder need not be there yet.
+    The folder need not exist yet.
     """
     path = os.path.realpath(folder)
     there = path
@@ -49,16 +49,16 @@ def whereabouts(folder: str) -> str:
 
 
 def kind_of(mounts: Iterable[str], device: str, folder: str) -> str:
-    """The kind of file system that `folder` lies on, by the lines of mountinfo; empty if they do not say.
+    """Type of the file system of `folder`, from the lines of mountinfo; empty if they do not list it.
 
-    Some file systems give their files another device than they are mounted with: then the path decides.
+    On some file systems, files have another device number than the mount: then the path decides.
 
     >>> kind_of(["36 35 0:9 / /data rw,noatime shared:1 - nfs4 host:/export rw"], "0:9", "/data/cache")
     'nfs4'
     """
     found = [match for match in map(_MOUNT.match, mounts) if match is not None]
     on_the_way = [match for match in found if f"{folder}/".startswith(f"{_unescaped(match['point']).rstrip('/')}/")]
-    # The deepest mount holds the folder, and of several on one point the last.
+    # The deepest mount holds the folder; of several mounts on one point, the last does.
     deepest = max(enumerate(on_the_way), key=lambda each: (len(each[1]["point"]), each[0]), default=None)
     by_device = [match for match in found if match["device"] == device]
     chosen = by_device[-1] if by_device else None if deepest is None else deepest[1]

@@ -1,7 +1,7 @@
-"""Files in memory, without a descriptor.
+"""Read-only memory maps that keep no file descriptor open.
 
-Python's own maps keep the descriptor of their file until they are gone (before Python 3.13, which can be told not to):
-a job that reads thousands of datasets would run out of them.
+Python's own maps keep a descriptor of their file as long as they live (from Python 3.13 on, `trackfd=False` avoids it):
+a job that reads thousands of datasets would run out of descriptors.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from trackbed.files.resource_limit import MAPS
 
-__all__ = ["let_go", "map_readonly", "read_ahead"]
+__all__ = ["drop_pages", "map_readonly", "read_ahead"]
 
 _READ_BYTES: Final = 4096
-"""A file of one page is read: a map takes as much memory, and is one of those that the system gives a process."""
+"""A file of one page is read instead: a map takes as much memory, and the number of maps of a process is limited."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PROT_READ: Final = 1
@@ -27,30 +27,30 @@ _WILL_NEED: Final = 3
 _DONT_NEED: Final = 4
 _AHEAD_BYTES: Final = 32 << 20
 _STRIDE_BYTES: Final = 128 << 10
-"""Linux takes no notice of what goes beyond the largest request of the device."""
+"""Linux ignores the part of a request beyond the largest request of the device."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-    ctypes.c_int64,  # off_t, on every system that is 64 bits wide
+    ctypes.c_int64,  # off_t on every 64-bit system
 )
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_readonly(descriptor: int, size: int | None = None) -> npt.NDArray[np.uint8]:
-    """The bytes of an open file, mapped read-only. The map lives as long as any array cut from it.
+    """Maps an open file read-only. Returns its bytes; the map lives as long as any view of them.
 
-    A file of up to 4 KiB is read into memory instead. Where there are many maps, those used least recently are released
+    A file of up to 4 KiB is read into memory instead. If there are many maps, the least recently used ones are released
     first (see `ResourceLimit`).
 
     Args:
-        descriptor: of the file; may be closed afterwards.
-        size: bytes of the file, if they are known.
+        descriptor: descriptor of the file; may be closed afterwards.
+        size: size of the file in bytes, if known.
 
     Raises:
-        OSError: the file cannot be mapped, or this process has as many maps as it may.
+        OSError: the file cannot be mapped, or this process has reached its limit of maps.
     """
     size = os.fstat(descriptor).st_size if size is None else size
     if size <= _READ_BYTES:
@@ -62,7 +62,7 @@ def map_readonly(descriptor: int, size: int | None = None) -> npt.NDArray[np.uin
         raise OSError(number, os.strerror(number))
     pages: ctypes.Array[Any] = (ctypes.c_ubyte * size).from_address(address)
     MAPS.opened(address)
-    # Whoever holds an array holds these pages. At the end of the process the system unmaps them.
+    # Every array cut from it keeps the map alive. At the end of the process the system unmaps it.
     weakref.finalize(pages, _unmap, address, size).atexit = False
     return np.frombuffer(memoryview(pages).toreadonly(), dtype=np.uint8)
 
@@ -73,12 +73,12 @@ def _unmap(address: int, size: int) -> None:
 
 
 def read_ahead(array: npt.NDArray[Any]) -> None:
-    """Have the system begin to read what an array holds of its file, up to 32 MiB, where that is not in memory.
+    """Starts reading the part of a file that `array` maps, up to 32 MiB, into memory. Returns at once.
 
-    Who goes through a map waits for each page that is missing, or for a few of them; so he waits for all at once.
+    Without it, iterating over the map waits for each missing page, or for a few of them, in turn.
 
     Args:
-        array: cut from what `map_readonly` returned.
+        array: view of an array from `map_readonly`.
     """
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     stop = array.ctypes.data + min(array.nbytes, _AHEAD_BYTES)
@@ -86,17 +86,17 @@ def read_ahead(array: npt.NDArray[Any]) -> None:
         _LIBC.madvise(start, min(_STRIDE_BYTES, stop - start), _WILL_NEED)  # a hint, as below
 
 
-def let_go(array: npt.NDArray[Any]) -> None:
-    """Give back the memory of an array that `map_readonly` has mapped, until it is read again.
+def drop_pages(array: npt.NDArray[Any]) -> None:
+    """Drops the pages of a mapped array from the memory of this process; they are read again on the next access.
 
-    Who reads a large file once, from its beginning to its end, so takes no more memory than the pieces it looks at.
+    A pass over a large file that drops each piece after use takes only the memory of one piece.
 
     Args:
-        array: cut from what `map_readonly` returned; any other array of several pages would lose its content.
+        array: view of an array from `map_readonly`; any other array of several pages would lose its content.
     """
     if array.nbytes <= _READ_BYTES:
         return
     first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = array.ctypes.data + array.nbytes - first
     if size > 0:
-        _LIBC.madvise(first, size, _DONT_NEED)  # a hint: where it is not taken, the pages stay
+        _LIBC.madvise(first, size, _DONT_NEED)  # a hint: if it fails, the pages stay

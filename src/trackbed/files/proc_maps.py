@@ -1,4 +1,4 @@
-"""Which files the living processes of this host have mapped."""
+"""Lookup of the files that processes on this host have mapped."""
 
 import re
 from pathlib import Path
@@ -14,17 +14,17 @@ _LINE: Final = re.compile(
 
 
 def mapped_files(name_ends: tuple[str, ...]) -> frozenset[tuple[int, str]]:
-    """Inode and name of the mapped files whose name ends like one of these, as far as this user may look.
+    """Returns inode and name of the mapped files whose name ends with one of `name_ends`.
 
-    Paths and devices say less than these two: a process in a container may see a file under another path, and some file
-    systems give a mapped file another device.
+    Covers the processes that this user may inspect. Paths and devices are less reliable: a process in a container may
+    see a file under another path, and some file systems report another device for a mapped file.
     """
     found: set[tuple[int, str]] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             maps = (process / "maps").read_bytes()
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
         for line in _LINE.finditer(maps):
             name = line["name"].decode(errors="surrogateescape")
             if name.endswith(name_ends):

@@ -1,8 +1,8 @@
-"""Whole or not at all: work is written to a partial file, which is renamed when it is complete.
+"""Atomic publication of files: data is written to a partial file, which is renamed once it is complete.
 
-A partial file is called `<final name>.<host>.<pid>.<start>.<serial>.partial`. Host, process number and the
-time at which that process started say who writes it, so that the next writer on the same host can remove
-what a killed one left, and nothing that is still being written.
+A partial file is called `<final name>.<host>.<pid>.<start>.<serial>.partial`. Host, process number and start time of
+that process identify its writer, so the next writer on the same host can remove the files of a killed process, and
+none that is still being written.
 """
 
 import errno
@@ -38,17 +38,17 @@ _WRITER: Final = re.compile(r"\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\
 
 
 class Writer(Enum):
-    """Who writes a partial file."""
+    """State of the process that writes a partial file."""
 
     living = auto()
     dead = auto()
     elsewhere = auto()
-    """A process of another host, or of another container: nothing can be said of it."""
+    """A process on another host, or in another container: its state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialFile:
-    """A partial file that was found."""
+    """A partial file in a folder."""
 
     path: str
     final_name: str
@@ -56,17 +56,17 @@ class PartialFile:
 
 
 def new_partial(final: Path, *, directory: Path | None = None) -> Path:
-    """A fresh name, beside `final` or in `directory`, for the file that is to become `final`."""
+    """Returns a new unique path, beside `final` or in `directory`, for a file to be published as `final`."""
     return (directory or final.parent) / partial_name(final.name)
 
 
 def partial_name(final_name: str) -> str:
-    """A fresh name for the file that is to become `final_name`."""
+    """Returns a new unique name for a file to be published as `final_name`."""
     return f"{final_name}.{_writer(os.getpid())}.{next(_SERIAL)}.partial"
 
 
 def is_partial_name(name: str) -> bool:
-    """True for the name of a file that is being written, or was when its writer ended.
+    """True for the name of a partial file.
 
     >>> is_partial_name("corpus.bin.host-4026531836.12.3456.0.partial"), is_partial_name("notes.partial")
     (True, False)
@@ -75,11 +75,11 @@ def is_partial_name(name: str) -> bool:
 
 
 def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
-    """Write the new file `path` from parts of bytes. Returns its checksums.
+    """Creates the file `path` with the concatenation of `parts`. Returns its checksums.
 
     Raises:
-        FileExistsError: there is a file of that name.
-        OSError: it cannot be written, or the disk is full.
+        FileExistsError: the file exists.
+        OSError: the file cannot be written, or the disk is full.
     """
     checksum = Checksum()
     views = [memoryview(part).cast("B") for part in parts if len(part)]
@@ -94,7 +94,7 @@ def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
             if written:
                 views[0] = views[0][written:]
     except OSError as error:
-        error.filename = str(path)  # a full disk does not say which
+        error.filename = str(path)  # the error of a full disk has no file name
         raise
     finally:
         os.close(descriptor)
@@ -102,15 +102,15 @@ def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
 
 
 def publish(partial: str | Path, final: str | Path) -> None:
-    """Let the complete file `partial` appear as `final`; whoever has the old file open keeps it."""
-    os.replace(partial, final)  # noqa: PTH105  also for names of thousands of files, where pathlib takes as long again
+    """Renames the complete file `partial` to `final`; processes that have an old file open keep it."""
+    os.replace(partial, final)  # noqa: PTH105  called for thousands of files, where pathlib takes twice as long
 
 
 def claim(partial: str, final: str) -> bool:
-    """Let the complete file `partial` appear as `final` unless there is such a file. Returns whether it did.
+    """Renames the complete file `partial` to `final` unless `final` exists. Returns True if it did.
 
-    Of several that claim one name, on any host, one wins; but for file systems without hard links, where two that come
-    at the very same moment may both be told that they did.
+    Of several processes that claim one name, on any host, one succeeds. The exception is a file system without hard
+    links, where two processes that claim it at the same moment may both get True.
     """
     try:
         os.link(partial, final)
@@ -128,7 +128,7 @@ def claim(partial: str, final: str) -> bool:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Return once the bytes of the file or the entries of the folder `path` are on the disk."""
+    """Returns once the bytes of the file or the entries of the folder `path` are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,7 +137,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def clear_dead_partials(directory: Path, *, final_name: str = "") -> list[Path]:
-    """Remove the partial files of `final_name` (of all names if empty) whose writer died on this host."""
+    """Removes the partial files of `final_name` (of all names if empty) whose writer died on this host."""
     removed = []
     for found in find_partials(directory, final_name=final_name):
         if found.writer is Writer.dead:
@@ -148,7 +148,7 @@ def clear_dead_partials(directory: Path, *, final_name: str = "") -> list[Path]:
 
 
 def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]:
-    """The partial files of `final_name` (of all names if empty) in a folder, by name.
+    """Returns the partial files of `final_name` (of all names if empty) in a folder, sorted by name.
 
     Raises:
         OSError: the folder cannot be read.
@@ -168,12 +168,12 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
 
 @lru_cache(maxsize=1)
 def _writer(pid: int) -> str:
-    """What says who this process is; the number is there so that a forked one asks again."""
+    """Identifier of this process; `pid` is an argument so that a forked process gets its own."""
     return f"{_host()}.{pid}.{_start_of(pid)}"
 
 
 def _host() -> str:
-    """Name of the host and of its set of process numbers: containers may share a host's name and a folder."""
+    """Name of the host and of its PID namespace: containers may share a host name and a folder."""
     name = socket.gethostname().replace(".", "-").replace("/", "-") or "localhost"
     try:
         return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
@@ -182,10 +182,10 @@ def _host() -> str:
 
 
 def _start_of(pid: int) -> int:
-    """When process `pid` started, in clock ticks since the machine did; 0 if there is none."""
+    """Start time of process `pid`, in clock ticks since boot; 0 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
-    # A zombie has ended its work: only its parent has not looked yet.
+    # A zombie has ended; only its parent has yet to wait for it.
     return 0 if fields[0] in "ZX" else int(fields[19])

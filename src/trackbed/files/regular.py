@@ -1,4 +1,4 @@
-"""Opens and reads regular files only: opening a pipe waits for a writer, and reading a device may never end."""
+"""Opening and reading of regular files only: opening a pipe waits for a writer, and reading a device may never end."""
 
 import os
 import stat
@@ -9,16 +9,16 @@ from trackbed.errors import FormatError
 
 __all__ = ["open_regular", "read_regular"]
 
-_MOST_BYTES: Final = 1 << 30
-"""Bytes of a file that is read whole: notes, manifests and seals have a millionth of them."""
+_MAX_BYTES: Final = 1 << 30
+"""Size limit of a file that is read whole; notes, manifests and seals have a millionth of it."""
 
 
 def open_regular(path: str | Path) -> tuple[int, int]:
     """Opens a regular file for reading. Returns its descriptor, and its size in bytes.
 
     Raises:
-        FormatError: it is a folder, a pipe, a device or a socket.
-        OSError: it cannot be opened.
+        FormatError: `path` is a folder, a pipe, a device or a socket.
+        OSError: the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(descriptor)
@@ -33,13 +33,13 @@ def read_regular(path: str | Path) -> bytes:
     """Reads a regular file of up to 1 GiB.
 
     Raises:
-        FormatError: it is no regular file, or larger.
-        OSError: it cannot be read.
+        FormatError: `path` is no regular file, or the file is larger.
+        OSError: the file cannot be read.
     """
     descriptor, size = open_regular(path)
     try:
-        if size > _MOST_BYTES:
-            msg = f"{path}: must have {_MOST_BYTES} bytes at most, found {size}"
+        if size > _MAX_BYTES:
+            msg = f"{path}: must have {_MAX_BYTES} bytes at most, found {size}"
             raise FormatError(msg)
         raw = os.read(descriptor, size + 1)
         while len(raw) < size and (more := os.read(descriptor, size - len(raw))):

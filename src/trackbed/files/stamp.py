@@ -1,4 +1,4 @@
-"""What tells a file from another that takes its name."""
+"""Stamps that tell a file from another one that replaces it under the same name."""
 
 import contextlib
 import os
@@ -11,24 +11,24 @@ __all__ = ["Stamp", "check_stamp", "remove_unless_changed", "signed", "stamp_of"
 
 
 class Stamp(NamedTuple):
-    """A file, as it was when it was looked at.
+    """Inode, size and modification time of a file.
 
-    Without its device: hosts that share a file system number it each in their own way.
+    The device is left out: hosts that share a file system number it differently.
     """
 
     inode: int
-    """As 64 bits with a sign, which is how arrays of stamps hold it."""
+    """Signed 64-bit number, as arrays of stamps hold it."""
     size_bytes: int
     modified_ns: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Stamp":
-        """The stamp of a file whose status is known."""
+        """Returns the stamp of a file with this status."""
         return cls(signed(status.st_ino), status.st_size, status.st_mtime_ns)
 
 
 def signed(inode: int) -> int:
-    """The 64 bits of an inode's number as one with a sign: some file systems give numbers from `2**63` on.
+    """Converts an inode's number from unsigned to signed 64 bits: some file systems assign numbers from `2**63` on.
 
     >>> signed(7), signed(2**64 - 7)
     (7, -7)
@@ -37,32 +37,32 @@ def signed(inode: int) -> int:
 
 
 def stamp_of(path: str | Path) -> Stamp | None:
-    """The stamp of the file at `path`, or None where there is none."""
+    """Returns the stamp of the file at `path`, or None if there is none."""
     try:
-        return Stamp.of(os.stat(path))  # noqa: PTH116  thousands of pairs are opened: pathlib takes as long again
+        return Stamp.of(os.stat(path))  # noqa: PTH116  called for thousands of pairs, where pathlib takes twice as long
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def remove_unless_changed(path: str | Path, wanted: Stamp | None) -> bool:
-    """Remove the file at `path` if it is still the one that was looked at. Returns whether it was removed.
+    """Removes the file at `path` if it still has the stamp `wanted`. Returns True if it was removed.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the file cannot be removed.
     """
     if wanted is None or stamp_of(path) != wanted:
         return False
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108  thousands of files are removed
+        os.unlink(path)  # noqa: PTH108  called for thousands of files
         return True
     return False
 
 
 def check_stamp(path: str | Path, wanted: Stamp | None) -> None:
-    """Refuse a file that is not the one that was looked at before.
+    """Checks that the file at `path` still has the stamp `wanted`.
 
     Raises:
-        FormatError: another file has taken its place, or none is there.
+        FormatError: another file has replaced it, or it is gone.
     """
     found = stamp_of(path)
     if found != wanted:

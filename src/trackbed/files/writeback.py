@@ -1,4 +1,4 @@
-"""Writing to the disk while the work goes on, so that the flush at its end finds little left to do."""
+"""Writeback to the disk while a file is still growing, so that the flush at the end has little left to write."""
 
 import contextlib
 import ctypes
@@ -10,52 +10,52 @@ __all__ = ["Writeback", "write_out"]
 
 _STEP_BYTES: Final = 4 << 20
 _BEHIND_BYTES: Final = 8 << 20
-"""The end of the file that stays in memory: enough for the disk to be at work all the time."""
+"""Bytes at the end of the file that stay in memory: enough to keep the disk busy all the time."""
 
-_START: Final = 2  # SYNC_FILE_RANGE_WRITE: begin, and do not wait
-_WAIT: Final = 7  # and wait, for what was begun before too
+_START: Final = 2  # SYNC_FILE_RANGE_WRITE: start writing, and do not wait
+_WAIT: Final = 7  # write and wait, also for writes that were started before
 
 
 class Writeback:
-    """Has the system write a file that grows, and give its memory back. Does nothing where it cannot (only Linux can).
+    """Writes a growing file to the disk and drops its pages from memory. Does nothing on systems other than Linux.
 
-    So a file of any size takes some MiB. What the system does for each page of fresh memory takes longer than the
+    So a file of any size takes a few MiB of the page cache. Allocating a fresh page takes the system longer than the
     copy into it.
 
     Args:
-        descriptor: the open file.
-        size_bytes: what it has already.
+        descriptor: descriptor of the open file.
+        size_bytes: size of the file so far.
     """
 
     def __init__(self, descriptor: int, size_bytes: int = 0) -> None:
         self._descriptor = descriptor
-        self._started = self._given_back = size_bytes
+        self._started = self._dropped = size_bytes
 
     def grown(self, size_bytes: int) -> None:
-        """Take note that the file holds `size_bytes` bytes now."""
+        """Records that the file has `size_bytes` bytes now."""
         if size_bytes - self._started < _STEP_BYTES or _sync_file_range is None:
             return
-        # Hints: what goes wrong with them, the flush at the end will tell.
+        # Hints: the flush at the end reports write errors.
         _sync_file_range(self._descriptor, self._started, size_bytes - self._started, _START)
         self._started = size_bytes
-        behind = size_bytes - _BEHIND_BYTES - self._given_back
+        behind = size_bytes - _BEHIND_BYTES - self._dropped
         if behind > 0:
-            _sync_file_range(self._descriptor, self._given_back, behind, _WAIT)
-            # A page that is only partly in the range stays, and is in the next one.
+            _sync_file_range(self._descriptor, self._dropped, behind, _WAIT)
+            # A page that is only partly in the range stays in memory, and is part of the next range.
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, self._given_back, behind, os.POSIX_FADV_DONTNEED)
-            self._given_back = (self._given_back + behind) // mmap.PAGESIZE * mmap.PAGESIZE
+                os.posix_fadvise(self._descriptor, self._dropped, behind, os.POSIX_FADV_DONTNEED)
+            self._dropped = (self._dropped + behind) // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def write_out(descriptor: int, start: int, size_bytes: int) -> None:
-    """Write a range of a file out of memory, and wait for it. Its safety on the disk takes a flush besides.
+    """Writes a range of a file to the disk, and waits for it. Durability takes a flush besides.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the range cannot be written.
     """
     if _sync_file_range is not None and _sync_file_range(descriptor, start, size_bytes, _WAIT) == 0:
         return
-    os.fsync(descriptor)  # also where the call is refused; what is really wrong, this says too
+    os.fsync(descriptor)  # also if the call is refused; a write error is raised here too
 
 
 _sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)

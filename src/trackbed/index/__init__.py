@@ -1,4 +1,4 @@
-"""Which sample comes k-th: pure functions over arrays; no files, no ranks, no clock."""
+"""Sample orders as pure functions over arrays, independent of files, ranks and clocks."""
 
 from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, largest_remainders
 from trackbed.index.blend import exhaustive_blend, greedy_blend

@@ -1,7 +1,7 @@
 """The balanced order: a blend of exact proportions, shuffled as a whole.
 
-The algorithm of the article "100x faster dataset construction" (docs/explanation/balanced.md), with a permutation that
-needs no memory. What a seed gives never changes within a version.
+Implements the algorithm of the article "100x faster dataset construction" (docs/explanation/balanced.md), with a
+permutation that needs no memory. The output for a seed never changes within a version.
 
 Shapes: K datasets, N samples.
 """
@@ -26,13 +26,13 @@ BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
 
 
 def largest_remainders(weights: Sequence[float], num_samples: int) -> list[int]:
-    """How many of N samples each dataset gives: its share rounded down, and one more for the largest fractions.
+    """Number of samples of each dataset out of N: its share rounded down, plus one for the largest remainders.
 
-    In integers: a weight is the fraction that its double is, so that no rounding decides. Equal fractions go to the
-    lowest dataset first.
+    Each weight is taken as the exact fraction that its double represents, and all arithmetic is in integers, so there
+    is no rounding error. Ties go to the lowest dataset number.
 
     Args:
-        weights: `[K]` finite, at least 0, not all 0; their sum stands for the whole.
+        weights: `[K]` finite, at least 0, not all 0; a dataset's share is its weight divided by their sum.
         num_samples: N, at least 0.
 
     Raises:
@@ -57,7 +57,10 @@ def largest_remainders(weights: Sequence[float], num_samples: int) -> list[int]:
 
 
 def balanced_dtypes(sizes: Sequence[int]) -> tuple[type[np.integer[Any]], type[np.integer[Any]]]:
-    """Types of dataset and sample numbers: uint16 up to 65,535 datasets, uint32 where samples fit, else wider."""
+    """Types of dataset and sample numbers.
+
+    Datasets are uint16 up to 65,535 of them, else uint32; samples are uint32 where they fit, else int64.
+    """
     narrow_ids = len(sizes) <= np.iinfo(np.uint16).max
     narrow_samples = max(sizes, default=0) <= np.iinfo(np.uint32).max
     return np.uint16 if narrow_ids else np.uint32, np.uint32 if narrow_samples else np.int64
@@ -75,14 +78,15 @@ def balanced_blend(
     allocate: Allocate = _in_memory,
     poll: Poll = None,
 ) -> BlendIndices:
-    """Exactly `sizes[d]` samples of each dataset d, shuffled together.
+    """Blends exactly `sizes[d]` samples of each dataset d, shuffled together.
 
     Args:
         sizes: `[K]` samples of each dataset, each at least 0.
         seed: in `[0, 2**64)`.
-        num_threads: at least 1; the shuffle does not depend on it.
-        allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
-        poll: looks in while it runs.
+        num_threads: at least 1; the result does not depend on it.
+        allocate: called with name, shape and dtype; returns the array to fill for `dataset_index` or
+            `dataset_sample_index`.
+        poll: progress callback, see `trackbed.Poll`.
 
     Returns:
         `[N]` dataset of each sample and `[N]` its number in that dataset, with N = sum(sizes).

@@ -1,4 +1,4 @@
-"""The blending indices: from which dataset each sample comes, and which of its samples that is.
+"""Blending indices: the dataset of each sample, and the sample's number in that dataset.
 
 Shapes: K datasets, N samples.
 """
@@ -20,7 +20,7 @@ BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]
 
 
 def dataset_index_dtype(num_datasets: int) -> type[np.int16] | type[np.int32]:
-    """int16, as Megatron Core's, up to the 32,766 datasets that it takes; int32 above."""
+    """int16 as in Megatron Core, up to its limit of 32,766 datasets; int32 above."""
     return np.int16 if num_datasets < np.iinfo(np.int16).max else np.int32
 
 
@@ -36,17 +36,18 @@ def greedy_blend(
     allocate: Allocate = _in_memory,
     poll: Poll = None,
 ) -> BlendIndices:
-    """Each sample from the dataset that is furthest behind its share, the lowest number on ties.
+    """Draws each sample from the dataset that is furthest behind its share; ties go to the lowest dataset number.
 
     Args:
-        weights: `[K]` shares, taken as they are, finite.
+        weights: `[K]` shares, finite, not normalized here.
         num_samples: N, at least 0.
-        num_threads: at least 1. Each draw depends on the one before, so more than one are of no use yet.
-        allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
-        poll: looks in while it runs, with the number of samples that are drawn.
+        num_threads: at least 1. Each draw depends on the one before, so additional threads are not used yet.
+        allocate: called with name, shape and dtype; returns the array to fill for `dataset_index` or
+            `dataset_sample_index`.
+        poll: progress callback, called with the number of samples drawn so far.
 
     Returns:
-        `[N]` dataset of each sample, and `[N]` how many samples of that dataset came before it.
+        `[N]` dataset of each sample, and `[N]` number of earlier samples of that dataset.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -71,12 +72,13 @@ def exhaustive_blend(
     allocate: Allocate = _in_memory,
     poll: Poll = None,
 ) -> BlendIndices:
-    """Every sample of every dataset once, spread evenly.
+    """Draws every sample of every dataset once, spread evenly.
 
     Args:
         sizes: `[K]` samples of each dataset, each at least 1.
-        allocate: gives `dataset_index` and `dataset_sample_index` to be filled, from name, shape and dtype.
-        poll: looks in while it runs, with the number of samples that are drawn.
+        allocate: called with name, shape and dtype; returns the array to fill for `dataset_index` or
+            `dataset_sample_index`.
+        poll: progress callback, called with the number of samples drawn so far.
 
     Returns:
         `[N]` dataset of each sample and `[N]` sample of that dataset, with N = sum(sizes).

@@ -1,4 +1,4 @@
-"""The document index: which document is visited when.
+"""The document index: the order in which documents are visited.
 
 Shapes: D documents of the split, E epochs, V = E * D visits.
 """
@@ -17,7 +17,7 @@ __all__ = ["document_index", "document_index_dtype"]
 
 
 def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int32] | type[np.int64]:
-    """int32, as Megatron Core's, unless one of the `[D]` document numbers would overflow it."""
+    """int32 as in Megatron Core, or int64 if one of the `[D]` document numbers would overflow it."""
     bounds = bounds_of(documents)
     highest = int(documents.max()) if bounds is None else bounds[1] - 1
     return np.int32 if highest <= np.iinfo(np.int32).max else np.int64
@@ -31,14 +31,17 @@ def document_index(
     first: int | None = None,
     allocate: Callable[..., npt.NDArray[Any]] = np.empty,
 ) -> npt.NDArray[np.integer[Any]]:
-    """Every document of the split once per epoch, shuffled together; a separate last epoch apart.
+    """Visits every document of the split once per epoch, all epochs shuffled together.
+
+    A separate last epoch is shuffled on its own.
 
     Args:
         documents: `[D]` numbers of the split's documents.
-        plan: how many epochs, and whether the last one stands apart.
-        shuffle: the dataset's stream of shuffles; this is the first to draw from it.
-        first: the first of them if they are known to be consecutive: then datasets of one size can share a shuffle.
-        allocate: gives the array to be filled, from its shape and dtype.
+        plan: number of epochs, and whether the last one is separate.
+        shuffle: the dataset's stream of shuffles, from which nothing has been drawn yet.
+        first: number of the first document if the documents are known to be consecutive, else None. Datasets of equal
+            size can then share a cached shuffle.
+        allocate: called with shape and dtype; returns the array to fill.
 
     Returns:
         `[V]` document of each visit.
@@ -51,10 +54,10 @@ def document_index(
     """
     visits = allocate((plan.num_epochs * len(documents),), document_index_dtype(documents))
     if first is not None and plan.num_epochs == 1:
-        shuffle.run(visits, first)
+        shuffle.fill_range(visits, first)
         return visits
     visits.reshape(plan.num_epochs, len(documents))[:] = documents
     last_epoch = 0 if plan.samples_before_last is None else (plan.num_epochs - 1) * len(documents)
-    shuffle(visits[:last_epoch])  # draws nothing where the last epoch is not apart
+    shuffle(visits[:last_epoch])  # draws nothing if there is no separate last epoch
     shuffle(visits[last_epoch:])
     return visits

@@ -1,6 +1,6 @@
-"""How often a dataset is read to give the samples asked for, and whether its last epoch stands apart.
+"""Number of epochs that a dataset needs for the requested samples, and whether its last epoch is separate.
 
-Shapes: P tokens an epoch, E epochs, N samples asked for, R samples that come out.
+Shapes: P tokens per epoch, E epochs, N samples requested, R samples available.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from trackbed.errors import ArgumentError, PlanError
 
 __all__ = ["EpochPlan", "plan_epochs", "samples_in", "stretches_per_epoch"]
 
-_SEPARATE_BELOW = 0.80  # of an epoch's samples wanted from the last one
+_SEPARATE_BELOW = 0.80  # fraction of an epoch's samples that is needed from the last epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """What the three indices of a dataset are built from."""
+    """Sizes from which the three indices of a dataset are built."""
 
     num_epochs: int
     num_samples: int
-    """Samples that all epochs together give, at least as many as were asked for."""
+    """Samples in all epochs together, at least as many as were requested."""
     samples_before_last: int | None
-    """Samples of all epochs but the last where that one is shuffled apart, else None."""
+    """Samples of all epochs but the last if the last one is shuffled separately, else None."""
 
 
 def plan_epochs(
@@ -33,22 +33,22 @@ def plan_epochs(
     extra_token: int,
     keep_partial: bool,
 ) -> EpochPlan:
-    """The fewest epochs that hold `num_samples` samples.
+    """Plans the fewest epochs that hold `num_samples` samples.
 
-    The last epoch is shuffled apart where fewer than 80 % of its samples are wanted, so that a run that ends
-    there has not seen some documents once more than others.
+    The last epoch is shuffled separately if fewer than 80 % of its samples are needed. Otherwise a run that ends
+    inside it would have seen some documents once more than others.
 
     Args:
         tokens_per_epoch: P, at least 0.
         num_samples: N, at least 0, or None for one epoch.
         sequence_length: tokens from one sample's start to the next, at least 1.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
-        keep_partial: whether a last sample that is not full counts; its number is computed in single
-            precision, as Megatron Core does it.
+        keep_partial: True to count a last sample that is not full. The number of samples is then computed in single
+            precision, as in Megatron Core.
 
     Raises:
         ArgumentError: an argument is out of range.
-        PlanError: samples are asked for, and there are no tokens.
+        PlanError: samples are requested of a dataset without tokens.
 
     >>> plan_epochs(100, num_samples=15, sequence_length=10, extra_token=1, keep_partial=False)
     EpochPlan(num_epochs=2, num_samples=19, samples_before_last=9)
@@ -80,7 +80,12 @@ def plan_epochs(
 
 
 def samples_in(tokens: int, sequence_length: int, *, keep_partial: bool) -> int:
-    """Samples that a stream of so many tokens, the extra one taken off, is cut into; 0 for a negative number.
+    """Number of samples in a stream of tokens, 0 if `tokens` is negative.
+
+    Args:
+        tokens: tokens of the stream without the extra token.
+        sequence_length: tokens from one sample's start to the next.
+        keep_partial: True to count a last sample that is not full.
 
     >>> samples_in(99, 10, keep_partial=False), samples_in(99, 10, keep_partial=True)
     (9, 10)
@@ -93,9 +98,9 @@ def samples_in(tokens: int, sequence_length: int, *, keep_partial: bool) -> int:
 
 
 def stretches_per_epoch(num_tokens: int, *, sequence_length: int, extra_token: int) -> int:
-    """Samples that one epoch of a split gives in the order "instant", where samples are stretches of its tokens.
+    """Samples in one epoch of a split in the order "instant", whose samples are contiguous stretches of tokens.
 
-    A split with fewer tokens than one sample gives one, which repeats them. Without tokens there is none.
+    A split with fewer tokens than one sample has one sample, which repeats them. A split without tokens has none.
 
     Args:
         num_tokens: tokens of the split, at least 0.

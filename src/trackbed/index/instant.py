@@ -1,4 +1,4 @@
-"""The instant order: which sample comes k-th, computed when it is asked for.
+"""The instant order: a blend whose positions are computed on demand.
 
 Shapes: K datasets, N positions.
 """
@@ -21,29 +21,29 @@ __all__ = ["InstantOrder"]
 
 
 class InstantOrder:
-    """A blend of datasets without an index: any position is computed in well below a microsecond, in memory O(K).
+    """A blend of datasets without an index: computes any position in well below a microsecond, with O(K) memory.
 
-    Datasets are blended by their weights, each within 2 samples of its share at every position of a stage, and go
-    round in epochs, each epoch in another order. All of it follows from the arguments alone, so that every rank and
-    worker has the same order, and a run resumes from one integer, the position.
+    Datasets are blended by weight: at every position of a stage, each dataset is within 2 samples of its share. Each
+    dataset is repeated in epochs, and every epoch is shuffled differently. The order depends on the arguments alone,
+    so every rank and worker has the same order, and a run resumes from one integer, the position.
 
     Args:
-        sizes: `[K]` samples in one epoch of each dataset, in `[0, 2**63)`; at least 1 where a weight is above 0.
-        weights: `[K]` finite numbers of at least 0 whose proportions count, at least one of them above 0.
+        sizes: `[K]` samples in one epoch of each dataset, in `[0, 2**63)`; at least 1 where the weight is above 0.
+        weights: `[K]` finite numbers of at least 0, at least one of them above 0; only their proportions matter.
         seed: in `[0, 2**64)`.
-        num_samples: length of the order, in `[0, 2**63)`; None for as long as positions are 64-bit integers.
-        max_epochs: `[K]` how many epochs each dataset may give before position `num_samples`, at least 0, None for
-            any number; a part of an epoch is rounded to the nearest sample.
-        when_exhausted: with `"raise"` it is an error if a dataset would give more than that; with `"reweight"` the
-            blend goes on without it, and `exhaustions` says so.
-        block: samples that are moved as one before they are mixed, in `[1, 2**63)`: see `BlockPermutation`. With 1
-            every epoch is shuffled as a whole; larger blocks are read contiguously.
-        window: blocks that come one after the other and whose samples are mixed, in `[1, 2**63)`; of no effect with
-            `block=1`.
+        num_samples: length of the order, in `[0, 2**63)`; None for the largest length that int64 positions allow.
+        max_epochs: `[K]` epochs that each dataset may be drawn for before position `num_samples`, at least 0, None for
+            no limit; a fraction of an epoch is rounded to the nearest sample.
+        when_exhausted: `"raise"` to raise an error if a dataset would exceed its limit; `"reweight"` to continue the
+            blend without it and list it in `exhaustions`.
+        block: samples in a block, which is shuffled as a unit before its samples are, in `[1, 2**63)`: see
+            `BlockPermutation`. With 1 every epoch is shuffled as a whole; larger blocks are read contiguously.
+        window: consecutive blocks whose samples are shuffled together, in `[1, 2**63)`; no effect with `block=1`.
 
     Raises:
         ArgumentError: an argument is out of range.
-        PlanError: a dataset runs out, or with `"reweight"` all of them do; the message says which and where.
+        PlanError: a dataset runs out, or with `"reweight"` all of them do; the message names the dataset and the
+            position.
 
     >>> order = InstantOrder(sizes=[3, 2], weights=[0.75, 0.25], seed=1, num_samples=8)
     >>> datasets, samples = order.locate(range(8))
@@ -52,9 +52,9 @@ class InstantOrder:
     """
 
     VERSION: ClassVar[int] = 1
-    """Which rule the order follows; another rule is another version."""
+    """Version of the algorithm; incremented whenever the order for given arguments changes."""
     plan: InstantPlan
-    """What positions are computed from."""
+    """Precomputed data from which positions are located."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class InstantOrder:
         block: int = 1,
         window: int = 1,
     ) -> Self:
-        """An order whose weights change at given samples, while every dataset carries on where it was.
+        """Creates an order whose weights change at given samples, while every dataset continues its epochs.
 
-        Later stages do not change what earlier ones give: a run may add a stage at its position, or further on.
+        A stage does not change the samples before it, so a run may add a stage at or after its current position.
 
         Args:
             sizes: as for the class.
-            stages: the first from sample 0 on, later ones never from an earlier sample on than the one before. A
-                stage that begins where the next one does has no samples.
+            stages: the first starts at sample 0, and no stage starts before its predecessor. A stage that starts at
+                the same sample as the next one is empty.
             seed: as for the class.
             num_samples: as for the class.
             max_epochs: as for the class.
@@ -130,17 +130,17 @@ class InstantOrder:
         return order
 
     def __len__(self) -> int:
-        """`num_samples`, or 2**63 - 1 without."""
+        """`num_samples`, or 2**63 - 1 if it is None."""
         return self.plan.num_samples
 
     @property
     def stages(self) -> tuple[BlendStage, ...]:
-        """The stages asked for, and one more from each position on at which datasets run out."""
+        """The requested stages, plus one for each position at which datasets run out."""
         return self.plan.stages.stages
 
     @property
     def exhaustions(self) -> tuple[Exhaustion, ...]:
-        """The datasets that run out, each once, in the order they do it."""
+        """Datasets that run out, each listed once, in order of position."""
         return self.plan.stages.exhaustions
 
     def locate(
@@ -150,19 +150,20 @@ class InstantOrder:
         num_threads: int = 1,
         poll: Poll = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """The dataset and its sample at each of the positions, which may come in any order.
+        """Computes the dataset and the sample at each position.
 
         Args:
-            positions: `[N]` in `[0, 2**63)`, beyond `num_samples` too; with `max_epochs` in `[0, num_samples)`.
-            num_threads: at least 1; what comes out does not depend on it.
-            poll: called with the number of positions that are done, at least every 50 ms; what it raises ends the
-                call.
+            positions: `[N]` in any order, in `[0, 2**63)`, also beyond `num_samples`; with `max_epochs` in
+                `[0, num_samples)`.
+            num_threads: at least 1; the result does not depend on it.
+            poll: progress callback, called at least every 50 ms with the number of positions done; an exception that
+                it raises ends the call.
 
         Returns:
             `[N]` dataset in `[0, K)`, and `[N]` sample of that dataset, below its size.
 
         Raises:
-            ArgumentError: a position is out of range, or no integer.
+            ArgumentError: a position is out of range or not an integer.
         """
         found = checked_positions(positions, stop=self.plan.num_samples if self.plan.is_limited else LAST_POSITION + 1)
         datasets = np.empty(len(found), dtype=np.int32)
@@ -180,7 +181,7 @@ class InstantOrder:
         return datasets, samples
 
     def counts_before(self, position: int) -> npt.NDArray[np.int64]:
-        """`[K]` samples that each dataset gives before a position, over all of its epochs; O(K).
+        """`[K]` number of samples drawn from each dataset before a position, over all of its epochs; O(K).
 
         Args:
             position: in `[0, 2**63)`; with `max_epochs` in `[0, num_samples]`.

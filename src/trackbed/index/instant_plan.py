@@ -1,4 +1,4 @@
-"""What an instant order keeps, from what it is asked for.
+"""Validation of the arguments of an instant order, and the data it precomputes from them.
 
 Shapes: K datasets, N positions.
 """
@@ -17,22 +17,22 @@ from trackbed.index.interleaving import Weight
 from trackbed.index.split_mix import split_mix, split_mix_words
 from trackbed.index.stages import BlendStage, StagePlan, WhenExhausted, plan_stages
 from trackbed.kernels import EpochShuffles
-from trackbed.kernels.whole import is_whole
+from trackbed.kernels.integers import is_integer
 
 __all__ = ["LAST_POSITION", "InstantPlan", "checked_positions", "plan_instant"]
 
 LAST_POSITION: Final = int(np.iinfo(np.int64).max)
-_PHASES, _EPOCHS = range(2)  # words of the seed's stream that the two streams below it start at
+_PHASES, _EPOCHS = range(2)  # word numbers in the seed's stream; the words seed the streams of phases and epoch keys
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class InstantPlan:
-    """Everything that `InstantOrder` computes positions from."""
+    """Precomputed data from which `InstantOrder` locates positions."""
 
     num_samples: int
     """Length of the order."""
     is_limited: bool
-    """Whether epochs are limited, so that positions beyond the length have no answer."""
+    """True if epochs are limited; positions beyond the length are then undefined."""
     stages: StagePlan
     shuffles: EpochShuffles
 
@@ -48,13 +48,13 @@ def plan_instant(
     block: int,
     window: int,
 ) -> InstantPlan:
-    """Check the arguments of `InstantOrder` and work out its stages.
+    """Checks the arguments of `InstantOrder` and plans its stages.
 
     Raises:
         ArgumentError: an argument is out of range.
-        PlanError: a dataset runs out where that is an error, or all of them do.
+        PlanError: a dataset runs out and `when_exhausted` is `"raise"`, or all datasets run out.
     """
-    if not (is_whole(seed) and 0 <= seed < 2**64):
+    if not (is_integer(seed) and 0 <= seed < 2**64):
         msg = f"seed must be a whole number in [0, 2**64), found {seed!r}"
         raise ArgumentError(msg)
     seed = index(seed)
@@ -87,10 +87,10 @@ def plan_instant(
 
 
 def checked_positions(positions: Sequence[int] | npt.NDArray[np.integer[Any]], *, stop: int) -> npt.NDArray[np.int64]:
-    """`[N]` positions as the kernels take them.
+    """`[N]` positions as a contiguous int64 vector, as the kernels require.
 
     Raises:
-        ArgumentError: they are no vector of integers in `[0, stop)`.
+        ArgumentError: `positions` is not a vector of integers in `[0, stop)`.
     """
     given = np.asarray(positions)
     if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
@@ -115,27 +115,27 @@ def _checked_sizes(sizes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.N
 
 def _check_stages(stages: Sequence[BlendStage], sizes: npt.NDArray[np.int64]) -> None:
     if len(stages) == 0 or stages[0].first_sample != 0:
-        msg = f"stages must begin with one from sample 0 on, found {[stage.first_sample for stage in stages][:10]}"
+        msg = f"the first stage must begin at sample 0, found {[stage.first_sample for stage in stages][:10]}"
         raise ArgumentError(msg)
     before = 0
     for number, stage in enumerate(stages):
         if stage.first_sample < before:
-            msg = f"stages must never go back, but stage {number} begins at {stage.first_sample} after {before}"
+            msg = f"stages must be in order, but stage {number} begins at {stage.first_sample} after {before}"
             raise ArgumentError(msg)
         before = stage.first_sample
         if len(stage.weights) != len(sizes):
-            msg = f"stage {number}: weights must be as many as sizes, {len(sizes)}, found {len(stage.weights)}"
+            msg = f"stage {number}: there must be one weight per size, {len(sizes)}, found {len(stage.weights)}"
             raise ArgumentError(msg)
         for dataset in np.flatnonzero(sizes == 0).tolist():
             if stage.weights[dataset] > 0:
-                msg = f"stage {number}: dataset {dataset} must have samples or the weight 0, found neither"
+                msg = f"stage {number}: dataset {dataset} must have samples or weight 0, found neither"
                 raise ArgumentError(msg)
 
 
 def _limits(sizes: npt.NDArray[np.int64], max_epochs: Sequence[Weight | None]) -> npt.NDArray[np.int64]:
-    """`[K]` how often each dataset may be drawn, rounded: 0.7 epochs of 10 samples are a bit less than 7."""
+    """`[K]` maximum number of draws from each dataset, rounded because 0.7 as a double is a bit less than 7/10."""
     if len(max_epochs) != len(sizes):
-        msg = f"max_epochs must be as many as sizes, {len(sizes)}, found {len(max_epochs)}"
+        msg = f"max_epochs must have one entry per size, {len(sizes)}, found {len(max_epochs)}"
         raise ArgumentError(msg)
     limits = np.empty(len(sizes), dtype=np.int64)
     for dataset, (size, epochs) in enumerate(zip(sizes.tolist(), max_epochs, strict=True)):

@@ -16,11 +16,11 @@ from trackbed.kernels.instant import NODE, draw_phases
 __all__ = ["Weight", "integer_weights", "interleaving"]
 
 Weight = int | float | Fraction
-"""A number of at least 0 that is a fraction exactly."""
+"""A number of at least 0 that has an exact ratio of integers."""
 
 
 def integer_weights(weights: Sequence[Weight]) -> list[int]:
-    """`[K]` integers in exactly the proportions of `[K]` finite numbers: times their common denominator.
+    """`[K]` finite weights scaled by their common denominator to integers of exactly the same proportions.
 
     >>> integer_weights([0.5, 0.25, 3])
     [2, 1, 12]
@@ -33,18 +33,18 @@ def integer_weights(weights: Sequence[Weight]) -> list[int]:
 def interleaving(
     weights: Sequence[int], *, drawn: npt.NDArray[np.int64], phase_key: int
 ) -> tuple[npt.NDArray[np.void], int]:
-    """The nodes of a Huffman tree over the datasets whose weight is above 0, and which node is its root.
+    """Builds the Huffman tree over the datasets whose weight is above 0.
 
-    Of all nodes that have no parent yet, the two lightest become the children of a new one; of equals, leaves come
-    before inner nodes and lower numbers before higher ones. The lighter is the left child.
+    The two lightest nodes without a parent become the children of a new node, the lighter one on the left. On ties
+    leaves precede inner nodes, and lower numbers precede higher ones.
 
     Args:
         weights: `[K]` each at least 0, at least one above 0.
-        drawn: `[K]` how often each dataset is drawn before the stage.
-        phase_key: where the stream of the nodes' phases starts, in `[0, 2**64)`.
+        drawn: `[K]` number of draws from each dataset before the stage.
+        phase_key: seed of the stream of the nodes' phases, in `[0, 2**64)`.
 
     Returns:
-        `[M]` of `NODE`, the leaves of all K datasets first and the inner nodes after them, and the root's number.
+        `[M]` of `NODE`, first the leaves of all K datasets and then the inner nodes; and the number of the root.
 
     >>> nodes, root = interleaving([2, 1, 0, 1], drawn=np.zeros(4, dtype=np.int64), phase_key=7)
     >>> nodes["left"].tolist(), nodes["right"].tolist(), root
@@ -65,9 +65,9 @@ def interleaving(
 
 
 def _merge_lightest(weights: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Left child, right child and left child's share of 2**64 of each inner node, in the order they are made in.
+    """Left child, right child and left child's share of 2**64 of each inner node, in order of creation.
 
-    New nodes are never lighter than those made before, so two sorted queues do what a heap would.
+    A new node is never lighter than an earlier one, so two sorted queues replace a heap.
     """
     leaves = deque(sorted((weight, dataset) for dataset, weight in enumerate(weights) if weight > 0))
     made: deque[tuple[int, int]] = deque()
@@ -85,6 +85,6 @@ def _merge_lightest(weights: Sequence[int]) -> tuple[list[int], list[int], list[
         made.append((both, number))
         lefts.append(left)
         rights.append(right)
-        # Rounded to the nearest, and at least 1: a share of 0 would be a leaf's.
+        # Rounded to nearest, and at least 1: a share of 0 marks a leaf.
         shares.append(max(1, ((light << 65) + both) // (2 * both)))
     return lefts, rights, shares

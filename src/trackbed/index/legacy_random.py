@@ -1,7 +1,7 @@
-"""The shuffle that Megatron's orders are made of: NumPy's legacy `RandomState`.
+"""The shuffle of Megatron's orders: that of NumPy's legacy `RandomState`.
 
-Its stream is frozen by NumPy (NEP 19): MT19937 seeded by a scalar, then Fisher-Yates from the end, each target drawn
-by masked rejection.
+NumPy froze its stream (NEP 19): MT19937 seeded by a scalar, then Fisher-Yates from the end, with each target drawn by
+masked rejection.
 """
 
 from typing import Any, Final
@@ -13,18 +13,18 @@ from trackbed import kernels
 from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 from trackbed.index.ranges import count_from
-from trackbed.index.shuffle_cache import Drawn, SharedRuns
+from trackbed.index.shuffle_cache import CachedShuffle, ShuffleCache
 
-__all__ = ["LegacyShuffle", "forget_shared_runs", "legacy_shuffle"]
+__all__ = ["LegacyShuffle", "clear_shuffle_cache", "legacy_shuffle"]
 
-_SHARED: Final = SharedRuns()
-_FEWEST_SHARED: Final = 1 << 12
-"""Fewer are shuffled sooner than they are looked up."""
-_MOST_SHARED: Final = 1 << 31
+_CACHE: Final = ShuffleCache()
+_FEWEST_CACHED: Final = 1 << 12
+"""Smaller ranges are shuffled faster than they are looked up."""
+_MOST_CACHED: Final = 1 << 31
 
 
 class LegacyShuffle:
-    """A stream of shuffles: each one goes on where the one before left the generator.
+    """A stream of shuffles: each one continues from the generator state that the previous one left.
 
     Args:
         seed: in `[0, 2**32)`.
@@ -41,36 +41,36 @@ class LegacyShuffle:
     def __init__(self, seed: int) -> None:
         self._twister = kernels.new_twister(seed)
         self._drawn: tuple[int, ...] = (int(seed),)
-        """The seed, and the count of each shuffle so far."""
+        """The seed, followed by the length of each shuffle so far."""
 
     def __call__(self, array: npt.NDArray[np.integer[Any]], *, poll: Poll = None) -> None:
         """Shuffle a vector of 32- or 64-bit integers in place."""
         kernels.legacy_shuffle(self._twister, array, poll=poll)
         self._drawn += (len(array),)
 
-    def run(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: Poll = None) -> None:
+    def fill_range(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: Poll = None) -> None:
         """Fill a vector with `start`, `start + 1` and so on, shuffled.
 
-        Streams of one seed draw the same for equal counts. What several of them ask for is drawn once.
+        Streams of equal seed draw the same permutation for equal lengths; repeated ones are served from a cache.
 
         >>> shuffled = np.empty(5, dtype=np.int32)
-        >>> LegacyShuffle(1234).run(shuffled, 10)
+        >>> LegacyShuffle(1234).fill_range(shuffled, 10)
         >>> shuffled.tolist()
         [14, 10, 11, 12, 13]
         """
         key = (*self._drawn, len(array))
-        shared = _FEWEST_SHARED <= len(array) < _MOST_SHARED
-        drawn = _SHARED.find(key) if shared else None
-        if drawn is not None:
-            np.add(drawn.order, start, out=array, casting="unsafe", dtype=array.dtype)
-            self._twister[:] = drawn.twister
+        is_cacheable = _FEWEST_CACHED <= len(array) < _MOST_CACHED
+        cached = _CACHE.find(key) if is_cacheable else None
+        if cached is not None:
+            np.add(cached.order, start, out=array, casting="unsafe", dtype=array.dtype)
+            self._twister[:] = cached.twister
             self._drawn = key
             return
-        wanted = shared and _SHARED.is_wanted(key)
+        wanted = is_cacheable and _CACHE.is_wanted(key)
         count_from(array, 0 if wanted else start)
         self(array, poll=poll)
         if wanted:
-            _SHARED.keep(key, Drawn(array.astype(np.uint32), self._twister.copy()))
+            _CACHE.keep(key, CachedShuffle(array.astype(np.uint32), self._twister.copy()))
             array += start
 
 
@@ -80,7 +80,7 @@ def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_thread
     Args:
         array: `[N]` int32, uint32 or int64.
         seed: in `[0, 2**32)`.
-        num_threads: at least 1. One swap follows from the one before, so more than one are of no use yet.
+        num_threads: at least 1. Each swap depends on the one before, so additional threads are not used yet.
 
     Raises:
         ArgumentError: an argument is out of range, or `array` cannot be written in place.
@@ -96,6 +96,6 @@ def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_thread
     LegacyShuffle(seed)(array)
 
 
-def forget_shared_runs() -> None:
-    """Give back the memory of what streams shared, at the end of a build."""
-    _SHARED.clear()
+def clear_shuffle_cache() -> None:
+    """Free the memory of cached shuffles, at the end of a build."""
+    _CACHE.clear()

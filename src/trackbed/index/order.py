@@ -1,4 +1,4 @@
-"""What every order can say: which sample comes k-th.
+"""The interface of every order: the sample at a position, and counts of samples before a position.
 
 Shapes: K datasets, N positions.
 """
@@ -14,10 +14,10 @@ __all__ = ["Order"]
 
 @runtime_checkable
 class Order(Protocol):
-    """A rule that says which sample comes at which position, whoever asks, and in whatever sequence."""
+    """A deterministic map from positions to samples, independent of the process and of the sequence of lookups."""
 
     def __len__(self) -> int:
-        """Positions that the order was made for."""
+        """Number of positions that the order is defined for."""
         ...
 
     def locate(
@@ -27,5 +27,5 @@ class Order(Protocol):
         ...
 
     def counts_before(self, position: int) -> npt.NDArray[np.int64]:
-        """`[K]` samples that each dataset gives before a position."""
+        """`[K]` number of samples drawn from each dataset before a position."""
         ...

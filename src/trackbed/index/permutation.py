@@ -1,4 +1,4 @@
-"""Which sample comes k-th in a shuffle that is computed where it is asked for, and stored nowhere.
+"""Shuffles of any size that are computed on demand instead of stored.
 
 Shapes: N positions.
 """
@@ -15,15 +15,15 @@ from trackbed.errors import ArgumentError
 __all__ = ["PERMUTATION_VERSION", "BlockPermutation", "Permutation"]
 
 PERMUTATION_VERSION: Final = kernels.PERMUTATION_VERSION
-"""What a (size, seed) gives never changes within a version."""
+"""Version of the algorithm. The permutation of a (size, seed) never changes within a version."""
 
 _LARGEST: Final = int(np.iinfo(np.int64).max)
 _LARGEST_TABLE: Final = 1024
-"""Below this size more rounds are needed than there is time for at each position: all images are kept instead."""
+"""Permutations of smaller sizes need many rounds per position, so a table of all images is kept instead."""
 
 
 class _Bijection:
-    """What is called with positions in `[0, size)`; subclasses say what comes at each."""
+    """Callable bijection of `[0, size)`; subclasses define the image of each position."""
 
     def __init__(self, size: int, seed: int) -> None:
         kernels.check_size_and_key(size, seed)
@@ -31,7 +31,7 @@ class _Bijection:
         self._seed = int(seed)
 
     def __len__(self) -> int:
-        """How many positions there are."""
+        """Number of positions."""
         return self._size
 
     @overload
@@ -43,17 +43,17 @@ class _Bijection:
     def __call__(
         self, positions: int | npt.NDArray[np.integer[Any]], *, num_threads: int = 1
     ) -> int | npt.NDArray[np.int64]:
-        """What comes at one position, or at each position of an array.
+        """Maps one position, or each position of an array, to its image.
 
         Args:
-            positions: an integer, or integers of any type and shape, in `[0, size)`.
+            positions: an integer, or an array of any integer type and shape, in `[0, size)`.
             num_threads: threads for an array, at least 1.
 
         Returns:
-            An int for an integer, and int64 of the same shape for an array.
+            An int for an integer, or an int64 array of the same shape for an array.
 
         Raises:
-            ArgumentError: a position is no integer in `[0, size)`, or `num_threads` is below 1.
+            ArgumentError: a position is not an integer in `[0, size)`, or `num_threads` is below 1.
         """
         given = np.asarray(positions)
         if given.dtype.kind not in "iu" and given.size > 0:
@@ -74,7 +74,7 @@ class _Bijection:
 
 
 class Permutation(_Bijection):
-    """A bijection of `[0, size)` that follows from `size` and `seed` alone, in constant time and memory.
+    """A bijection of `[0, size)` determined by `size` and `seed` alone, computed in constant time and memory.
 
     Args:
         size: in `[1, 2**63)`.
@@ -109,11 +109,11 @@ class Permutation(_Bijection):
 
 
 class BlockPermutation(_Bijection):
-    """A bijection of `[0, size)` that keeps reads contiguous, at the price of a less thorough shuffle.
+    """A bijection of `[0, size)` that keeps reads contiguous, at the cost of a less thorough shuffle.
 
-    Blocks of `block` samples are permuted, and then, in each window of `window` blocks that come one after the other,
-    their samples. Whoever reads a window's blocks whole, each in one read, has all samples of that window. The last
-    block may be shorter, and moves like the others. With `block=1` this is `Permutation`.
+    Blocks of `block` samples are permuted first. Then the samples of each window of `window` consecutive blocks are
+    permuted. Reading each block of a window in one contiguous read yields all samples of that window. The last block
+    may be shorter, and is permuted like the others. With `block=1` this is `Permutation`.
 
     Args:
         size: in `[1, 2**63)`.

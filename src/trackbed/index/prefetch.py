@@ -1,4 +1,4 @@
-"""An order asked a little ahead: for those who go through it, a few positions at a time.
+"""Prefetching lookups in an instant order, for callers that read it a few positions at a time.
 
 Shapes: N positions.
 """
@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from trackbed.index.instant import InstantOrder
 
-__all__ = ["OrderAhead"]
+__all__ = ["PrefetchedOrder"]
 
-_AHEAD: Final = 4096
+_PREFETCHED: Final = 4096
 _NEAR: Final = 512
 
 
-class _Run(NamedTuple):
-    """What comes at positions `[start, stop)`."""
+class _Block(NamedTuple):
+    """Datasets and samples at positions `[start, stop)`."""
 
     start: int
     stop: int
@@ -25,27 +25,27 @@ class _Run(NamedTuple):
     samples: npt.NDArray[np.int64]
 
 
-class OrderAhead:
-    """An order that is asked for thousands of positions at once where they are wanted in turn.
+class PrefetchedOrder:
+    """An order whose positions are located thousands at a time when they are read in sequence.
 
-    To ask takes as long for one position as for a hundred. Several threads may ask; copies ask anew.
+    A lookup takes as long for one position as for a hundred. Thread-safe; a copy starts without prefetched positions.
 
     Args:
         order: the order.
 
     >>> order = InstantOrder(sizes=[3, 2], weights=[0.75, 0.25], seed=1, num_samples=8)
-    >>> ahead = OrderAhead(order)
-    >>> [ahead.locate(np.array([k]))[0].item() for k in range(8)], order.locate(range(8))[0].tolist()
+    >>> prefetched = PrefetchedOrder(order)
+    >>> [prefetched.locate(np.array([k]))[0].item() for k in range(8)], order.locate(range(8))[0].tolist()
     ([0, 1, 0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 1, 0, 0])
     """
 
     def __init__(self, order: InstantOrder) -> None:
         self._order = order
-        self._run = _Run(0, 0, np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
+        self._block = _Block(0, 0, np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
         self._last = 0
 
-    def __reduce__(self) -> tuple[type["OrderAhead"], tuple[InstantOrder]]:
-        """A copy, which asks anew."""
+    def __reduce__(self) -> tuple[type["PrefetchedOrder"], tuple[InstantOrder]]:
+        """Copies the order without the prefetched positions."""
         return type(self), (self._order,)
 
     def locate(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
@@ -60,21 +60,21 @@ class OrderAhead:
         first, last = min(wanted), max(wanted)
         if first < 0 or last >= len(self._order):
             return self._order.locate(self._from_the_start(positions))
-        run, is_next = self._run, -_NEAR < first - self._last < _NEAR and last - first < _NEAR
+        block, is_next = self._block, -_NEAR < first - self._last < _NEAR and last - first < _NEAR
         self._last = last
-        if not (run.start <= first and last < run.stop):
+        if not (block.start <= first and last < block.stop):
             if not is_next:
                 return self._order.locate(positions)
-            stop = min(first + _AHEAD, len(self._order))
-            run = self._run = _Run(first, stop, *self._order.locate(np.arange(first, stop, dtype=np.int64)))
+            stop = min(first + _PREFETCHED, len(self._order))
+            block = self._block = _Block(first, stop, *self._order.locate(np.arange(first, stop, dtype=np.int64)))
         if wanted == list(range(first, last + 1)):
-            part = slice(first - run.start, last + 1 - run.start)
-            return run.datasets[part], run.samples[part]
-        places = positions - run.start
-        return run.datasets[places], run.samples[places]
+            part = slice(first - block.start, last + 1 - block.start)
+            return block.datasets[part], block.samples[part]
+        places = positions - block.start
+        return block.datasets[places], block.samples[places]
 
     def _from_the_start(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The positions, where those below 0 count from the end."""
+        """Positions counted from the start; negative ones count from the end."""
         size = len(self._order)
         found = np.where(positions < 0, positions + size, positions)
         wrong = positions[(found < 0) | (found >= size)]

@@ -1,14 +1,11 @@
-"""Consecutive numbers as arrays that take no memory of their own.
-
-Shapes: N numbers of a run.
-"""
+"""Arrays of consecutive numbers that share memory."""
 
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["bounds_of", "count_from", "run"]
+__all__ = ["bounds_of", "count_from", "number_range"]
 
 _STEP: Final = 1 << 15
 _FEWEST: Final = 1 << 12
@@ -18,41 +15,41 @@ _MOST_INT32: Final = int(np.iinfo(np.int32).max)
 
 
 class _Shared:
-    """The numbers from 0 on, as many as anybody asked for; runs are views of them."""
+    """The numbers from 0 up to the largest one requested; ranges are views of them."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, npt.NDArray[np.integer[Any]]] = {}
 
     def up_to(self, stop: int) -> npt.NDArray[np.integer[Any]]:
-        """At least `[stop]` numbers; int32 where they fit."""
+        """The numbers from 0, at least `stop` of them; int32 where they fit, else int64."""
         fits = stop <= _MOST_INT32
         dtype = _INT32 if fits else _INT64
         numbers = self.numbers.get(dtype.char)
         if numbers is None or len(numbers) < stop:
-            count = max(stop + stop // 8, _FEWEST)  # a few more, as the next run may be a little longer
+            count = max(stop + stop // 8, _FEWEST)  # a few more, because the next range may be a little longer
             count = min(count, _MOST_INT32) if fits else count
             numbers = np.arange(count, dtype=dtype)
             numbers.flags.writeable = False
-            self.numbers[dtype.char] = numbers  # whoever still looks at the shorter one keeps it
+            self.numbers[dtype.char] = numbers  # existing views keep the shorter array alive
         return numbers
 
 
 _SHARED: Final = _Shared()
 
 
-def run(start: int, stop: int) -> npt.NDArray[np.integer[Any]]:
+def number_range(start: int, stop: int) -> npt.NDArray[np.integer[Any]]:
     """The numbers `[start, stop)`, read-only; int32 where `stop` fits it, else int64.
 
-    All runs of a process are views of one array, so that those of thousands of datasets take the memory of the longest.
+    All ranges of a process are views of one array, so thousands of datasets take the memory of the longest range.
 
-    >>> run(2, 5).tolist()
+    >>> number_range(2, 5).tolist()
     [2, 3, 4]
     """
     return _SHARED.up_to(stop)[start:stop]
 
 
 def bounds_of(numbers: npt.NDArray[np.integer[Any]]) -> tuple[int, int] | None:
-    """First number and the one after the last where they are consecutive, else None.
+    """Bounds `(first, last + 1)` if the numbers are consecutive, else None.
 
     >>> bounds_of(np.array([4, 5, 6])), bounds_of(np.array([4, 6]))
     ((4, 7), None)
@@ -70,7 +67,7 @@ def bounds_of(numbers: npt.NDArray[np.integer[Any]]) -> tuple[int, int] | None:
 
 
 def count_from(array: npt.NDArray[np.integer[Any]], start: int) -> None:
-    """Fill a vector with `start`, `start + 1` and so on, without another one of its size."""
+    """Fill a vector with `start`, `start + 1` and so on, without a temporary of its size."""
     steps = np.arange(min(_STEP, len(array)), dtype=array.dtype)
     for first in range(0, len(array), _STEP):
         stretch = array[first : first + _STEP]

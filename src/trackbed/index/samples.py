@@ -1,4 +1,4 @@
-"""The sample index: where each sample starts in the stream of visited documents.
+"""The sample index: the start of each sample in the stream of visited documents.
 
 Shapes: D documents in the file, V visits, R samples.
 """
@@ -16,7 +16,7 @@ __all__ = ["sample_index", "sample_index_dtype"]
 
 
 def sample_index_dtype(num_visits: int, longest_document: int) -> type[np.int32] | type[np.int64]:
-    """int32 where both fit it, as Megatron Core chooses.
+    """int32 if both arguments fit it, as in Megatron Core, else int64.
 
     Args:
         num_visits: V.
@@ -36,7 +36,7 @@ def sample_index(
     allocate: Callable[..., npt.NDArray[Any]] = np.empty,
     poll: Poll = None,
 ) -> npt.NDArray[np.integer[Any]]:
-    """Visit and token offset inside it at which each sample starts, and where the last one ends.
+    """Visit and token offset in that visit at which each sample starts, and at which the last sample ends.
 
     Args:
         lengths: `[D]` tokens in each document, each at least 0.
@@ -45,13 +45,13 @@ def sample_index(
         sequence_length: tokens from one sample's start to the next, at least 1.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
         num_threads: at least 1.
-        allocate: gives the array to be filled, from its shape and dtype.
-        poll: looks in while it runs, with the number of rows that are done.
+        allocate: called with shape and dtype; returns the array to fill.
+        poll: progress callback, called with the number of rows done.
 
     Returns:
         `[R + 1, 2]` rows; sample j lies between rows j and j + 1.
 
-    The worked example of Megatron Core's documentation:
+    The example of Megatron Core's documentation:
 
     >>> lengths = np.array([1536, 700, 400, 500, 1300, 2048], dtype=np.int32)
     >>> visits = np.array([0, 5, 1, 2, 3, 4], dtype=np.int32)

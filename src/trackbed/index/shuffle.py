@@ -1,4 +1,4 @@
-"""The shuffle index: which sample comes k-th.
+"""The shuffle index: the sample at each position of one dataset.
 
 Shapes: R samples.
 """
@@ -16,19 +16,19 @@ __all__ = ["shuffle_index", "shuffle_index_dtype"]
 
 
 def shuffle_index_dtype(num_samples: int) -> type[np.uint32] | type[np.int64]:
-    """uint32 below 2**32 - 2 samples, as Megatron Core chooses."""
+    """uint32 below 2**32 - 2 samples, as in Megatron Core, else int64."""
     return np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
 
 
 def shuffle_index(
     plan: EpochPlan, shuffle: LegacyShuffle, *, allocate: Callable[..., npt.NDArray[Any]] = np.empty
 ) -> npt.NDArray[np.integer[Any]]:
-    """All samples, shuffled together; those of a separate last epoch apart.
+    """Shuffles all samples together, except that those of a separate last epoch are shuffled on their own.
 
     Args:
-        plan: how many samples, and which of them belong to a separate last epoch.
+        plan: number of samples, and number of samples before a separate last epoch.
         shuffle: the dataset's stream of shuffles, after the document index has drawn from it.
-        allocate: gives the array to be filled, from its shape and dtype.
+        allocate: called with shape and dtype; returns the array to fill.
 
     Returns:
         `[R]` sample at each position.
@@ -39,6 +39,6 @@ def shuffle_index(
     """
     order = allocate((plan.num_samples,), shuffle_index_dtype(plan.num_samples))
     last_epoch = plan.samples_before_last or 0
-    shuffle.run(order[:last_epoch], 0)
-    shuffle.run(order[last_epoch:], last_epoch)
+    shuffle.fill_range(order[:last_epoch], 0)
+    shuffle.fill_range(order[last_epoch:], last_epoch)
     return order

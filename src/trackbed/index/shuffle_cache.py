@@ -1,4 +1,4 @@
-"""Shuffles that several datasets ask for, drawn once: equal seeds and counts give equal permutations.
+"""Cache of shuffles that several datasets need: equal seeds and lengths give equal permutations.
 
 Shapes: N elements.
 """
@@ -13,48 +13,48 @@ import numpy.typing as npt
 
 from trackbed import kernels
 
-__all__ = ["Drawn", "SharedRuns"]
+__all__ = ["CachedShuffle", "ShuffleCache"]
 
 _MOST_BYTES: Final = 256 << 20
 _MOST_KEYS: Final = 1 << 16
 
 Key = tuple[int, ...]
-"""The seed, and the counts of all shuffles of the stream up to this one: that is what decides it."""
+"""The seed, followed by the lengths of all shuffles of the stream up to this one. These determine the shuffle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A shuffle, and where it left the generator."""
+class CachedShuffle:
+    """A shuffle, and the state of the generator after it."""
 
     order: npt.NDArray[np.uint32]
-    """`[N]` the numbers from 0, shuffled."""
+    """`[N]` shuffled numbers in `[0, N)`."""
     twister: kernels.Twister
 
 
-class SharedRuns:
-    """What was asked for twice, up to a number of bytes; the one that nobody asked for longest goes first.
+class ShuffleCache:
+    """LRU cache of shuffles that were requested at least twice, bounded in bytes.
 
-    A first request is only taken note of: most shuffles are asked for once, and to keep them takes memory and time.
-    Several threads may ask.
+    A first request only records its key: most shuffles are requested once, and storing them costs memory and time.
+    Thread-safe.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._drawn: OrderedDict[Key, Drawn] = OrderedDict()
+        self._shuffles: OrderedDict[Key, CachedShuffle] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, key: Key) -> Drawn | None:
-        """The shuffle of this key, if it is kept."""
+    def find(self, key: Key) -> CachedShuffle | None:
+        """The shuffle of this key if it is cached, else None."""
         with self._lock:
-            found = self._drawn.get(key)
+            found = self._shuffles.get(key)
             if found is not None:
-                self._drawn.move_to_end(key)
+                self._shuffles.move_to_end(key)
             return found
 
     def is_wanted(self, key: Key) -> bool:
-        """Whether the shuffle of this key is worth keeping: whether it was asked for before, and there is room."""
+        """True if the shuffle of this key should be stored: it was requested before, and it fits. Records the key."""
         with self._lock:
             if key in self._seen:
                 return 4 * key[-1] <= self._most_bytes
@@ -63,20 +63,20 @@ class SharedRuns:
                 self._seen.popitem(last=False)
             return False
 
-    def keep(self, key: Key, drawn: Drawn) -> None:
-        """Keep a shuffle for those who ask for its key from now on."""
-        drawn.order.flags.writeable = False
+    def keep(self, key: Key, shuffle: CachedShuffle) -> None:
+        """Store a shuffle, evicting the least recently used ones to stay within the limit."""
+        shuffle.order.flags.writeable = False
         with self._lock:
-            if key in self._drawn:
+            if key in self._shuffles:
                 return
-            self._drawn[key] = drawn
-            self._bytes += drawn.order.nbytes
+            self._shuffles[key] = shuffle
+            self._bytes += shuffle.order.nbytes
             while self._bytes > self._most_bytes:
-                self._bytes -= self._drawn.popitem(last=False)[1].order.nbytes
+                self._bytes -= self._shuffles.popitem(last=False)[1].order.nbytes
 
     def clear(self) -> None:
-        """Keep nothing any more: what was asked for until now will hardly be asked for again."""
+        """Remove all shuffles and recorded keys."""
         with self._lock:
             self._seen.clear()
-            self._drawn.clear()
+            self._shuffles.clear()
             self._bytes = 0

@@ -1,6 +1,6 @@
-"""Streams of 64-bit words, each of which can be had by its number: SplitMix64 (Steele, Lea and Flood, 2014).
+"""Streams of 64-bit words with random access: SplitMix64 (Steele, Lea and Flood, 2014).
 
-Integers only, and the same on every platform: what is drawn here is part of an order's contract.
+All arithmetic is in integers, so the words are equal on every platform; they are part of the contract of the orders.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ _SECOND: Final = 0x94D049BB133111EB
 
 
 def split_mix(start: int, number: int) -> int:
-    """Word `number`, from 0 on, of the stream that starts at `start`; both are taken modulo 2**64.
+    """Word `number` of the stream that starts at `start`, counted from 0; both are taken modulo 2**64.
 
     >>> hex(split_mix(0, 0))
     '0xe220a8397b1dcdaf'
@@ -28,7 +28,7 @@ def split_mix(start: int, number: int) -> int:
 
 
 def split_mix_words(start: int, count: int) -> npt.NDArray[np.uint64]:
-    """`[count]` the first words of the stream that starts at `start`, in `[0, 2**64)`.
+    """`[count]` first words of the stream that starts at `start`, with `start` in `[0, 2**64)`.
 
     >>> [hex(word) for word in split_mix_words(0, 2).tolist()]
     ['0xe220a8397b1dcdaf', '0x6e789e6aa1b965f4']

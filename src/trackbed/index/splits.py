@@ -1,4 +1,4 @@
-"""Which part of a dataset belongs to training, validation and test; and how a blend is written down."""
+"""Splits of a dataset into training, validation and test parts, and the parser of blend arguments."""
 
 import re
 from collections.abc import Sequence
@@ -35,34 +35,34 @@ class Split(Enum):
 
 
 def normalize(weights: Sequence[float]) -> list[float]:
-    """Weights divided by their sum, in doubles, added up as NumPy does.
+    """Weights divided by their sum, in doubles, with the sum computed by `np.sum`.
 
     Raises:
-        ArgumentError: a weight is negative or not finite, or they add up to 0 or to more than a double holds.
+        ArgumentError: a weight is negative or not finite, or the sum is 0 or overflows a double.
 
     >>> normalize([30, 70])
     [0.3, 0.7]
     """
     array = np.array(weights, dtype=np.float64)
-    with np.errstate(over="ignore"):  # found below
+    with np.errstate(over="ignore"):  # checked below
         total = np.sum(array)
     if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
         msg = f"weights must be finite, at least 0 and not all 0, found {list(weights)}"
         raise ArgumentError(msg)
     if not np.isfinite(total):
-        msg = f"weights must have a finite sum, found that {len(array)} of up to {array.max():g} have none"
+        msg = f"weights must have a finite sum, but {len(array)} weights of up to {array.max():g} overflow"
         raise ArgumentError(msg)
     return [float(weight) for weight in array / total]
 
 
 def parse_and_normalize_split(split: str) -> list[float]:
-    """The three shares of a split string.
+    """Parses the three shares of a split string.
 
     Args:
-        split: up to three numbers; what is missing is 0.
+        split: up to three numbers; missing ones are 0.
 
     Raises:
-        ArgumentError: more than three numbers, something that is no number, or all of them 0.
+        ArgumentError: more than three numbers, a word that is not a number, or all numbers 0.
 
     >>> parse_and_normalize_split("99,1")
     [0.99, 0.01, 0.0]
@@ -81,18 +81,18 @@ def parse_and_normalize_split(split: str) -> list[float]:
 def convert_split_vector_to_split_matrix(
     vector_a: Sequence[float], vector_b: Sequence[float] | None = None
 ) -> list[Bounds | None]:
-    """Where each share begins and ends; None for an empty one.
+    """Bounds of each share, None for an empty one.
 
     Args:
         vector_a: shares that add up to 1.
-        vector_b: shares of another split; each part is then cut to what both have in common.
+        vector_b: shares of another split; each part is then the intersection of both splits.
 
     >>> convert_split_vector_to_split_matrix([0.99, 0.01, 0.0])
     [(0, 0.99), (0.99, 1.0), None]
     >>> convert_split_vector_to_split_matrix([0.99, 0.01, 0.0], [0.98, 0.02, 0.0])
     [(0, 0.98), (0.99, 1.0), None]
     """
-    # The sums start from the integer 0, which is what ends up in the names of cached indices.
+    # The sums start from the integer 0, as it appears in the names of cached indices.
     bounds_a = pairwise(accumulate(vector_a, initial=0))
     bounds_b = pairwise(accumulate(vector_a if vector_b is None else vector_b, initial=0))
     common = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(bounds_a, bounds_b, strict=True))
@@ -100,7 +100,7 @@ def convert_split_vector_to_split_matrix(
 
 
 def split_range(bounds: Bounds, num_elements: int) -> tuple[int, int]:
-    """First element of a part, and the one after its last, rounded to even as Python does.
+    """Element range `(start, stop)` of a part, with each bound rounded half to even.
 
     >>> split_range((0, 0.95), 10)
     (0, 10)
@@ -110,16 +110,16 @@ def split_range(bounds: Bounds, num_elements: int) -> tuple[int, int]:
 
 
 def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[float] | None] | None:
-    """Prefixes and weights of a blend as a command line gives it.
+    """Parses the prefixes and weights of a blend from command-line arguments.
 
     Args:
-        blend: prefixes, or weights and prefixes in turn, or None.
+        blend: prefixes, or alternating weights and prefixes, or None.
 
     Returns:
-        Prefixes, and weights or None; None for None.
+        Prefixes, and weights or None; None if `blend` is None.
 
     Raises:
-        ArgumentError: some of the entries in the place of weights are numbers, and some are not.
+        ArgumentError: some but not all of the entries in the positions of weights are numbers.
 
     >>> get_blend_from_list(["30", "web", "70", "books"])
     (['web', 'books'], [30.0, 70.0])
@@ -134,7 +134,7 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
     numbers = [weight for weight in weights if weight is not None]
     if len(numbers) < len(weights):
         words = [entry for entry, weight in zip(blend[::2], weights, strict=True) if weight is None]
-        msg = f"blend must be prefixes, or weights and prefixes in turn, found {words} where weights should be"
+        msg = f"blend must be prefixes, or alternating weights and prefixes, found {words} in place of weights"
         raise ArgumentError(msg)
     return [str(prefix).strip() for prefix in blend[1::2]], numbers
 

@@ -1,4 +1,4 @@
-"""The stages of a blend: from which sample on which weights hold, and which datasets run out meanwhile.
+"""Stages of a blend: the weights in effect from each sample on, and the datasets that run out.
 
 Shapes: K datasets, T stages.
 """
@@ -22,25 +22,25 @@ from trackbed.kernels import BlendTrees, interleaving_counts
 __all__ = ["BlendStage", "Exhaustion", "StagePlan", "WhenExhausted", "plan_stages"]
 
 WhenExhausted = Literal["raise", "reweight"]
-"""What happens when a dataset has been drawn as often as it may: an error at construction, or the blend goes on
-without it."""
+"""Behaviour when a dataset reaches its limit of draws: raise an error at construction, or continue the blend without
+it."""
 
 _LAST_POSITION: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class BlendStage:
-    """The weights of a blend from one sample on.
+    """Weights of a blend from one sample on.
 
     Raises:
         ArgumentError: a field is out of range.
     """
 
     first_sample: int
-    """The first position that the weights hold for, in `[0, 2**63)`; they hold up to the next stage's first."""
+    """First position of the stage, in `[0, 2**63)`; the stage ends where the next one begins."""
     weights: Sequence[Weight]
-    """`[K]` finite numbers of at least 0 whose proportions count, at least one of them above 0. A dataset of weight 0
-    is not drawn. Kept as a tuple."""
+    """`[K]` finite numbers of at least 0, at least one of them above 0; only their proportions matter. A dataset of
+    weight 0 is not drawn. Stored as a tuple."""
 
     def __post_init__(self) -> None:
         weights = tuple(weight.item() if isinstance(weight, np.generic) else weight for weight in self.weights)
@@ -54,25 +54,25 @@ class BlendStage:
                 msg = f"weights must be finite numbers of at least 0, dataset {dataset} has {weight}"
                 raise ArgumentError(msg)
         if not any(weights):
-            msg = f"weights must have one above 0 at least, found {len(weights)} without"
+            msg = f"at least one weight must be above 0, found {len(weights)} weights of 0"
             raise ArgumentError(msg)
 
 
 @dataclass(frozen=True, slots=True)
 class Exhaustion:
-    """A dataset that was drawn as often as it may, and that the blend goes on without."""
+    """A dataset that reached its limit of draws, and without which the blend continues."""
 
     dataset: int
     sample: int
-    """The first position that is drawn without it."""
+    """First position that is drawn without the dataset."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePlan:
-    """What decides which dataset comes at each position, and how often it was drawn before."""
+    """Stages and trees that determine the dataset at each position and the number of its earlier draws."""
 
     stages: tuple[BlendStage, ...]
-    """Those asked for, and one more from each position on at which datasets run out."""
+    """The requested stages, plus one for each position at which datasets run out."""
     exhaustions: tuple[Exhaustion, ...]
     trees: BlendTrees
 
@@ -85,19 +85,20 @@ def plan_stages(
     num_samples: int,
     when_exhausted: WhenExhausted,
 ) -> StagePlan:
-    """The trees of all stages, each carrying on the counts of those before.
+    """Builds the trees of all stages, each continuing the draw counts of the previous stages.
 
-    Where datasets run out, a stage begins in which their weights are 0.
+    Where datasets run out, an additional stage begins in which their weights are 0.
 
     Args:
-        stages: `[T]` as many weights in each, the first from sample 0 on, later ones never from an earlier sample on.
-        phase_key: where the streams of the stages' phase keys start, in `[0, 2**64)`.
-        limits: `[K]` how often each dataset may be drawn, at least 0.
-        num_samples: samples that the limits hold for, in `[0, 2**63)`.
-        when_exhausted: whether a dataset that runs out is an error.
+        stages: `[T]` stages with equal numbers of weights. The first starts at sample 0, and no stage starts before
+            its predecessor.
+        phase_key: seed of the stream of the stages' phase keys, in `[0, 2**64)`.
+        limits: `[K]` maximum number of draws from each dataset, at least 0.
+        num_samples: number of samples to which the limits apply, in `[0, 2**63)`.
+        when_exhausted: behaviour when a dataset runs out.
 
     Raises:
-        PlanError: a dataset runs out where that is an error, or all of them do.
+        PlanError: a dataset runs out and `when_exhausted` is `"raise"`, or all datasets run out.
     """
     drawn = np.zeros(len(limits), dtype=np.int64)
     laid: list[tuple[BlendStage, BlendTrees]] = []
@@ -117,7 +118,7 @@ def plan_stages(
             stop = stage.first_sample + excess
             if when_exhausted == "raise":
                 dataset = int((interleaving_counts(tree, excess + 1) > limits).argmax())
-                msg = f"dataset {dataset} must be drawn {limits[dataset]} times at most, but runs out at sample {stop}"
+                msg = f"dataset {dataset} may be drawn at most {limits[dataset]} times, but runs out at sample {stop}"
                 raise PlanError(msg)
             pending.appendleft(BlendStage(stop, stage.weights))
         drawn = interleaving_counts(tree, stop - stage.first_sample)
@@ -127,7 +128,7 @@ def plan_stages(
 def _stage_tree(stage: BlendStage, drawn: npt.NDArray[np.int64], phase_key: int) -> BlendTrees:
     """The tree of one stage, as if it were the only one.
 
-    Phases follow from the first sample and not from the stage's number: a stage of 0 samples leaves no trace.
+    Phases depend on the first sample and not on the stage's number, so an empty stage does not affect the order.
     """
     nodes, root = interleaving(
         integer_weights(stage.weights), drawn=drawn, phase_key=split_mix(phase_key, stage.first_sample)
@@ -149,7 +150,7 @@ def _joined(laid: Sequence[tuple[BlendStage, BlendTrees]]) -> BlendTrees:
 
 
 def _first_excess(tree: BlendTrees, limits: npt.NDArray[np.int64], num_samples: int) -> int | None:
-    """The first of a stage's samples that a dataset gives beyond its limit, or None: counts never fall."""
+    """First sample of a stage that exceeds a dataset's limit, or None. Found by bisection, as counts never decrease."""
 
     def is_beyond(sample: int) -> bool:
         return bool((interleaving_counts(tree, sample + 1) > limits).any())
@@ -162,11 +163,11 @@ def _first_excess(tree: BlendTrees, limits: npt.NDArray[np.int64], num_samples: 
 def _leave_out(
     stage: BlendStage, exhausted: npt.NDArray[np.bool_], known: set[int]
 ) -> tuple[BlendStage, list[Exhaustion]]:
-    """The stage with the weight 0 for exhausted datasets, and those of them that nobody knows of yet."""
+    """The stage with weight 0 for exhausted datasets, and the exhaustions that are not in `known`."""
     gone = [dataset for dataset in np.flatnonzero(exhausted).tolist() if stage.weights[dataset] > 0]
     weights = tuple(0 if dataset in gone else weight for dataset, weight in enumerate(stage.weights))
     if not any(weights):
-        msg = f"a dataset must be left for every sample, but all of them have run out at sample {stage.first_sample}"
+        msg = f"at least one dataset must have samples left, but all have run out at sample {stage.first_sample}"
         raise PlanError(msg)
     exhaustions = [Exhaustion(dataset, stage.first_sample) for dataset in gone if dataset not in known]
     return BlendStage(stage.first_sample, weights), exhaustions

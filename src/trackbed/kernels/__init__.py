@@ -1,4 +1,4 @@
-"""Compiled loops, and the Python functions that check what goes into them."""
+"""Typed wrappers of the compiled kernels, which validate their arguments."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
 from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather

@@ -1,4 +1,4 @@
-"""Typed doors to the blending kernels.
+"""Typed wrappers of the blending kernels.
 
 Shapes: K datasets, N samples.
 """
@@ -27,13 +27,13 @@ def greedy_blend(
     *,
     poll: Poll = None,
 ) -> None:
-    """Fill both outputs: sample i comes from the dataset furthest behind its share, the lowest on ties.
+    """Fill both outputs: sample i comes from the dataset furthest behind its share, the lowest number on ties.
 
     Args:
-        weights: `[K]` share of each dataset, finite, taken as they are.
+        weights: `[K]` share of each dataset, finite, not normalized here.
         dataset_index: `[N]` receives the dataset of each sample; numbers wrap if K exceeds its type.
-        dataset_sample_index: `[N]` receives how many samples of that dataset came before.
-        poll: looks in while it runs.
+        dataset_sample_index: `[N]` receives the number of earlier samples of that dataset.
+        poll: progress callback.
 
     Raises:
         ArgumentError: no weights, a weight that is not finite, or outputs of other lengths or types.
@@ -58,12 +58,12 @@ def exhaustive_blend(
     Args:
         sizes: `[K]` samples of each dataset, each at least 1.
         dataset_index: `[N]` with N = sum(sizes), receives the dataset of each sample.
-        dataset_sample_index: `[N]` receives how many samples of that dataset came before.
-        poll: looks in while it runs.
+        dataset_sample_index: `[N]` receives the number of earlier samples of that dataset.
+        poll: progress callback.
 
     Raises:
-        ArgumentError: a size that is no integer or below 1, or outputs of another type, or whose length is
-            not the sum of the sizes.
+        ArgumentError: a size is not an integer or is below 1, or an output has another type or a length that is not
+            the sum of the sizes.
     """
     _check_outputs(dataset_index, dataset_sample_index)
     sizes = _as_sizes(sizes, len(dataset_index), lowest=1)
@@ -86,13 +86,13 @@ def balanced_blend(
         sizes: `[K]` samples of each dataset, each at least 0.
         dataset_index: `[N]` uint16 or uint32 with N = sum(sizes), receives the dataset of each sample.
         dataset_sample_index: `[N]` uint32 or int64, receives its number in that dataset.
-        key: which shuffle, in `[0, 2**64)`.
-        num_threads: at least 1; the shuffle does not depend on it.
-        poll: looks in while it runs.
+        key: key of the shuffle, in `[0, 2**64)`.
+        num_threads: at least 1; the result does not depend on it.
+        poll: progress callback.
 
     Raises:
-        ArgumentError: a size that is no integer or below 0, a key out of range, outputs of another type or too narrow,
-            or whose length is not the sum of the sizes.
+        ArgumentError: a size is not an integer or is below 0, `key` is out of range, or an output has another type,
+            a type that is too narrow, or a length that is not the sum of the sizes.
     """
     _check_outputs(dataset_index, dataset_sample_index, ids=(np.uint16, np.uint32), samples=(np.uint32, np.int64))
     sizes = _as_sizes(sizes, len(dataset_index), lowest=0)
@@ -110,16 +110,16 @@ def balanced_blend(
         )
 
 
-def _as_sizes(sizes: npt.NDArray[np.int64], room: int, *, lowest: int) -> npt.NDArray[np.int64]:
-    """The sizes as the kernels want them, if they add up to the outputs' room."""
+def _as_sizes(sizes: npt.NDArray[np.int64], output_length: int, *, lowest: int) -> npt.NDArray[np.int64]:
+    """The sizes as a contiguous int64 vector, checked to add up to the length of the outputs."""
     given = np.asarray(sizes)
     wanted = np.require(given, dtype=np.int64, requirements=["C", "A"])
     if wanted.ndim != 1 or (wanted < lowest).any() or (len(wanted) and given.dtype.kind not in "iu"):
         msg = f"sizes must be a vector of integers of at least {lowest}, found {given}"
         raise ArgumentError(msg)
     total = sum(wanted.tolist())
-    if total != room:
-        msg = f"the outputs must hold sum(sizes) = {total} samples, found {room}"
+    if total != output_length:
+        msg = f"the outputs must hold sum(sizes) = {total} samples, found {output_length}"
         raise ArgumentError(msg)
     return wanted
 

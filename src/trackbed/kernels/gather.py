@@ -1,4 +1,4 @@
-"""Typed door to the kernel that makes batches.
+"""Typed wrapper of the kernel that gathers batches.
 
 Shapes: B samples of a batch, S tokens of a sample, N sequences of a file, V visits, R samples of a dataset.
 """
@@ -32,42 +32,43 @@ _SOURCE: Final = np.dtype(
         ("may_be_short", "<i8"),
     ]
 )
-"""As `native/include/trackbed/sample_spans.hpp` says; an array is named by its address."""
+"""Layouts of `native/include/trackbed/sample_spans.hpp`; arrays are given by address."""
 
 _INTEGER_TYPES: Final = frozenset({1, 2, 3, 4, 5, 8})
-_TOKENS_A_THREAD: Final = 1 << 13
-"""Tokens that are worth waking a thread for: it takes as long as writing so many."""
+_TOKENS_PER_THREAD: Final = 1 << 13
+"""Fewest tokens per thread: writing them takes as long as waking a thread."""
 
 
 class Extent(NamedTuple):
-    """What is known of a file before it is mapped."""
+    """Size of a file and its place in its dataset, known before the file is mapped."""
 
     num_sequences: int
     first_sequence: int
-    """Sequences of all files of its dataset before it."""
+    """Number of sequences in the dataset's earlier files."""
     first_byte: int
-    """Token bytes of all files of its dataset before it."""
+    """Number of token bytes in the dataset's earlier files."""
     token_bytes: int
-    """Its own."""
+    """Number of token bytes in the file."""
 
 
 class Visits(NamedTuple):
-    """How the samples of a dataset follow from visits to documents."""
+    """Indices that define the samples of a dataset by visits to documents."""
 
     documents: npt.NDArray[np.integer[Any]]
     """`[V]` document of each visit, int32 or int64."""
     rows: npt.NDArray[np.integer[Any]]
-    """`[R + 1, 2]` visit and token offset inside it at which each sample begins, int32 or int64."""
+    """`[R + 1, 2]` visit and token offset in that visit at which each sample begins, int32 or int64."""
     shuffle: npt.NDArray[np.integer[Any]]
     """`[R]` row at each position, uint32 or int64."""
     may_be_short: bool = False
-    """Whether the sample of the last row may end with the visits before it is full."""
+    """True if the sample of the last row may be shorter than the others, because the visits end."""
 
 
 class SampleSources:
-    """The datasets that samples are taken from, each placed before it is first asked for. Keeps its arrays alive.
+    """The datasets from which samples are gathered. Keeps their arrays alive.
 
-    Its methods change the tables that the kernel reads: no call of `gather` may run meanwhile.
+    A dataset must be placed before its samples are gathered. The methods modify the tables that the kernel reads, so
+    they must not be called while `gather` runs.
 
     Args:
         num_datasets: at least 1.
@@ -75,30 +76,30 @@ class SampleSources:
 
     def __init__(self, num_datasets: int) -> None:
         self.files: list[tuple[npt.NDArray[Any], ...] | None] = []
-        """Bytes, lengths and pointers of each file that is mapped."""
+        """Bytes, lengths and pointers of each mapped file; None for files that are not mapped."""
         self.visits: dict[int, Visits] = {}
         self.source_table = np.zeros(num_datasets, dtype=_SOURCE)
-        self._room = np.zeros(16, dtype=_FILE)
+        self._file_buffer = np.zeros(16, dtype=_FILE)
         self._words = self.source_table.view(np.uint64), self.file_table.view(np.uint64)
 
     @property
     def file_table(self) -> npt.NDArray[np.void]:
-        """The files, as the kernel reads them."""
-        return self._room[: len(self.files)]
+        """The table of files that the kernel reads."""
+        return self._file_buffer[: len(self.files)]
 
     @property
     def words(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """What the kernel reads: the datasets, and the files."""
+        """The tables of datasets and files as arrays of words for the kernel."""
         return self._words
 
     def add_files(self, extents: Sequence[Extent]) -> int:
-        """Take note of files that follow each other in one dataset; returns the number of the first of them."""
+        """Register consecutive files of one dataset. Returns the number of the first one."""
         first = len(self.files)
         self.files += [None] * len(extents)
-        if len(self.files) > len(self._room):
-            room = np.zeros(2 * len(self.files), dtype=_FILE)
-            room[:first] = self._room[:first]
-            self._room = room
+        if len(self.files) > len(self._file_buffer):
+            larger = np.zeros(2 * len(self.files), dtype=_FILE)
+            larger[:first] = self._file_buffer[:first]
+            self._file_buffer = larger
         for column, name in enumerate(("num_sequences", "first_sequence", "first_byte", "token_bytes")):
             self.file_table[name][first:] = [extent[column] for extent in extents]
         self._words = self._words[0], self.file_table.view(np.uint64)
@@ -112,10 +113,10 @@ class SampleSources:
         lengths: npt.NDArray[np.int32],
         pointers: npt.NDArray[np.int64],
     ) -> None:
-        """Give the bytes of a file, and `[N]` lengths and pointers of its sequences, at any address.
+        """Set the bytes of a file, and `[N]` lengths and pointers of its sequences, which may be unaligned.
 
         Raises:
-            ArgumentError: an array is not what it must be.
+            ArgumentError: an array has another type or shape, or is not contiguous.
         """
         entry = self.file_table[number]
         count = int(entry["num_sequences"])
@@ -129,23 +130,23 @@ class SampleSources:
                 raise ArgumentError(msg)
         self.files[number] = tokens, lengths, pointers
         entry["size_bytes"], entry["lengths"], entry["pointers"] = len(tokens), _address(lengths), _address(pointers)
-        entry["tokens"] = _address(tokens) or 1  # an empty file is mapped, too
+        entry["tokens"] = _address(tokens) or 1  # nonzero, because 0 means not mapped
 
     def unmap_file(self, number: int) -> None:
-        """Take a file's bytes back: samples that need it name it as absent."""
+        """Remove a file's bytes; `gather` then lists it as absent for samples that need it."""
         self.file_table[number]["tokens"] = 0
         self.files[number] = None
 
     def remove_visits(self, dataset: int) -> None:
-        """Take the visits of a dataset back: it has no samples until it is placed again."""
+        """Remove the visits of a dataset, which then has no samples until it is placed again."""
         self.source_table[dataset] = np.zeros((), dtype=_SOURCE)
         self.visits.pop(dataset, None)
 
     def place_visits(self, dataset: int, *, first_file: int, num_files: int, dtype: int, visits: Visits) -> None:
-        """Give a dataset whose samples follow from visits to the documents of some files.
+        """Place a dataset whose samples are defined by visits to the documents of its files.
 
         Raises:
-            ArgumentError: an argument is not what it must be.
+            ArgumentError: an array has another type or shape, or another argument is out of range.
         """
         types = {"documents": (np.int32, np.int64), "rows": (np.int32, np.int64), "shuffle": (np.uint32, np.int64)}
         for name, allowed in types.items():
@@ -176,10 +177,12 @@ class SampleSources:
     def place_stretches(
         self, dataset: int, *, first_file: int, num_files: int, dtype: int, num_samples: int, origin_byte: int
     ) -> None:
-        """Give a dataset whose samples stand one after the other in some files, from a byte of all of them on.
+        """Place a dataset whose samples are consecutive stretches of its files' tokens.
+
+        The first sample starts at byte `origin_byte` of the concatenated files.
 
         Raises:
-            ArgumentError: an argument is not what it must be.
+            ArgumentError: an argument is out of range.
         """
         self._place(
             dataset,
@@ -203,7 +206,7 @@ class SampleSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShape:
-    """What samples are made into.
+    """Shape and contents of the samples of a batch.
 
     Raises:
         ArgumentError: a field is out of range.
@@ -212,17 +215,17 @@ class SampleShape:
     length: int
     """S, at least 1."""
     extra: int
-    """1 if a sample holds the token after its last, else 0."""
+    """1 if a sample also holds the first token of the next one, else 0."""
     pad: int
-    """Id that fills up short samples and is no label."""
+    """Padding token of short samples, excluded from the loss as a label."""
     eod: int
-    """Id that ends documents."""
+    """End-of-document token."""
     resets_positions: bool = False
-    """Whether positions begin again after each `eod`."""
+    """True if positions restart after each `eod`."""
     masks_eod: bool = False
-    """Whether predicting from `eod` is left out of the loss."""
+    """True if predictions from `eod` are excluded from the loss."""
     words: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)
-    """What the kernel reads."""
+    """The fields as an array of words for the kernel."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.extra not in (0, 1):
@@ -233,14 +236,15 @@ class SampleShape:
 
 
 class BatchArrays:
-    """Arrays that a batch is written to, checked once.
+    """Output arrays of a batch, checked once.
 
     Args:
-        arrays: `tokens`, `labels` and `position_ids`, `[B, S]` int64; `loss_mask`, `[B, S]` float32; and where they are
-            wanted `attention_mask`, `[B, S, S]` bool, and `cu_seqlens`, `[B, S + 1]`, with `max_seqlen`, `[B]`, int32.
+        arrays: `tokens`, `labels` and `position_ids`, `[B, S]` int64; `loss_mask`, `[B, S]` float32; optionally
+            `attention_mask`, `[B, S, S]` bool; optionally `cu_seqlens`, `[B, S + 1]` int32, with `max_seqlen`, `[B]`
+            int32.
 
     Raises:
-        ArgumentError: an array is missing, or not what it must be.
+        ArgumentError: an array is missing, has another type or shape, or is not writable and contiguous.
     """
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -265,10 +269,10 @@ class BatchArrays:
             raise ArgumentError(msg)
         self.words = np.array(addresses, dtype=np.uint64)
         self.work: int = self.size * self.length * (self.length if "attention_mask" in arrays else 1)
-        """Elements to write, roughly."""
+        """Approximate number of elements to write."""
 
     def _wanted(self) -> Mapping[str, tuple[Any, ...]]:
-        """Type and shape after `[B]`, in the order in which the kernel wants them."""
+        """Type, and shape after `[B]`, of each array in the kernel's order."""
         return {
             "tokens": (np.int64, self.length),
             "labels": (np.int64, self.length),
@@ -281,12 +285,13 @@ class BatchArrays:
 
 
 class Gathered(NamedTuple):
-    """How far a batch came: it is whole if no sample was refused and no file absent."""
+    """Result of `gather`: the batch is complete if no sample was refused and no file is absent."""
 
     refused: int | None
-    """The first sample that is not there, not inside the mapped files, or not made up by its documents."""
+    """Number in the batch of the first invalid sample: it does not exist, lies outside the mapped files, or its
+    documents do not have its length. None if there is none."""
     absent: list[int]
-    """Files that must be mapped first."""
+    """Numbers of files that must be mapped first."""
 
 
 def gather(
@@ -299,18 +304,19 @@ def gather(
     num_threads: int | None = None,
     poll: Poll = None,
 ) -> Gathered:
-    """Write the samples of a batch, if all of them can be: else what stands in the arrays means nothing.
+    """Gather the samples of a batch. If a sample is refused or a file is absent, the contents of `batch` are undefined.
 
-    No span is read that does not lie inside the bytes that are mapped, whatever the files say.
+    All reads are checked to lie inside the mapped bytes, also if the files are damaged.
 
     Args:
         sources: the datasets.
-        datasets: `[B]` dataset of each sample; one that was not placed has none.
-        positions: `[B]` its position there in `[-R, R)`, or its number in the files where they hold stretches.
-        batch: where it is written.
-        shape: what samples are made into; of the batch's length.
-        num_threads: at least 1; None for as many as the process may run on.
-        poll: looks in while it runs, with 0.
+        datasets: `[B]` dataset of each sample; a dataset that was not placed has no samples.
+        positions: `[B]` position in that dataset, in `[-R, R)`; for a dataset of stretches, number of the sample in
+            its files.
+        batch: output arrays.
+        shape: shape of the samples; its length must be that of `batch`.
+        num_threads: at least 1; None for the number of CPUs available to the process.
+        poll: progress callback, called with 0.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -330,17 +336,17 @@ def gather(
         shape.words,
         batch.words,
         chosen_level(),
-        _threads(batch, num_threads),
+        _useful_threads(batch, num_threads),
         current_poll(poll),
     )
     return Gathered(None if refused == batch.size else refused, absent)
 
 
-def _threads(batch: BatchArrays, wanted: int | None) -> int:
-    """Threads that a batch is worth."""
+def _useful_threads(batch: BatchArrays, wanted: int | None) -> int:
+    """Number of threads that speed up a batch of this size."""
     if wanted == 1:
         return 1
-    return min(available_threads() if wanted is None else wanted, max(1, batch.work // _TOKENS_A_THREAD))
+    return min(available_threads() if wanted is None else wanted, max(1, batch.work // _TOKENS_PER_THREAD))
 
 
 def _address(array: npt.NDArray[Any]) -> int:

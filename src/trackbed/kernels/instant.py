@@ -1,4 +1,4 @@
-"""Typed doors to the kernels of the instant order.
+"""Typed wrappers of the kernels of the instant order.
 
 Shapes: K datasets, T stages, M nodes of all stages' trees, N positions.
 """
@@ -18,7 +18,7 @@ from trackbed.kernels.permutation import check_blocks
 __all__ = ["NODE", "BlendTrees", "EpochShuffles", "draw_phases", "instant_locate", "interleaving_counts"]
 
 NODE: Final = np.dtype([("share", "<u8"), ("phase", "<u8"), ("left", "<u4"), ("right", "<u4")])
-"""One node of a tree of two-way interleavings; `native/include/trackbed/interleaving.hpp` says what it means."""
+"""Node of a tree of two-way interleavings, as defined in `native/include/trackbed/interleaving.hpp`."""
 
 _LAST_POSITION: Final = np.iinfo(np.int64).max
 _MOST_DATASETS: Final = 2**30
@@ -26,22 +26,24 @@ _MOST_DATASETS: Final = 2**30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendTrees:
-    """The tree of every stage of a blend, checked once; its arrays become read-only.
+    """The trees of all stages of a blend, checked once. The arrays become read-only.
+
+    The check ensures that every walk through a tree ends, and stays inside the arrays.
 
     Raises:
-        ArgumentError: the arrays are not what they must be: a walk through them might not end, or leave them.
+        ArgumentError: an array has another type or length, or the nodes are not such trees.
     """
 
     num_datasets: int
     """K, in `[1, 2**30]`."""
     nodes: npt.NDArray[np.void]
-    """`[M]` of `NODE`: a block per stage, of K leaves and then the inner nodes, each after its children."""
+    """`[M]` of `NODE`: one block per stage, with K leaves and then the inner nodes, each after its children."""
     first_samples: npt.NDArray[np.int64]
-    """`[T]` the first position of each stage: 0, then never decreasing."""
+    """`[T]` first position of each stage: 0, then never decreasing."""
     first_nodes: npt.NDArray[np.int64]
-    """`[T]` where each stage's block begins."""
+    """`[T]` index in `nodes` at which each stage's block begins."""
     roots: npt.NDArray[np.uint32]
-    """`[T]` the node of its block that every draw of a stage enters."""
+    """`[T]` root of each stage's tree, as an index in its block."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -59,7 +61,7 @@ class BlendTrees:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochShuffles:
-    """In which order every dataset gives its samples, epoch after epoch.
+    """Shuffles of the epochs of every dataset.
 
     Raises:
         ArgumentError: the vectors are of different lengths, or a size, `block` or `window` is out of range.
@@ -68,13 +70,13 @@ class EpochShuffles:
     sizes: npt.NDArray[np.int64]
     """`[K]` samples in an epoch of each dataset, each at least 1."""
     keys: npt.NDArray[np.uint64]
-    """`[K]` where each dataset's stream of epoch keys starts."""
+    """`[K]` seed of each dataset's stream of epoch keys."""
     block: int = 1
-    """Samples that stay together until the end, at least 1: see `trackbed.kernels.permute_blocks`."""
+    """Samples in a block, at least 1: see `trackbed.kernels.permute_blocks`."""
     window: int = 1
-    """Blocks whose samples are mixed, at least 1; of no effect where `block` is 1."""
+    """Blocks whose samples are shuffled together, at least 1; no effect if `block` is 1."""
     permutations: npt.NDArray[np.uint64] = field(init=False, repr=False)
-    """`[K * words]` what the kernel keeps of each size."""
+    """`[K * words]` constants that the kernel precomputes for each size."""
 
     def __post_init__(self) -> None:
         check_blocks(self.block, self.window)
@@ -101,17 +103,17 @@ def instant_locate(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill the three outputs with what comes at each position of the instant order.
+    """Fill the outputs with the dataset, draw number and sample at each position of the instant order.
 
     Args:
         trees: the tree of each stage.
-        shuffles: the shuffles of as many datasets as the trees have.
+        shuffles: the shuffles of the datasets, as many as in the trees.
         positions: `[N]` each at least 0, in any order.
         datasets: `[N]` receives the dataset.
-        draws: `[N]` receives how often that dataset is drawn before.
-        samples: `[N]` receives which of its samples it gives.
-        num_threads: at least 1; what comes out does not depend on it.
-        poll: looks in while it runs.
+        draws: `[N]` receives the number of earlier draws from that dataset.
+        samples: `[N]` receives the sample of that dataset.
+        num_threads: at least 1; the result does not depend on it.
+        poll: progress callback.
 
     Raises:
         ArgumentError: an argument is out of range, or an output cannot be written in place.
@@ -120,7 +122,7 @@ def instant_locate(
         msg = f"num_threads must be at least 1, found {num_threads}"
         raise ArgumentError(msg)
     if len(shuffles.sizes) != trees.num_datasets:
-        msg = f"shuffles must be of {trees.num_datasets} datasets, as the trees, found {len(shuffles.sizes)}"
+        msg = f"shuffles must have {trees.num_datasets} datasets as the trees, found {len(shuffles.sizes)}"
         raise ArgumentError(msg)
     _check_vector("positions", positions, np.int64)
     if len(positions) and int(positions.min()) < 0:
@@ -153,15 +155,15 @@ def instant_locate(
 
 
 def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> None:
-    """Draw the phases of a tree's inner nodes, in place: as far from 1/2 as keeps every dataset near its share.
+    """Draw the phases of a tree's inner nodes in place, spread around 1/2 as widely as the bound on shares allows.
 
     Args:
-        nodes: one stage's `NODE`s as in `BlendTrees`, the last one the root unless all of them are leaves.
-        num_datasets: how many of them are leaves.
-        key: where the stream of words starts that phases are made of, in `[0, 2**64)`.
+        nodes: one stage's `NODE`s as in `BlendTrees`; the last one is the root unless all of them are leaves.
+        num_datasets: number of leaves.
+        key: seed of the stream of words from which phases are drawn, in `[0, 2**64)`.
 
     Raises:
-        ArgumentError: the nodes are no such tree, or cannot be written in place.
+        ArgumentError: the nodes are not such a tree, or cannot be written in place.
     """
     _check_vector("nodes", nodes, NODE)
     words = nodes.view(np.uint64)
@@ -171,7 +173,7 @@ def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> Non
 
 
 def interleaving_counts(trees: BlendTrees, position: int) -> npt.NDArray[np.int64]:
-    """`[K]` how often each dataset is drawn before a position.
+    """`[K]` number of draws from each dataset before a position.
 
     Args:
         trees: the tree of each stage.
@@ -222,7 +224,7 @@ def _check_block(num_datasets: int, block: npt.NDArray[np.void], root: int, stag
         raise ArgumentError(msg)
     numbers = np.arange(num_datasets, len(block))
     if (inner["share"] == 0).any() or (np.maximum(inner["left"], inner["right"]) >= numbers).any():
-        msg = f"stage {stage}: an inner node must have a share above 0 and stand after its children"
+        msg = f"stage {stage}: an inner node must have a share above 0 and come after its children"
         raise ArgumentError(msg)
 
 

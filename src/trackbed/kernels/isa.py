@@ -1,4 +1,4 @@
-"""Which instruction level the kernels run at."""
+"""Selection of the instruction level at which kernels run."""
 
 import os
 from typing import Final
@@ -12,20 +12,20 @@ LEVELS: Final = ("baseline", "avx2", "avx512")
 
 
 def available_levels() -> tuple[str, ...]:
-    """The levels that this processor has, narrowest first."""
+    """Levels that this processor supports, narrowest first."""
     return LEVELS[: _native.best_isa() + 1]
 
 
 def available_threads() -> int:
-    """How many threads this process can run at once."""
+    """Number of CPUs available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chosen_level() -> int:
-    """Number of the level that kernels run at: the widest, or the one that `TRACKBED_ISA` names.
+    """Number of the level at which kernels run: the widest, or the one named by `TRACKBED_ISA`.
 
     Raises:
-        ArgumentError: `TRACKBED_ISA` names no level, or one that this processor lacks.
+        ArgumentError: `TRACKBED_ISA` is not a level, or this processor does not support it.
     """
     wanted = os.environ.get("TRACKBED_ISA", "")
     if not wanted:

@@ -1,4 +1,4 @@
-"""Typed door to the kernel that stores token ids in a narrower type."""
+"""Typed wrapper of the kernel that converts token ids to a narrower type."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ __all__ = ["narrow"]
 
 
 def narrow(source: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
-    """The bytes of `[N]` integers in another integer type, every one of them unchanged.
+    """Converts `[N]` integers to another integer type without changing any value. Returns their bytes.
 
     Raises:
-        ArgumentError: `dtype` cannot hold one of them, which the message names; or they are no vector of native
-            integers, or `dtype` is no type that an indexed file holds.
+        ArgumentError: a value does not fit `dtype` (the message contains it), `source` is not a vector of native
+            integers, or `dtype` is not a type of indexed files.
     """
     try:
         stored, first = _native.narrow(source, dtype.char if dtype.isnative else "?")

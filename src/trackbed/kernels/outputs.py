@@ -1,7 +1,4 @@
-"""Arrays that kernels write to.
-
-They must be taken as they are: a converted copy would be filled and lost.
-"""
+"""Checks of output arrays, which kernels must write in place: a converted copy would be filled and lost."""
 
 from typing import Any
 
@@ -14,7 +11,7 @@ __all__ = ["check_output"]
 
 
 def check_output(name: str, array: npt.NDArray[Any], *, dtypes: tuple[type[np.integer[Any]], ...]) -> None:
-    """Refuse an output that a kernel cannot write to in place.
+    """Checks that a kernel can write to an output in place.
 
     Raises:
         ArgumentError: `array` has none of the `dtypes`, or is strided, unaligned or read-only.

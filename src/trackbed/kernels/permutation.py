@@ -1,4 +1,4 @@
-"""Typed doors to the keyed permutations.
+"""Typed wrappers of the kernels of keyed permutations.
 
 Shapes: N positions.
 """
@@ -11,14 +11,14 @@ import numpy.typing as npt
 from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
+from trackbed.kernels.integers import is_integer
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.whole import is_whole
 
 __all__ = ["PERMUTATION_VERSION", "check_blocks", "check_positions", "check_size_and_key", "permute", "permute_blocks"]
 
 PERMUTATION_VERSION: Final = _native.PERMUTATION_VERSION
-"""What a (size, key) gives never changes within a version."""
+"""Version of the algorithm. The permutation of a (size, key) never changes within a version."""
 
 
 def permute(
@@ -30,7 +30,7 @@ def permute(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `images` with what the permutation of `[0, size)` that `key` names makes of each position.
+    """Fill `images` with the image of each position under the permutation of `[0, size)` selected by `key`.
 
     Args:
         positions: `[N]` each in `[0, size)`.
@@ -38,10 +38,10 @@ def permute(
         size: in `[1, 2**63)`.
         key: in `[0, 2**64)`.
         num_threads: at least 1.
-        poll: looks in while it runs.
+        poll: progress callback.
 
     Raises:
-        ArgumentError: an argument is out of range, or the arrays are no int64 vectors of one length.
+        ArgumentError: an argument is out of range, or the arrays are not int64 vectors of equal length.
     """
     check_size_and_key(size, key)
     check_positions(positions, images, size=size, num_threads=num_threads)
@@ -59,7 +59,7 @@ def permute_blocks(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `images` like `permute`, but permute blocks of samples, and then the samples of each window of blocks.
+    """Fill `images` like `permute`, but permute blocks of samples first, then the samples of each window of blocks.
 
     Args:
         positions: `[N]` each in `[0, size)`.
@@ -69,10 +69,10 @@ def permute_blocks(
         block: samples in a block, in `[1, 2**63)`; with 1 this is `permute`.
         window: blocks in a window, in `[1, 2**63)`.
         num_threads: at least 1.
-        poll: looks in while it runs.
+        poll: progress callback.
 
     Raises:
-        ArgumentError: an argument is out of range, or the arrays are no int64 vectors of one length.
+        ArgumentError: an argument is out of range, or the arrays are not int64 vectors of equal length.
     """
     check_size_and_key(size, key)
     check_blocks(block, window)
@@ -81,7 +81,7 @@ def permute_blocks(
 
 
 def check_size_and_key(size: int, key: int) -> None:
-    """Refuse what no permutation can be made of.
+    """Checks the size and the key of a permutation.
 
     Raises:
         ArgumentError: `size` is not in `[1, 2**63)`, or `key` not in `[0, 2**64)`.
@@ -89,13 +89,13 @@ def check_size_and_key(size: int, key: int) -> None:
     if not 1 <= size < 2**63:
         msg = f"a permutation's size must be in [1, 2**63), found {size}"
         raise ArgumentError(msg)
-    if not (is_whole(key) and 0 <= key < 2**64):
+    if not (is_integer(key) and 0 <= key < 2**64):
         msg = f"a permutation's seed must be a whole number in [0, 2**64), found {key!r}"
         raise ArgumentError(msg)
 
 
 def check_blocks(block: int, window: int) -> None:
-    """Refuse what no permutation of blocks can be made of.
+    """Checks the block and the window of a block permutation.
 
     Raises:
         ArgumentError: `block` or `window` is not in `[1, 2**63)`.
@@ -108,11 +108,11 @@ def check_blocks(block: int, window: int) -> None:
 def check_positions(
     positions: npt.NDArray[np.int64], images: npt.NDArray[np.int64], *, size: int, num_threads: int
 ) -> None:
-    """Refuse positions that `permute` does not take.
+    """Checks the arguments of `permute` that `check_size_and_key` does not.
 
     Raises:
-        ArgumentError: the arrays are no int64 vectors of one length, a position is not in `[0, size)`, or there is no
-            thread.
+        ArgumentError: the arrays are not int64 vectors of equal length, a position is not in `[0, size)`, or
+            `num_threads` is below 1.
     """
     check_output("images", images, dtypes=(np.int64,))
     if positions.dtype != np.int64 or not positions.flags.c_contiguous or not positions.flags.aligned:

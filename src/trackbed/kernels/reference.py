@@ -1,4 +1,4 @@
-"""A NumPy twin of every kernel: slow, short, and the definition of correct.
+"""Reference implementations of the kernels: slow and short, they define correct results.
 
 Shapes: K datasets, N samples, D documents, V visits, S samples.
 """
@@ -34,7 +34,7 @@ __all__ = [
 def greedy_blend(
     weights: npt.NDArray[np.float64], num_samples: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """`[N]` dataset and `[N]` sample of that dataset, by always serving whoever is furthest behind.
+    """`[N]` dataset and `[N]` sample of that dataset, always drawn from the dataset furthest behind its share.
 
     >>> greedy_blend(np.array([0.5, 0.25, 0.25]), 4)
     (array([0, 1, 2, 0]), array([0, 0, 0, 1]))
@@ -73,7 +73,7 @@ def exhaustive_blend(
 
 
 def legacy_shuffle(generator: np.random.RandomState, array: npt.NDArray[Any]) -> None:
-    """Shuffle a vector in place: each element from the last down changes places with one that is drawn.
+    """Shuffle a vector in place: each element, from the last down, is swapped with a randomly drawn one.
 
     >>> shuffled = np.arange(5)
     >>> legacy_shuffle(np.random.RandomState(1234), shuffled)
@@ -85,7 +85,7 @@ def legacy_shuffle(generator: np.random.RandomState, array: npt.NDArray[Any]) ->
         target = last + 1
         while target > last:
             bits = np.frombuffer(generator.bytes(4 if mask < 2**32 else 8), dtype="<u4")
-            # Of 64 bits the first 32 are the higher half.
+            # The first 32 of 64 bits are the upper half.
             target = int(bits[0] if len(bits) == 1 else int(bits[0]) << 32 | int(bits[1])) & mask
         array[[last, target]] = array[[target, last]]
 
@@ -93,7 +93,7 @@ def legacy_shuffle(generator: np.random.RandomState, array: npt.NDArray[Any]) ->
 def balanced_blend(
     sizes: npt.NDArray[np.int64], permuted: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """`[N]` dataset and `[N]` sample of it, where `permuted` says which of all samples in turn comes k-th.
+    """`[N]` dataset and `[N]` sample of that dataset, with all samples in turn permuted by `permuted`.
 
     >>> balanced_blend(np.array([2, 0, 1]), np.array([2, 0, 1]))
     (array([2, 0, 0]), array([0, 0, 1]))
@@ -104,7 +104,7 @@ def balanced_blend(
 
 
 def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], int]:
-    """`[N]` numbers in an integer type, and how many come before the first that it cannot hold.
+    """`[N]` numbers in an integer type, and the number of values before the first one that does not fit.
 
     >>> narrow(np.array([7, 65535, 65536]), np.uint16)[1]
     2
@@ -128,7 +128,7 @@ def _permutation_key(size: int, key: int) -> int:
 
 
 def permute(position: int, *, size: int, key: int) -> int:
-    """What the keyed permutation of `[0, size)` makes of a position, in Python's integers.
+    """Image of a position under the keyed permutation of `[0, size)`, in Python integers.
 
     >>> [permute(position, size=5, key=1234) for position in range(5)]
     [4, 1, 2, 0, 3]
@@ -155,7 +155,7 @@ def permute(position: int, *, size: int, key: int) -> int:
 
 
 def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> list[int]:
-    """The phase of each inner node of a tree whose last node is the root, in Python's integers.
+    """Phase of each inner node of a tree whose last node is the root, in Python integers.
 
     >>> leaves = [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)]
     >>> tree = np.array([*leaves, (2**62, 0, 0, 1), (2**61, 0, 2, 3)], dtype="u8, u8, u4, u4")
@@ -182,9 +182,9 @@ def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> lis
 
 
 def interleave(nodes: npt.NDArray[np.void], root: int, position: int) -> tuple[int, int]:
-    """The dataset that a stage's draw comes from, and how often that dataset is drawn before, in Python's integers.
+    """Dataset of a draw of a stage, and number of earlier draws from that dataset, in Python integers.
 
-    `nodes` are those of one stage; `trackbed.kernels.BlendTrees` says how they lie.
+    `nodes` are the nodes of one stage, laid out as in `trackbed.kernels.BlendTrees`.
 
     >>> leaves = [(0, 0, 0, 0), (0, 100, 0, 1)]
     >>> tree = np.array([*leaves, (2**62, 2**63, 0, 1)], dtype="u8, u8, u4, u4")
@@ -203,7 +203,7 @@ def interleave(nodes: npt.NDArray[np.void], root: int, position: int) -> tuple[i
 def interleaving_counts(
     nodes: npt.NDArray[np.void], root: int, num_datasets: int, position: int
 ) -> npt.NDArray[np.int64]:
-    """`[K]` how often each dataset is drawn before the `position`-th draw of a stage, in Python's integers.
+    """`[K]` number of draws from each dataset before draw `position` of a stage, in Python integers.
 
     >>> leaves = [(0, 0, 0, 0), (0, 100, 0, 1)]
     >>> tree = np.array([*leaves, (2**62, 2**63, 0, 1)], dtype="u8, u8, u4, u4")
@@ -224,7 +224,7 @@ def interleaving_counts(
 
 
 def epoch_sample(draw: int, *, size: int, dataset_key: int, block: int = 1, window: int = 1) -> int:
-    """The sample that a dataset of `size` samples gives at its `draw`-th draw, in Python's integers.
+    """Sample of draw number `draw` from a dataset of `size` samples, in Python integers.
 
     >>> [epoch_sample(draw, size=3, dataset_key=7) for draw in range(9)]
     [0, 1, 2, 0, 2, 1, 2, 1, 0]
@@ -237,7 +237,7 @@ def epoch_sample(draw: int, *, size: int, dataset_key: int, block: int = 1, wind
 
 
 def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArray[np.int64]:
-    """`[size]` what comes at each position when blocks are permuted, and then the samples of each window of blocks.
+    """`[size]` image of each position when blocks are permuted, and then the samples of each window of blocks.
 
     >>> permute_blocks(10, key=1234, block=4, window=2).tolist()
     [9, 4, 8, 7, 6, 5, 0, 2, 3, 1]
@@ -251,13 +251,13 @@ def permute_blocks(size: int, *, key: int, block: int, window: int) -> npt.NDArr
     shuffled = []
     for number, first in enumerate(range(0, num_blocks, window)):
         inside = np.concatenate([samples[block * at : block * (at + 1)] for at in order[first : first + window]])
-        its_key = window_key + number & _BITS
-        shuffled += [inside[permute(at, size=len(inside), key=its_key)] for at in range(len(inside))]
+        key = window_key + number & _BITS
+        shuffled += [inside[permute(at, size=len(inside), key=key)] for at in range(len(inside))]
     return np.array(shuffled, dtype=np.int64)
 
 
 def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """Tokens in all documents together, and in the shortest of them.
+    """Number of tokens in all documents together, and in the shortest one.
 
     >>> count_tokens(np.array([3, 0, 5], dtype=np.int32))
     (8, 0)
@@ -282,13 +282,13 @@ def sample_index(
     visited = lengths[visits].astype(np.int64)
     ends = np.cumsum(visited, dtype=np.int64)
     starts = np.arange(num_samples + 1, dtype=np.int64) * sequence_length
-    # Inside a document with the extra token; at the end of the one before without it.
+    # With the extra token a start lies inside a document; without it, it may lie at the end of the previous one.
     visit = np.searchsorted(ends, starts, side="right" if extra_token else "left")
     rows = np.empty((num_samples + 1, 2), dtype=np.int64)
     inside = visit < len(visits)
     rows[inside, 0] = visit[inside]
     rows[inside, 1] = starts[inside] - (ends - visited)[visit[inside]]
-    # Without the extra token the last visit's end may lie in an empty document; with it, no token does.
+    # Without the extra token the end may lie in an empty document; with it, the end lies on a token.
     with_tokens = np.flatnonzero(visited) if extra_token else np.arange(len(visited))
     last = int(with_tokens[-1]) if len(with_tokens) else 0
     rows[~inside, 0] = last
@@ -300,7 +300,7 @@ def sample_index(
 def small_indices(
     dataset: SmallDataset, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Visits, rows and order of one dataset: what the others here make of it, from one stream of random numbers.
+    """Visits, rows and order of one dataset, computed by the other references from one stream of random numbers.
 
     >>> dataset = SmallDataset(1, 3, 1, 1, -1, sequence_length=8, extra_token=1, seed=1234)
     >>> [found.tolist() for found in small_indices(dataset, np.array([4, 4, 4], dtype=np.int32))]
@@ -324,7 +324,7 @@ _TOKEN_TYPES: Final = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.
 def gather_sample(
     sources: SampleSources, dataset: int, position: int, shape: SampleShape
 ) -> dict[str, npt.NDArray[Any]]:
-    """One sample of sources whose files are all mapped and whole, by key: `[S]`, `[S, S]` and `[S + 1]`."""
+    """One sample as arrays by key, `[S]`, `[S, S]` and `[S + 1]`; all files must be mapped and undamaged."""
     pieces = _visited(sources, dataset, position, shape) if dataset in sources.visits else None
     pieces = _stretch(sources, dataset, position, shape) if pieces is None else pieces
     text = np.concatenate(pieces).astype(np.int64)[: shape.length + shape.extra]
@@ -349,7 +349,7 @@ def gather_sample(
 
 
 def _sequences(sources: SampleSources, dataset: int) -> list[npt.NDArray[Any]]:
-    """The tokens of every sequence of a dataset's files."""
+    """Tokens of every sequence of a dataset's files."""
     source = sources.source_table[dataset]
     files = sources.files[source["first_file"] : source["first_file"] + source["num_files"]]
     dtype = np.dtype(_TOKEN_TYPES[int(source["dtype"])])

@@ -1,4 +1,4 @@
-"""Typed door to the kernel that cuts a stream of documents into samples.
+"""Typed wrapper of the kernel that cuts a stream of documents into samples.
 
 Shapes: D documents in the file, V visits to them, S samples.
 """
@@ -29,21 +29,21 @@ def sample_index(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `rows` with where each sample starts in the stream that the visits spell out.
+    """Fill `rows` with the start of each sample in the stream of visited documents.
 
     Args:
-        lengths: `[D]` tokens in each document, at least 0 in each that is visited.
+        lengths: `[D]` tokens in each document, at least 0 for each visited document.
         visits: `[V]` document visited at each step, each in `[0, D)`.
-        rows: `[S + 1, 2]` receives visit and token offset inside it of stream token `k * sequence_length`;
-            int64 rows where visits are int64.
+        rows: `[S + 1, 2]` receives the visit of stream token `k * sequence_length`, and its offset in that visit; must
+            be int64 if `visits` are int64.
         sequence_length: tokens from one sample's start to the next, at least 1.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
-        num_threads: at least 1; the rows do not depend on it.
-        poll: looks in while it runs, with the number of rows that are done.
+        num_threads: at least 1; the result does not depend on it.
+        poll: progress callback, called with the number of rows done.
 
     Raises:
-        ArgumentError: a visited document's length is negative, a visit names no document, or another argument is out
-            of range.
+        ArgumentError: a visited document's length is negative, a visit is out of range, or another argument is out of
+            range.
     """
     if sequence_length < 1 or extra_token not in (0, 1):
         msg = f"sequence_length must be at least 1 and extra_token 0 or 1, found {sequence_length} and {extra_token}"
@@ -60,7 +60,7 @@ def sample_index(
         _check_range("lengths", lengths, _LONGEST)
     if visits.dtype.itemsize > rows.dtype.itemsize or visits.dtype.kind == "u":
         _check_range("visits", visits, len(lengths) - 1)
-    # An index file holds its lengths at an odd address: they go in as bytes, so that nobody need copy them.
+    # Lengths in an index file are unaligned; passing them as bytes avoids a copy.
     lengths = np.ascontiguousarray(lengths, dtype=np.int32)
     visit_type = np.int32 if visits.dtype == np.int32 else np.int64 if rows.dtype == np.int64 else np.int32
     visits = np.require(visits, dtype=visit_type, requirements=["C", "A"])
@@ -79,13 +79,13 @@ def sample_index(
 
 
 def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """Tokens in all documents together, and in the shortest of them; 0 and 0 without any.
+    """Number of tokens in all documents together, and in the shortest one; both 0 without documents.
 
     Args:
-        lengths: `[D]` tokens in each document, at any address.
+        lengths: `[D]` tokens in each document, which may be unaligned.
 
     Raises:
-        ArgumentError: the lengths are no vector of int32.
+        ArgumentError: `lengths` is not a vector of int32.
     """
     if lengths.ndim != 1 or lengths.dtype != np.int32:
         msg = f"lengths must be a vector of int32, found dtype {lengths.dtype} and shape {list(lengths.shape)}"
@@ -95,11 +95,11 @@ def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
 
 
 def _check_range(name: str, array: npt.NDArray[Any], highest: int) -> None:
-    """Refuse numbers outside `[0, highest]`, naming the first of them."""
+    """Checks that all numbers are in `[0, highest]`; the error contains the first one that is not."""
     wrong = np.flatnonzero((array < 0) | (array > highest))
     if len(wrong):
-        what = f"{name}[{wrong[0]}]"
-        msg = f"{name} must be in [0, {highest}], found {what} = {array[wrong[0]]}"
+        element = f"{name}[{wrong[0]}]"
+        msg = f"{name} must be in [0, {highest}], found {element} = {array[wrong[0]]}"
         raise ArgumentError(msg)
 
 

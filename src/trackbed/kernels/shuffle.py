@@ -1,4 +1,4 @@
-"""Typed door to the kernel that shuffles as NumPy's legacy `RandomState` does.
+"""Typed wrapper of the kernel that shuffles as NumPy's legacy `RandomState` does.
 
 Shapes: N elements.
 """
@@ -11,20 +11,20 @@ import numpy.typing as npt
 from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
+from trackbed.kernels.integers import is_integer
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
-from trackbed.kernels.whole import is_whole
 
 __all__ = ["Twister", "legacy_shuffle", "new_twister"]
 
 Twister = npt.NDArray[np.uint32]
-"""`[625]` state of MT19937: 624 words, and which of them is drawn next."""
+"""`[625]` state of MT19937: 624 words, and the index of the next one to draw."""
 
 _WORDS: Final = 624
 
 
 def new_twister(seed: int) -> Twister:
-    """The state after `RandomState(seed)`.
+    """State of the generator after `RandomState(seed)`.
 
     Args:
         seed: in `[0, 2**32)`.
@@ -32,7 +32,7 @@ def new_twister(seed: int) -> Twister:
     Raises:
         ArgumentError: the seed is outside that range.
     """
-    if not (is_whole(seed) and 0 <= seed < 2**32):
+    if not (is_integer(seed) and 0 <= seed < 2**32):
         msg = f"random_seed must be a whole number in [0, 2**32), found {seed!r}"
         raise ArgumentError(msg)
     twister = np.empty(_WORDS + 1, dtype=np.uint32)
@@ -41,15 +41,15 @@ def new_twister(seed: int) -> Twister:
 
 
 def legacy_shuffle(twister: Twister, array: npt.NDArray[np.integer[Any]], *, poll: Poll = None) -> None:
-    """Shuffle `array` in place, as `RandomState.shuffle` does, and leave `twister` where it ends.
+    """Shuffle `array` in place, as `RandomState.shuffle` does, and advance `twister`.
 
     Args:
-        twister: from `new_twister`, or from the shuffle before.
+        twister: state from `new_twister`, possibly advanced by earlier shuffles.
         array: `[N]` int32, uint32, int64 or uint64.
-        poll: looks in while it runs.
+        poll: progress callback.
 
     Raises:
-        ArgumentError: `array` is no such vector, or cannot be written in place, or `twister` is no state.
+        ArgumentError: `array` has another type or shape, or cannot be written in place, or `twister` is not a state.
     """
     check_output("twister", twister, dtypes=(np.uint32,))
     if twister.shape != (_WORDS + 1,) or twister[-1] > _WORDS:

@@ -1,6 +1,6 @@
-"""Typed door to the kernel that makes the indices of many small datasets in one call.
+"""Typed wrapper of the kernel that builds the indices of many small datasets in one call.
 
-Shapes: N datasets. Of each: D documents, V visits, R samples.
+Shapes: N datasets, each with D documents, V visits, R samples.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ __all__ = ["SmallDataset", "SmallIndices", "small_indices"]
 
 
 class SmallDataset(NamedTuple):
-    """A dataset whose documents follow one another in their file."""
+    """Parameters of a dataset whose documents are consecutive in their file."""
 
     first: int
-    """The number of its first document."""
+    """Number of the first document."""
     num_documents: int
     num_epochs: int
     """At least 1."""
     num_samples: int
-    """That come out of all epochs."""
+    """Samples in all epochs."""
     samples_before_last: int
-    """Samples of all epochs but the last where that one is shuffled apart, else -1."""
+    """Samples of all epochs but the last if the last one is shuffled separately, else -1."""
     sequence_length: int
     """At least 1."""
     extra_token: int
@@ -43,7 +43,7 @@ class SmallIndices(NamedTuple):
     visits: npt.NDArray[np.int32]
     """`[V]` document of each visit."""
     rows: npt.NDArray[np.int32]
-    """`[R + 1, 2]` visit and token offset inside it at which each sample starts."""
+    """`[R + 1, 2]` visit and token offset in that visit at which each sample starts."""
     order: npt.NDArray[np.uint32]
     """`[R]` sample at each position."""
 
@@ -51,25 +51,25 @@ class SmallIndices(NamedTuple):
 def small_indices(
     datasets: Sequence[SmallDataset], lengths: Sequence[npt.NDArray[np.int32]], *, poll: Poll = None
 ) -> list[SmallIndices]:
-    """What shuffling documents, cutting samples and shuffling these makes of each dataset, on its own.
+    """Builds the document, sample and shuffle indices of each dataset.
 
     Args:
-        datasets: `[N]` what decides the indices. Numbers of documents, visits and samples fit 31 bits.
-        lengths: for each of them, `[D]` tokens in each of its documents, at any address.
-        poll: looks in while it runs, with the number of datasets that are done.
+        datasets: `[N]` parameters of the datasets. Numbers of documents, visits and samples must fit 31 bits.
+        lengths: for each dataset, `[D]` tokens in each of its documents, which may be unaligned.
+        poll: progress callback, called with the number of datasets done.
 
     Returns:
-        `[N]` views of one array.
+        `[N]` indices, which are views of one array.
 
     Raises:
-        ArgumentError: lengths are no vectors of int32, or negative where they are looked at; or an argument is out of
-            range.
+        ArgumentError: lengths are not a vector of int32, the length of a visited document is negative, or an argument
+            is out of range.
     """
     described = np.array(datasets, dtype=np.int64).reshape(-1, len(SmallDataset._fields))
     _check(described, lengths)
     _, documents, epochs, samples = described[:, :4].T
-    rooms = np.stack([epochs * documents, 2 * (samples + 1), samples], axis=1).reshape(-1)
-    ends = np.cumsum(rooms)
+    sizes = np.stack([epochs * documents, 2 * (samples + 1), samples], axis=1).reshape(-1)
+    ends = np.cumsum(sizes)
     indices = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint32)
     raw = [one.view(np.uint8) for one in lengths]
     done = _native.small_indices(described.reshape(-1), raw, indices, chosen_level(), current_poll(poll))
@@ -103,5 +103,6 @@ def _check(described: npt.NDArray[np.int64], lengths: Sequence[npt.NDArray[np.in
     _, documents, epochs, samples, apart, *_ = described.T
     visits = epochs * documents
     if ((visits > highest[0]) | (apart > samples) | ((apart >= 0) & (epochs < 2))).any():
-        msg = f"visits must fit 31 bits, and samples before the last epoch be among all, found {visits} and {apart}"
+        limits = "visits must fit 31 bits, and samples before the last epoch be at most num_samples of several epochs"
+        msg = f"{limits}, found {visits} and {apart}"
         raise ArgumentError(msg)

@@ -1,4 +1,4 @@
-"""Threads that stay for the next call of a kernel that is short."""
+"""Thread pool of short kernels, kept between calls."""
 
 import os
 
@@ -8,7 +8,7 @@ __all__ = ["workers"]
 
 
 class _Kept:
-    """The threads of this process; a forked child makes its own."""
+    """The thread pool of this process; a forked child creates its own."""
 
     threads: object | None = None
 
@@ -21,7 +21,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def workers() -> object:
-    """What kernels that keep their threads are given. It costs nothing until one of them is."""
+    """The thread pool, created on first use. Its threads start when a kernel first needs them."""
     if _Kept.threads is None:
         _Kept.threads = _native.new_workers()
     return _Kept.threads

@@ -1,4 +1,4 @@
-"""From datasets to batches: samplers, batches ahead of the training step, and the position in the data as state."""
+"""Samplers, prefetching of batches, and the position in the data as checkpoint state."""
 
 from trackbed.loading.batches import BatchLoader
 from trackbed.loading.counters import LoaderCounters

@@ -1,4 +1,4 @@
-"""Batches ahead of the training step, without worker processes.
+"""Loader that prefetches batches without worker processes.
 
 Shapes: B samples of a batch, K datasets of a blend.
 """
@@ -26,35 +26,36 @@ from trackbed.loading.samplers import Positioned
 __all__ = ["BatchLoader"]
 
 
-class _Made(NamedTuple):
-    """A batch that may be handed out."""
+class _PreparedBatch(NamedTuple):
+    """A batch that is ready to be returned."""
 
     batch: Batch | DeviceBatch
     num_samples: int
     tokens: Any
-    """`[K]` of each dataset."""
+    """`[K]` tokens of each dataset."""
     state: dict[str, Any]
-    """The sampler's position after it."""
+    """The sampler's position after the batch."""
 
 
 class BatchLoader:
-    """The batches that a sampler names, gathered ahead on a thread that does not hold Python's lock.
+    """Batches named by a sampler, prefetched on a background thread that releases the GIL while it gathers.
 
-    A batch is valid as long as anybody holds it, a tensor of it, or a view of one: its memory is written again only
-    after that. A loop that holds one batch at a time needs memory for `ahead` + 2; whoever holds more takes more.
+    A batch stays valid while a reference to it, to one of its tensors, or to a view of one exists; its memory is
+    reused only after that. A loop that holds one batch at a time needs memory for `ahead` + 2 batches; a loop that
+    holds more needs more.
 
-    Iterating goes on after the last batch that was handed out, or, once the sampler has come to its end, begins as the
-    sampler does. Where it is left early, what was read ahead is thrown away, and the sampler put back. One iteration
-    at a time: a new one ends the one before. The number of batches that a step takes, and so the global batch, may
-    change from step to step; so may the size of each batch.
+    Iteration continues after the last batch that was returned. Once the sampler is exhausted, the next iteration
+    starts where the sampler starts. If an iteration is left early, prefetched batches are discarded and the sampler is
+    reset to the last returned batch. Only one iteration is active: a new one ends the previous one. The number of
+    batches per step, and so the global batch size, may change from step to step; so may the size of each batch.
 
     Args:
-        dataset: whose samples; `gather` makes the batches.
-        batch_sampler: gives the indices of each batch: one of ours, or any iterable of lists.
-        ahead: batches that are made before they are asked for, at least 1.
-        num_threads: threads that gather a batch, at least 1; None for as many as the process may run on.
-        pinned: whether batches lie in page-locked memory, which needs an accelerator.
-        device: a CUDA device that batches are copied to on a stream of its own, from pinned memory; None for none.
+        dataset: dataset of the samples; its `gather` makes the batches.
+        batch_sampler: yields the indices of each batch: a sampler of this package, or any iterable of lists.
+        ahead: number of batches to prefetch, at least 1.
+        num_threads: threads that gather a batch, at least 1; None for the number of CPUs available to the process.
+        pinned: True to allocate batches in page-locked memory, which needs an accelerator.
+        device: CUDA device to which batches are copied from pinned memory, on a separate stream; None for no copy.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -81,21 +82,21 @@ class BatchLoader:
         self._pinned = pinned or device is not None
         self._ring = Ring(ahead + 2)
         self._state: dict[str, Any] | None = None
-        self._run: ReadAhead[_Made] | None = None
+        self._run: ReadAhead[_PreparedBatch] | None = None
         data = getattr(dataset, "data_checksum", None)
         self._data = data if isinstance(data, DataChecksum) else None
         if self._data is not None:
             self._data.start()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the position on.
+        """Iterates over the batches from the current position on.
 
         Raises:
-            Exception: what the sampler or `gather` raised, where the batch would have been handed out.
+            Exception: an error of the sampler or of `gather`, raised in place of the batch that it affects.
         """
         self.close()
         self._state = self._position()
-        run: ReadAhead[_Made] | None = None
+        run: ReadAhead[_PreparedBatch] | None = None
         try:
             run = self._run = ReadAhead(self._make, self._ahead)
             while (batch := self._next(run)) is not None:
@@ -105,13 +106,13 @@ class BatchLoader:
             if run is not None:
                 self._leave(run)
 
-    def _next(self, run: ReadAhead[_Made]) -> Batch | None:
-        """The next batch, counted; None at the end."""
+    def _next(self, run: ReadAhead[_PreparedBatch]) -> Batch | None:
+        """The next batch, or None at the end. Updates the counters."""
         started = time.perf_counter()
         made = next(run, None)
         stall = time.perf_counter() - started
         if made is None:
-            self._run = None if self._run is run else self._run  # the sampler stays where it is
+            self._run = None if self._run is run else self._run  # the sampler keeps its position
             return None
         counters = self.counters
         counters.batches += 1
@@ -122,45 +123,45 @@ class BatchLoader:
         self._state = made.state
         return made.batch.wait() if isinstance(made.batch, DeviceBatch) else made.batch
 
-    def _leave(self, run: ReadAhead[_Made]) -> None:
-        """End an iteration, and put the sampler back to what was handed out.
+    def _leave(self, run: ReadAhead[_PreparedBatch]) -> None:
+        """End an iteration, and reset the sampler to the last returned batch.
 
-        On the thread that reads ahead, which may be the one to collect an iterator, the sampler is in use: then whoever
-        uses the loader next does it.
+        The iterator may be garbage-collected on the prefetch thread, where the sampler is in use. The reset is then
+        left to the next use of the loader.
         """
         try:
             has_ended = run.close()
         finally:
-            run.end()  # also if Ctrl-C came first
+            run.end()  # also after Ctrl-C
         if has_ended and self._run is run:
             self._run = None
             if self._state is not None:
                 self._restore(self._state)
 
     def close(self) -> None:
-        """End the iteration that is under way, if any, and its thread."""
+        """End the active iteration, if any, and its thread."""
         if self._run is not None:
             self._leave(self._run)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out: the sampler's state, and the checksum of the data.
+        """Position after the last returned batch: the sampler's state, and the checksum of the data.
 
-        Plain values, so that `torch.distributed.checkpoint` and torch's stateful loaders keep it. In the order
-        "instant" the first call may wait until the lengths of all documents were read.
+        The values are plain, so `torch.distributed.checkpoint` and torch's stateful loaders can save them. In the order
+        "instant" the first call may wait until the lengths of all documents have been read.
         """
         state = self._position() if self._run is None else dict(self._state or {})
         return state if self._data is None else {**state, "data_checksum": self._data.result()}
 
     @cached_property
     def _position(self) -> Callable[[], dict[str, Any]]:
-        """Gives the sampler's position, without the checksum of the data where the sampler leaves it out."""
+        """Function that returns the sampler's position, without the data checksum for a `Positioned` sampler."""
         return self.sampler.position_state if isinstance(self.sampler, Positioned) else self.sampler.state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, by a loader or by a sampler, on any number of ranks.
+        """Resume from a state saved by a loader or by a sampler, on any number of ranks.
 
         Raises:
-            ArgumentError: it is no state, its data had other contents, or the sampler refuses it.
+            ArgumentError: `state` is not a state, its data had other contents, or the sampler rejects it.
         """
         check_mapping(state)
         if self._data is not None:
@@ -169,30 +170,30 @@ class BatchLoader:
         self._restore({name: value for name, value in state.items() if name != "data_checksum"})
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Put the sampler to a position whose data were looked at."""
+        """Set the sampler to a position whose data checksum was checked."""
         if isinstance(self.sampler, Positioned):
             self.sampler.load_position(state)
         else:
             self.sampler.load_state_dict(state)
 
-    def _make(self) -> Iterator[_Made]:
-        """The batches, on the thread that reads ahead."""
+    def _make(self) -> Iterator[_PreparedBatch]:
+        """Gathers the batches, usually on the prefetch thread."""
         copies = None if self._device is None else DeviceCopies(self._device)
         for indices in self.sampler:
             state = self._position()
             batch = self.dataset.gather(indices, self._memory(len(indices)), num_threads=self._num_threads)
             tokens = self._tokens(batch)
             lent = self._ring.lend(batch)
-            yield _Made(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
+            yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
             del batch, lent
 
     def _memory(self, size: int) -> Batch | None:
-        """Memory that a batch is gathered into; None where `gather` makes it."""
+        """Memory to gather a batch into, or None if `gather` is to allocate it."""
         free = self._ring.take(size)
         return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned)
 
     def _tokens(self, batch: Batch) -> Any:
-        """`[K]` tokens of each dataset."""
+        """`[K]` number of tokens of each dataset in a batch."""
         tokens = batch["tokens"]
         if len(self.counters.tokens) == 1 or "dataset_id" not in batch:
             return tokens.numel()
@@ -203,7 +204,7 @@ def _check(
     dataset: object, *, ahead: int, num_threads: int | None, pinned: bool, device: torch.device | str | None
 ) -> None:
     if not isinstance(dataset, Gathering):
-        msg = f"dataset must be one that gathers batches, as GPTDataset does, found a {type(dataset).__name__}"
+        msg = f"dataset must support gather, as GPTDataset does, found a {type(dataset).__name__}"
         raise ArgumentError(msg)
     if ahead < 1 or (num_threads is not None and num_threads < 1):
         msg = f"ahead and num_threads must be at least 1, found {ahead} and {num_threads}"

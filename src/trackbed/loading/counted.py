@@ -1,4 +1,4 @@
-"""Any batches of indices, with a position that can be kept and gone back to."""
+"""Resumable position for any iterable of batches."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,26 +14,26 @@ VERSION: Final = 1
 
 @runtime_checkable
 class BatchSampler(Protocol):
-    """Gives the indices of batches from its position on, and keeps that position."""
+    """Iterates over the indices of batches from its position on, and exposes that position as state."""
 
     def __iter__(self) -> Iterator[Sequence[int]]:
-        """The indices of each batch."""
+        """Iterates over the indices of each batch."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was given."""
+        """Position after the last yielded batch."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position."""
+        """Resume from a position."""
         ...
 
 
 class CountedBatches:
-    """The batches of an iterable that has no position of its own, counted.
+    """Batches of an iterable without a position of its own, whose position is the number of yielded batches.
 
     Args:
-        batches: the same batches each time it is iterated. After the last one it is begun anew.
+        batches: iterable that yields the same batches each time. It is restarted after the last one.
 
     >>> counted = CountedBatches([[0, 1], [2, 3], [4, 5]])
     >>> counted.load_state_dict({"version": 1, "batches": 1})
@@ -43,28 +43,28 @@ class CountedBatches:
 
     def __init__(self, batches: Iterable[Sequence[int]]) -> None:
         self._batches = batches
-        self._given = 0
+        self._yielded = 0
         self._begin = 0
 
     def __iter__(self) -> Iterator[Sequence[int]]:
-        """The batches from the position on."""
-        self._given, self._begin = self._begin, 0
-        for batch in islice(self._batches, self._given, None):
-            self._given += 1
+        """Iterates over the batches from the position on."""
+        self._yielded, self._begin = self._begin, 0
+        for batch in islice(self._batches, self._yielded, None):
+            self._yielded += 1
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches were given."""
-        return {"version": VERSION, "batches": self._given}
+        """Number of yielded batches."""
+        return {"version": VERSION, "batches": self._yielded}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after so many batches.
+        """Resume after the number of batches in `state`.
 
         Raises:
-            ArgumentError: `state` is of another version, or counts no batches.
+            ArgumentError: `state` has another version, or no valid number of batches.
         """
         check_mapping(state)
         if state.get("version") != VERSION or not isinstance(state.get("batches"), int) or state["batches"] < 0:
             msg = f"the state of batches must have version {VERSION} and a number of batches, found {dict(state)}"
             raise ArgumentError(msg)
-        self._given = self._begin = state["batches"]
+        self._yielded = self._begin = state["batches"]

@@ -1,4 +1,4 @@
-"""What a loader has handed out, and how long it was waited for.
+"""Counters of a loader: batches, samples, tokens and stalls.
 
 Shapes: K datasets of a blend.
 """
@@ -13,15 +13,15 @@ __all__ = ["LoaderCounters"]
 
 @dataclass(slots=True)
 class LoaderCounters:
-    """Counts since a loader was made, for whoever logs them."""
+    """Totals since the loader was created."""
 
     batches: int = 0
-    """Batches handed out."""
+    """Batches returned."""
     samples: int = 0
-    """Samples in them."""
+    """Samples in the returned batches."""
     stall_seconds: float = 0.0
-    """Time that was waited for batches that were not there yet."""
+    """Total time spent waiting for batches."""
     last_stall_seconds: float = 0.0
-    """The part of it that the last batch took."""
+    """Time spent waiting for the last batch."""
     tokens: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    """`[K]` tokens handed out of each dataset of a blend; of the one dataset otherwise. Padding counts."""
+    """`[K]` returned tokens of each dataset of a blend, or of the single dataset. Includes padding."""

@@ -1,4 +1,4 @@
-"""Batches on their way to an accelerator, beside what it computes."""
+"""Asynchronous copies of batches to an accelerator."""
 
 from collections import deque
 from typing import NamedTuple
@@ -11,22 +11,22 @@ __all__ = ["DeviceBatch", "DeviceCopies"]
 
 
 class DeviceBatch(NamedTuple):
-    """A batch that is being copied."""
+    """A batch whose copy to the device is in progress."""
 
     batch: Batch
-    is_there: torch.cuda.Event
+    copied: torch.cuda.Event
 
     def wait(self) -> Batch:
-        """The batch, for work on the current stream, which begins when the copy has ended."""
+        """Returns the batch for use on the current stream, which is made to wait for the copy."""
         stream = torch.cuda.current_stream(next(iter(self.batch.values())).device)
-        stream.wait_event(self.is_there)
+        stream.wait_event(self.copied)
         for tensor in self.batch.values():
-            tensor.record_stream(stream)  # its memory is not given away before that work is done
+            tensor.record_stream(stream)  # keeps the allocator from reusing the memory before that work is done
         return self.batch
 
 
 class DeviceCopies:
-    """Copies batches to a device on a stream of its own; one is begun after the other.
+    """Copies batches to a device, in order, on a separate stream.
 
     Args:
         device: a CUDA device.
@@ -36,22 +36,22 @@ class DeviceCopies:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._shared: dict[str, torch.Tensor] = {}
-        self._under_way: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        self._in_flight: deque[tuple[Batch, torch.cuda.Event]] = deque()
 
     def begin(self, batch: Batch) -> DeviceBatch:
-        """Begin to copy a batch of pinned memory, which is held until its copy has ended."""
-        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
-            self._under_way.popleft()
+        """Start the copy of a batch in pinned memory, which is kept alive until the copy is complete."""
+        while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
+            self._in_flight.popleft()
         with torch.cuda.stream(self._stream):
-            copied = Batch({name: self._copy(name, batch) for name in batch}, shared=batch.shared)
-            is_there = self._stream.record_event()
-        self._under_way.append((batch, is_there))
-        return DeviceBatch(copied, is_there)
+            copy = Batch({name: self._copy(name, batch) for name in batch}, shared=batch.shared)
+            copied = self._stream.record_event()
+        self._in_flight.append((batch, copied))
+        return DeviceBatch(copy, copied)
 
     def _copy(self, name: str, batch: Batch) -> torch.Tensor:
         tensor = batch[name]
         if name not in batch.shared:
             return tensor.to(self._device, non_blocking=True)
-        if name not in self._shared:  # what all samples share is copied once
+        if name not in self._shared:  # tensors that all samples share are copied once
             self._shared[name] = tensor[0].to(self._device)
         return self._shared[name].expand(tensor.shape)

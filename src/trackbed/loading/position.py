@@ -1,4 +1,4 @@
-"""The position in the data as state: how far a run has come, and in which order of which files."""
+"""The position of a run in the data as checkpoint state, with the identity of the data and of the order."""
 
 import logging
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from operator import index
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels.whole import is_whole
+from trackbed.kernels.integers import is_integer
 
 __all__ = ["Position", "check_data_checksum", "check_mapping"]
 
@@ -20,57 +20,58 @@ _MOST_SAMPLES: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """What a run must know to go on where it stopped."""
+    """State from which a run resumes."""
 
     consumed_samples: int
     """Samples that all ranks together have trained on."""
     total_samples: int
     """Samples of the dataset."""
     order: str
-    """Which sampler puts them in order."""
+    """Name of the sampler's order."""
     fingerprint: str | None
-    """SHA-256 of files, configuration and order, or None where nobody gave it."""
+    """SHA-256 of files, configuration and order, or None if unknown."""
     samples_per_epoch: int | None = None
-    """Where the order goes round in epochs: after how many samples."""
+    """Samples per epoch, or None if the order has no epochs."""
     permuted: int | None = None
-    """Where the order is a permutation: of how many samples. It follows from micro batch and, if sharded, ranks."""
+    """Size of the order's permutation, or None if the order is no permutation. Depends on the micro batch size, and on
+    the number of ranks if sharded."""
     data_parallel_size: int | None = None
-    """Number of ranks, where the order depends on it."""
+    """Number of ranks if the order depends on it, else None."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as plain values, to be kept in a checkpoint."""
-        values = {name: getattr(self, name) for name in _names()}  # `asdict` copies, which a batch has no time for
+        """The position as plain values for a checkpoint."""
+        values = {name: getattr(self, name) for name in _names()}  # `asdict` copies, which is too slow for every batch
         return {"version": VERSION, **values}
 
     def resumed(self, state: Mapping[str, Any]) -> "Position":
-        """This position, moved to where `state` was taken.
+        """This position, moved to that of `state`.
 
         Raises:
-            ArgumentError: `state` is no position, of another version, of other data, or of another order.
+            ArgumentError: `state` is not a position, or has another version, other data or another order.
         """
         check_mapping(state)
         if state.get("version") != VERSION:
             msg = f"the state of a sampler must have version {VERSION}, found {state.get('version')}"
             raise ArgumentError(msg)
         if self.fingerprint is None:
-            logger.warning("a run goes on without a fingerprint: whether its data are the same cannot be checked")
+            logger.warning("resuming without a fingerprint: cannot check that the data are the same")
         for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):
                 found = getattr(self, name)
-                msg = f"a run can go on only with the {name} it had: {state.get(name)!r}, found {found!r}"
+                msg = f"a run can resume only with the saved {name} {state.get(name)!r}, found {found!r}"
                 raise ArgumentError(msg)
         consumed: Any = state.get("consumed_samples")
-        if not is_whole(consumed) or not 0 <= consumed < _MOST_SAMPLES:
+        if not is_integer(consumed) or not 0 <= consumed < _MOST_SAMPLES:
             msg = f"the state of a sampler must have consumed_samples in [0, 2**62), found {consumed!r}"
             raise ArgumentError(msg)
         per_epoch: Any = state.get("samples_per_epoch")
-        if per_epoch is not None and (not is_whole(per_epoch) or not 0 < per_epoch < _MOST_SAMPLES):
+        if per_epoch is not None and (not is_integer(per_epoch) or not 0 < per_epoch < _MOST_SAMPLES):
             msg = f"the state of a sampler must have samples_per_epoch in [1, 2**62) or None, found {per_epoch!r}"
             raise ArgumentError(msg)
         epochs = {consumed // size for size in (state.get("samples_per_epoch"), self.samples_per_epoch) if size}
         if state.get("samples_per_epoch") != self.samples_per_epoch and epochs != {0}:
             msg = (
-                "a run can go on after its first epoch only with the samples_per_epoch it had: "
+                "a run can resume after its first epoch only with the saved samples_per_epoch "
                 f"{state.get('samples_per_epoch')}, found {self.samples_per_epoch}"
             )
             raise ArgumentError(msg)
@@ -78,10 +79,10 @@ class Position:
 
 
 def check_mapping(state: object) -> None:
-    """Refuse a state that is no mapping.
+    """Check that a state is a mapping.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: `state` is not a mapping.
     """
     if not isinstance(state, Mapping):
         msg = f"a state must be a mapping, as state_dict returns it, found a {type(state).__name__}"
@@ -89,25 +90,27 @@ def check_mapping(state: object) -> None:
 
 
 def check_data_checksum(state: Mapping[str, Any], found: str) -> None:
-    """Refuse a position whose data had other contents than those of today; warn where it does not say.
+    """Check that the data have the contents they had when a position was saved.
+
+    Logs a warning for a position of an older version, which has no `data_checksum`.
 
     Args:
-        state: the position, with `data_checksum`, which positions of older versions lack.
-        found: the checksum of the data as they are.
+        state: the position.
+        found: current checksum of the data.
 
     Raises:
-        ArgumentError: the checksums differ; the message has both.
+        ArgumentError: the checksums differ; the message contains both.
     """
     saved = state.get("data_checksum")
     if saved is None:
         logger.warning(
-            "a run goes on from a position without data_checksum, as older versions of Trackbed save it: "
-            "whether its data were made again since cannot be checked"
+            "resuming from a position without data_checksum, as saved by older versions of Trackbed: "
+            "cannot check whether the data were rewritten since"
         )
     elif saved != found:
         msg = (
-            f"a run can go on only with the data it had: data_checksum was {saved!r}, found {found!r}; "
-            "its files were made again, with other documents or in another order"
+            f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {found!r}; "
+            "the files were rewritten with other documents or in another order"
         )
         raise ArgumentError(msg)
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a sample come from."""
+"""Provenance of samples: the documents from which their tokens come."""
 
 from dataclasses import dataclass
 
@@ -11,45 +11,46 @@ __all__ = ["Origin", "Provenance", "provenance"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Tokens of a sample that come from one document."""
+    """Range of tokens of one document that a sample contains."""
 
     prefix: str
-    """The pair that it stands in; of a group, the member."""
+    """Prefix of the pair that contains the document; for a group, of the member."""
     document: int
-    """Its number there: of the sequence, where documents have several."""
+    """Number of the document in that pair; number of the sequence where documents have several."""
     start: int
-    """Its first token that belongs to the sample."""
+    """First token of the range."""
     stop: int
-    """The token after the last one."""
+    """Token after the last one of the range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a global sample holds."""
+    """Origin of a sample."""
 
     position: int
-    """Of the sample in the dataset that was asked."""
+    """Position of the sample in the queried dataset."""
     dataset: int | None
-    """Number of the dataset in the blend; None where there is none."""
+    """Number of the dataset in the blend; None if the queried dataset is not a blend."""
     prefix: str
-    """Of the dataset, or the name of its group."""
+    """Prefix of the dataset, or name of its group."""
     sample: int
-    """In the order "instant" of a blend its number in the dataset's files; else its position in that dataset."""
+    """Number of the sample in the dataset's files for a blend in the order "instant", else its position in the
+    dataset."""
     origins: tuple[Origin, ...]
-    """One after the other; they make up the sample, the extra token included and padding not."""
+    """Token ranges that make up the sample, in order, including the extra token but not padding."""
 
 
 def provenance(dataset: GPTDataset | BlendedDataset, position: int) -> Provenance:
-    """Which documents a sample is made of, and which tokens of them.
+    """Finds the documents of a sample, and its range of tokens in each.
 
     Args:
         dataset: a GPT dataset, or a blend of them.
-        position: of the sample, as `dataset[position]` takes it: in Megatron's sequential order the number of samples
-            that all ranks together have trained on before it.
+        position: position of the sample, as in `dataset[position]`. In Megatron's sequential order this is the number
+            of samples that all ranks together have trained on before it.
 
     Raises:
         IndexError: there is no such sample.
-        ArgumentError: the dataset is of another kind.
+        ArgumentError: `dataset` is neither a GPT dataset nor a blend of them.
     """
     number: int | None = None
     sample = position

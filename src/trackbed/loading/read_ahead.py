@@ -1,4 +1,4 @@
-"""Items made ahead, on a thread of its own."""
+"""Iterator that prefetches items on a background thread."""
 
 import _thread
 import atexit
@@ -21,93 +21,96 @@ __all__ = ["ReadAhead"]
 Item = TypeVar("Item")
 _END: Final = object()
 _END_SECONDS: Final = 0.1
-"""Between two looks whether a thread has ended, where nobody says so."""
-_AWAY_SECONDS: Final = 200e-6
-"""Whoever has been away for so long does something else meanwhile; some times as long as it takes to wake a thread."""
-_MOST_SECONDS: Final = 10 * _AWAY_SECONDS
-"""Between two looks whether he is away by now, if he never was."""
+"""Interval at which the end of the thread is polled, in case its notification was lost."""
+_IDLE_SECONDS: Final = 200e-6
+"""Time after the last take at which the consumer counts as busy elsewhere; several times the wakeup time of a
+thread."""
+_MOST_SECONDS: Final = 10 * _IDLE_SECONDS
+"""Largest interval between two checks of that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What ended the iterator."""
+    """An error that ended the iterator."""
 
     error: BaseException
 
 
 class ReadAhead(Generic[Item]):
-    """The items of an iterator, which a thread goes through ahead of whoever takes them.
+    """The items of an iterator, prefetched by a background thread.
 
-    Whoever takes an item that nobody is at makes it himself, which is quicker than to wait for a thread: so the thread
-    begins only when he has been away for 0.2 ms, which it finds out within 2 ms. What the iterator raises is raised
-    where the item would have been taken. Ends with its thread, at the latest when the program does.
+    If the thread has not started an item, the consumer computes it inline, which is faster than waiting for the thread.
+    The thread therefore starts only after the consumer has taken nothing for 0.2 ms, which it detects within 2 ms. An
+    error of the iterator is raised in place of the item. The thread ends with this object, at the latest when the
+    program exits.
 
     Args:
-        make: gives the iterator, which one thread after the other goes on with.
-        depth: items that are made before they are asked for, at least 1.
+        make: returns the iterator. Thread and consumer advance it in turn, never at the same time.
+        depth: number of items to prefetch, at least 1.
     """
 
     def __init__(self, make: Callable[[], Iterator[Item]], depth: int) -> None:
-        self._line = _Line(make, depth)
+        self._queue = _Queue(make, depth)
         self._process = os.getpid()
         self._is_over = False
-        # Whoever is interrupted before it has this object can close nothing: then the thread ends by itself.
-        weakref.finalize(self, self._line.end).atexit = False
+        # Ends the thread if the constructor is interrupted, as the caller then has no object to close.
+        weakref.finalize(self, self._queue.end).atexit = False
         _LIVE.add(self)
-        # Ctrl-C inside `Thread.start` may leave a thread that waits for a lock for ever; it only comes to the main one.
-        _thread.start_new_thread(_start, (self._line,))
+        # Ctrl-C inside `Thread.start` may leave a thread waiting for a lock forever. Python delivers Ctrl-C to the main
+        # thread only, so `Thread.start` is called on another one.
+        _thread.start_new_thread(_start, (self._queue,))
 
     def __iter__(self) -> Iterator[Item]:
         return self
 
     def __next__(self) -> Item:
-        """The next item; waits until it is made.
+        """Returns the next item, and waits for it if necessary.
 
         Raises:
-            ArgumentError: the process was forked since.
-            StopIteration: there are no more.
+            ArgumentError: the process was forked since this object was created.
+            StopIteration: there are no more items.
         """
         if self._process != os.getpid():
-            msg = "what is read ahead must be taken in the process that began it, found a fork of it: begin anew there"
+            msg = "prefetched items must be used in the process that created them, found a fork of it: iterate again"
             raise ArgumentError(msg)
         if self._is_over:
             raise StopIteration
-        item = self._line.take()
+        item = self._queue.take()
         if item is _END or isinstance(item, _Failure):
             self.close()
             if isinstance(item, _Failure):
                 raise item.error
             raise StopIteration
-        return item  # type: ignore[return-value]  # the line holds nothing else
+        return item  # type: ignore[return-value]  # the queue holds nothing else
 
     def close(self) -> bool:
-        """End the thread, once the item that it is at is made. May be called again.
+        """End the thread after its current item, and wait for it. May be called more than once.
 
         Returns:
-            True if it has ended. False if it is the calling thread, which may collect whatever holds this object: then
-            it ends as soon as it is back from its item.
+            True if the thread has ended. False if it is the calling thread, which happens if this object is
+            garbage-collected there; it then ends after its current item.
         """
         if not self._is_over:
             if self._process == os.getpid():
-                self._line.end()
-                if self._line.thread is threading.current_thread():
+                self._queue.end()
+                if self._queue.thread is threading.current_thread():
                     return False
-                self._line.await_end()
+                self._queue.await_end()
             self._is_over = True
-            self._line = _Line(lambda: iter(()), depth=0)  # lets go of what nobody took
+            self._queue = _Queue(lambda: iter(()), depth=0)  # drops prefetched items
         return True
 
     def end(self) -> None:
-        """Let the thread end, once the item that it is at is made, and do not wait for it."""
-        self._line.end()
+        """End the thread after its current item, without waiting for it."""
+        self._queue.end()
 
 
-class _Line:
-    """Items in their order, between the one who takes them and the thread that makes them.
+class _Queue:
+    """Queue of items between the consumer and the prefetch thread.
 
     Args:
-        make: gives the iterator.
-        depth: items to be made ahead.
+        make: returns the iterator.
+        depth: number of items to prefetch.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], depth: int) -> None:
@@ -115,72 +118,73 @@ class _Line:
         self._depth = depth
         self._items: Iterator[Any] | None = None
         self._ready: deque[object] = deque()
-        self._at_work = threading.Lock()
-        self._calls: SimpleQueue[None] = SimpleQueue()
-        self._is_called = True
-        """Whether the thread will look again how much is ready."""
-        self._left_at = -math.inf
-        """When an item was last taken."""
+        self._lock = threading.Lock()
+        """Held while an item is computed."""
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._is_awake = True
+        """True if the thread will check the number of ready items again without a wakeup."""
+        self._taken_at = -math.inf
+        """Time at which an item was last taken."""
         self._is_over = False
         self._has_ended = False
         self._ended: SimpleQueue[None] = SimpleQueue()
         self.thread: threading.Thread | None = None
-        """The one that makes items, once it runs."""
+        """The prefetch thread, once it runs."""
 
     def take(self) -> object:
-        """The next item, one that says what went wrong, or the end."""
+        """Returns the next item, a `_Failure`, or `_END`."""
         try:
             item = self._ready.popleft()
         except IndexError:
-            with self._at_work:
+            with self._lock:
                 item = self._ready.popleft() if self._ready else self._next()
-        self._left_at = time.perf_counter()
-        if not self._is_called:
-            self._is_called = True
-            self._calls.put(None)
+        self._taken_at = time.perf_counter()
+        if not self._is_awake:
+            self._is_awake = True
+            self._wakeups.put(None)
         return item
 
     def serve(self) -> None:
-        """Make items, as long as nobody ends this."""
+        """Prefetch items until `end` is called. Runs on the prefetch thread."""
         self.thread = threading.current_thread()
         try:
             while not self._is_over:
                 self._fill_up()
-                self._is_called = False
-                if len(self._ready) >= self._depth:  # else one was taken before this could be known
-                    self._calls.get()
+                self._is_awake = False
+                if len(self._ready) >= self._depth:  # else an item was taken before `_is_awake` was cleared
+                    self._wakeups.get()
         finally:
             self.note_end()
 
     def note_end(self) -> None:
-        """Let go of those who wait until no thread makes items."""
+        """Record that the thread has ended, and wake `await_end`."""
         self._has_ended = True
         self._ended.put(None)
 
     def await_end(self) -> None:
-        """Return when no thread makes items any more; may be interrupted and called again."""
+        """Wait until the thread has ended. May be interrupted and called again."""
         while not self._has_ended:
             with contextlib.suppress(Empty):
                 self._ended.get(timeout=_END_SECONDS)
         if self.thread is not None:
-            self.thread.join()  # it has nothing left to do
+            self.thread.join()  # returns at once
 
     def _fill_up(self) -> None:
-        seconds = _AWAY_SECONDS
+        seconds = _IDLE_SECONDS
         while len(self._ready) < self._depth and not self._is_over:
-            if time.perf_counter() - self._left_at < _AWAY_SECONDS:
+            if time.perf_counter() - self._taken_at < _IDLE_SECONDS:
                 time.sleep(seconds)
                 seconds = min(2 * seconds, _MOST_SECONDS)
             else:
                 self._add()
 
     def end(self) -> None:
-        """Let the thread end, once the item that it is at is made."""
+        """End the thread after its current item."""
         self._is_over = True
-        self._calls.put(None)
+        self._wakeups.put(None)
 
     def _add(self) -> None:
-        with self._at_work:
+        with self._lock:
             if not self._is_over:
                 self._ready.append(self._next())
 
@@ -189,16 +193,16 @@ class _Line:
             if self._items is None:
                 self._items = self._make()
             return next(self._items, _END)
-        except BaseException as error:  # noqa: BLE001  it is raised where the item would have been taken
+        except BaseException as error:  # noqa: BLE001  raised again in place of the item
             return _Failure(error)
 
 
-def _start(line: _Line) -> None:
-    """Start the thread that makes items."""
+def _start(queue: _Queue) -> None:
+    """Start the prefetch thread."""
     try:
-        threading.Thread(target=line.serve, name="trackbed-ahead", daemon=True).start()
-    except RuntimeError:  # there are too many threads: whoever takes an item makes it
-        line.note_end()
+        threading.Thread(target=queue.serve, name="trackbed-ahead", daemon=True).start()
+    except RuntimeError:  # too many threads: the consumer computes every item inline
+        queue.note_end()
 
 
 _LIVE: "weakref.WeakSet[ReadAhead[Any]]" = weakref.WeakSet()
@@ -206,6 +210,6 @@ _LIVE: "weakref.WeakSet[ReadAhead[Any]]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread inside a kernel cannot be ended by the interpreter."""
+    """End all prefetch threads: the interpreter cannot stop a thread that is inside a kernel."""
     for one in list(_LIVE):
         one.close()

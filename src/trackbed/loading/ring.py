@@ -1,4 +1,4 @@
-"""Memory for batches that is written again, once nobody looks at it any more."""
+"""Ring of memory for batches, reused once a batch is no longer referenced."""
 
 import weakref
 from collections import deque
@@ -13,20 +13,20 @@ __all__ = ["Ring"]
 
 
 class Ring:
-    """Batches whose memory comes back by itself.
+    """Pool of batches whose memory is returned automatically.
 
-    What is lent views that memory. It comes back when the last of its tensors, and of all that view them, is gone:
-    however long somebody holds a part of a batch, it is not written to. Several threads may use it.
+    `lend` returns views of a batch. The batch becomes free again when all of their tensors, and all views of these,
+    are gone, so memory is never overwritten while any part of a batch is referenced. Thread-safe.
 
     Args:
-        most_free: how many batches that nobody looks at are kept.
+        most_free: maximum number of free batches to keep.
     """
 
     def __init__(self, most_free: int) -> None:
         self._free: deque[Batch] = deque(maxlen=most_free)
 
     def take(self, size: int) -> Batch | None:
-        """A batch of `size` samples that nobody looks at, to be written; None where there is none."""
+        """Takes a free batch of `size` samples, or returns None if there is none."""
         for _ in range(len(self._free)):
             try:
                 batch = self._free.popleft()
@@ -38,9 +38,9 @@ class Ring:
         return None
 
     def lend(self, batch: Batch) -> Batch:
-        """The same values, in tensors of their own. From now on `batch` belongs to the ring.
+        """Returns the batch as new tensors that view its memory, and takes ownership of `batch`.
 
-        Tensors that samples share among them, as an attention mask, are lent as they are.
+        Tensors shared by all samples, such as an attention mask, are returned as they are.
         """
         lent: dict[str, torch.Tensor] = {}
         watched: list[Any] = []
@@ -48,13 +48,13 @@ class Ring:
             if name in batch.shared:
                 lent[name] = tensor
             else:
-                watched.append(tensor.numpy())  # torch holds it as long as it has a view of it
+                watched.append(tensor.numpy())  # torch holds a reference to it as long as it has a view of it
                 lent[name] = torch.from_numpy(watched[-1])
         self._watch(batch, watched)
         return Batch(lent, shared=batch.shared)
 
     def _watch(self, batch: Batch, arrays: Iterable[Any]) -> None:
-        others: deque[None] = deque()  # one for each array but the last: to take one is atomic
+        others: deque[None] = deque()  # one entry per array but the last; `pop` is atomic
         references: list[weakref.ref[Any]] = []
 
         def is_gone(_: object) -> None:

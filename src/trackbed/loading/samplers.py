@@ -1,4 +1,4 @@
-"""Which samples each rank reads, in Megatron's two orders.
+"""Samplers of Megatron's two orders, which assign samples to ranks.
 
 m is the number of samples in one micro batch of all ranks: `micro_batch_size * data_parallel_size`. A global
 batch is any number of those, so its size may change from one step to the next.
@@ -18,46 +18,47 @@ __all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Po
 
 
 class Positioned(ABC):
-    """A sampler whose position is kept with the checksum of its data.
+    """A sampler whose position is saved with the checksum of its data.
 
-    A loader keeps a position for each batch, and adds the checksum where one is saved: it may have to be waited for.
+    A loader records a position for each batch, and adds the checksum only when it saves one, because the checksum may
+    still be computing.
     """
 
     _data: DataChecksum | None = None
 
     def _keep_data(self, data: DataChecksum | None) -> None:
-        """Take the checksum of the data, and have it computed in the background."""
+        """Store the checksum of the data, and start to compute it in the background."""
         self._data = data
         if data is not None:
             data.start()
 
     @abstractmethod
     def _position_now(self, consumed_samples: int | None) -> Position:
-        """The position after so many samples, or after those that were handed out."""
+        """Position after `consumed_samples`, or after the yielded samples if None."""
 
     @abstractmethod
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """`load_state_dict`, without a look at the checksum of the data."""
+        """Load a state without checking the data checksum."""
 
     def position_state(self) -> dict[str, Any]:
-        """The position after what was handed out, without the checksum of the data."""
+        """Position after the yielded samples, without the data checksum."""
         return self._position_now(None).state_dict()
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
-        """The position, to be kept in a checkpoint, with the checksum of the data, which may be waited for.
+        """Position with the data checksum, for a checkpoint. Waits until the checksum is computed.
 
         Args:
-            consumed_samples: what all ranks together have trained on; by default what this sampler has handed
-                out, which is more where a loader reads ahead.
+            consumed_samples: samples that all ranks together have trained on. Defaults to the samples that this
+                sampler has yielded, which are more if a loader prefetches.
         """
         state = self._position_now(consumed_samples).state_dict()
         return state if self._data is None else {**state, "data_checksum": self._data.result()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on any number of ranks unless the order depends on it.
+        """Resume from a saved state, on any number of ranks unless the order depends on it.
 
         Raises:
-            ArgumentError: `state` is of another version, of other data or of another order; the message has both
+            ArgumentError: `state` has another version, other data or another order; the message contains both
                 values.
         """
         check_mapping(state)
@@ -67,20 +68,20 @@ class Positioned(ABC):
 
 
 class MegatronPretrainingSampler(Positioned):
-    """Samples in the order of the dataset; each rank takes its contiguous part of every m.
+    """Batch sampler in the order of the dataset; each rank takes its contiguous part of every m samples.
 
-    A batch sampler for torch's DataLoader. Iterating begins at `consumed_samples` each time.
+    For torch's DataLoader. Each iteration starts at `consumed_samples`.
 
     Args:
         total_samples: samples of the dataset, at least 1.
         consumed_samples: samples that all ranks together have trained on, in `[0, total_samples)`.
-        micro_batch_size: samples a rank takes at once, at least 1.
-        data_parallel_rank: which rank this is, in `[0, data_parallel_size)`.
+        micro_batch_size: samples per micro batch of a rank, at least 1.
+        data_parallel_rank: this rank, in `[0, data_parallel_size)`.
         data_parallel_size: number of ranks, at least 1.
-        drop_last: whether samples that do not fill up m at the end are left out; if not, ranks get what there
-            is for them, which may be nothing.
-        fingerprint: that of the dataset, to recognise it when resuming. With the `fingerprint` of one of our datasets,
-            the position also holds the checksum of its data.
+        drop_last: True to drop samples at the end that do not fill up m. If False, each rank gets its part of them,
+            which may be empty.
+        fingerprint: fingerprint of the dataset, checked when resuming. With the `fingerprint` of a Trackbed dataset,
+            the position also contains the checksum of its data.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -111,35 +112,35 @@ class MegatronPretrainingSampler(Positioned):
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.drop_last = drop_last
         self._fingerprint = None if fingerprint is None else str(fingerprint)
-        self._handed_out = consumed_samples
+        self._yielded = consumed_samples
         self._keep_data(fingerprint.data if isinstance(fingerprint, DatasetFingerprint) else None)
 
     def __len__(self) -> int:
-        """Samples of the dataset, as Megatron counts."""
+        """Samples of the dataset, as in Megatron."""
         return self.total_samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Micro batches of this rank."""
+        """Iterates over the micro batches of this rank."""
         step = self.micro_batch_times_data_parallel_size
         start = self.data_parallel_rank * self.micro_batch_size
         for first in range(self.consumed_samples, self.total_samples, step):
             last = min(first + step, self.total_samples)
             if last - first < step and self.drop_last:
                 return
-            self._handed_out = last
+            self._yielded = last
             yield list(range(min(first + start, last), min(first + start + self.micro_batch_size, last)))
 
     def _position_now(self, consumed_samples: int | None) -> Position:
-        return self._position(self._handed_out if consumed_samples is None else consumed_samples)
+        return self._position(self._yielded if consumed_samples is None else consumed_samples)
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """`load_state_dict`, without a look at the checksum of the data."""
+        """Load a state without checking the data checksum."""
         consumed = self._position(0).resumed(state).consumed_samples
         if consumed > self.total_samples:
             msg = f"consumed_samples must be in [0, {self.total_samples}], found {consumed}"
             raise ArgumentError(msg)
         self.consumed_samples = consumed
-        self._handed_out = self.consumed_samples
+        self._yielded = self.consumed_samples
 
     def _position(self, consumed_samples: int) -> Position:
         return Position(
@@ -151,21 +152,21 @@ class MegatronPretrainingSampler(Positioned):
 
 
 class MegatronPretrainingRandomSampler(Positioned):
-    """Samples in an order that is drawn anew each epoch.
+    """Batch sampler in a random order that is redrawn for each epoch.
 
-    A batch sampler for torch's DataLoader. Iterating goes to the end of the current epoch, and moves
-    `consumed_samples` along, so that iterating again begins the next one. An epoch has A = total_samples less
-    what does not fill up m.
+    For torch's DataLoader. An iteration runs to the end of the current epoch and advances `consumed_samples`, so the
+    next iteration starts the next epoch. An epoch has A samples: `total_samples` without the remainder that does not
+    fill up m.
 
     Args:
-        dataset: the dataset; its `fingerprint`, if it has one, recognises it when resuming, and its
-            `set_epoch`, if it has one, is told the epoch.
+        dataset: the dataset. Its `fingerprint`, if any, is checked when resuming, and its `set_epoch`, if any, is
+            called with the epoch.
         total_samples: samples of the dataset, at least m.
         consumed_samples: samples that all ranks together have trained on, a multiple of m within an epoch.
-        micro_batch_size: samples a rank takes at once, at least 1.
-        data_parallel_rank: which rank this is, in `[0, data_parallel_size)`.
+        micro_batch_size: samples per micro batch of a rank, at least 1.
+        data_parallel_rank: this rank, in `[0, data_parallel_size)`.
         data_parallel_size: number of ranks, at least 1.
-        data_sharding: whether each rank keeps to its own part of the dataset.
+        data_sharding: True to restrict each rank to its own part of the dataset.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -212,11 +213,11 @@ class MegatronPretrainingRandomSampler(Positioned):
         return consumed_samples
 
     def __len__(self) -> int:
-        """Samples of the dataset, as Megatron counts."""
+        """Samples of the dataset, as in Megatron."""
         return self.total_samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Micro batches of this rank, to the end of the epoch."""
+        """Iterates over the micro batches of this rank, to the end of the epoch."""
         epoch, place = divmod(self._checked(self.consumed_samples), self._samples_per_epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -228,7 +229,7 @@ class MegatronPretrainingRandomSampler(Positioned):
             yield order[first : first + self.micro_batch_size].tolist()
 
     def _order(self, place: int, generator: torch.Generator) -> torch.Tensor:
-        """What is left of the epoch for this rank from sample `place` on."""
+        """Remaining samples of the epoch for this rank from sample `place` on."""
         permutation = torch.randperm(self._permuted, generator=generator)
         if self.data_sharding:
             return permutation[place // self.data_parallel_size :] + self.data_parallel_rank * self._permuted
@@ -236,7 +237,7 @@ class MegatronPretrainingRandomSampler(Positioned):
 
     @property
     def _permuted(self) -> int:
-        """Samples that an epoch's permutation is drawn over: those of one rank, if sharded."""
+        """Size of an epoch's permutation: the samples of one rank if sharded, else of all ranks."""
         step = self.micro_batch_times_data_parallel_size if self.data_sharding else self.micro_batch_size
         return self.total_samples // step * self.micro_batch_size
 
@@ -244,7 +245,7 @@ class MegatronPretrainingRandomSampler(Positioned):
         return self._position(self.consumed_samples if consumed_samples is None else consumed_samples)
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """`load_state_dict`, without a look at the checksum of the data."""
+        """Load a state without checking the data checksum."""
         self.consumed_samples = self._checked(self._position(0).resumed(state).consumed_samples)
 
     def _position(self, consumed_samples: int) -> Position:

@@ -1,7 +1,8 @@
 """Trackbed under Megatron Core's module paths.
 
-`trackbed.megatron.core.<path>` has what `megatron.core.<path>` has, for `datasets.*`. After
-`trackbed.megatron.install()`, a program that imports `megatron.core.datasets.*` runs on Trackbed.
+For `datasets.*`, `trackbed.megatron.core.<path>` contains Trackbed's counterparts of the names in
+`megatron.core.<path>`. After `trackbed.megatron.install()`, a program that imports `megatron.core.datasets.*` runs on
+Trackbed.
 """
 
 import sys
@@ -21,12 +22,12 @@ sys.meta_path.insert(0, Finder(f"{__name__}.core"))
 
 
 def install() -> None:
-    """Put Trackbed's datasets under `megatron.core.datasets`, in front of an installed megatron-core.
+    """Makes Trackbed's datasets importable as `megatron.core.datasets`, ahead of an installed megatron-core.
 
-    What the table of names lacks stays Megatron Core's own. Calling it again does nothing.
+    Names that Trackbed does not provide still come from Megatron Core. Further calls do nothing.
 
     Raises:
-        TrackbedError: modules that would be replaced were imported already; the message says by whom.
+        TrackbedError: modules that would be replaced were already imported; the message names the importer.
     """
     if _INSTALLED in sys.meta_path:
         return
@@ -41,11 +42,11 @@ def install() -> None:
 
 
 def _importer_of(names: list[str]) -> str:
-    """The modules that hold something of `names`, those outside of Megatron Core first."""
+    """Names of modules that use one of the modules `names`, those outside of Megatron Core first."""
     ours = {id(sys.modules[name]) for name in names}
 
     def holds(module: ModuleType) -> bool:
-        # Only what is known not to mind: some modules warn when others of their values are looked at.
+        # Only types and functions are inspected: some modules warn when their other attributes are accessed.
         return any(
             id(value) in ours or (isinstance(value, (type, FunctionType)) and value.__module__ in names)
             for value in list(vars(module).values())
@@ -57,4 +58,4 @@ def _importer_of(names: list[str]) -> str:
         if isinstance(module, ModuleType) and name not in names and holds(module)
     ]
     found.sort(key=lambda name: name.startswith("megatron."))
-    return ", ".join(found[:3]) or "a module that is gone"
+    return ", ".join(found[:3]) or "a module that was removed"

@@ -1,4 +1,4 @@
-"""How the table of names becomes modules: an import finder, for `trackbed.megatron.core` and `megatron.core`."""
+"""Import finder that creates modules under `trackbed.megatron.core` and `megatron.core` from the table of names."""
 
 import importlib
 import importlib.util
@@ -16,10 +16,10 @@ __all__ = ["Finder"]
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of the table below `root`, and the packages that hold them where nobody else does.
+    """Finds the modules of the table below `root`, and their parent packages if no other finder provides them.
 
     Args:
-        root: the package that stands for `megatron.core`.
+        root: name of the package that corresponds to `megatron.core`.
     """
 
     def __init__(self, root: str) -> None:
@@ -31,7 +31,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of ours."""
+        """Returns the spec of a module of the table or of a parent package, else None."""
         if fullname in self._modules:
             return ModuleSpec(fullname, _TableLoader(self._modules[fullname], self._other(fullname, path, target)))
         if fullname in self._packages and self._other(fullname, path, target) is None:
@@ -39,7 +39,7 @@ class Finder(MetaPathFinder):
         return None
 
     def _other(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-        """What the import system would find without us."""
+        """Spec that the other finders return, or None."""
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(fullname, path, target)
@@ -49,18 +49,18 @@ class Finder(MetaPathFinder):
 
 
 class _PackageLoader(Loader):
-    """An empty package."""
+    """Loads an empty package."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is in it but its modules."""
+        """Does nothing: the package has no names besides its modules."""
 
 
 class _TableLoader(Loader):
-    """A module with the names of the table; other names come from Megatron Core's own module, if there is one.
+    """Loads a module with the names of the table; other names come from Megatron Core's own module, if it exists.
 
     Args:
-        names: what to put in, as `module:name` by name.
-        own: the spec of Megatron Core's module.
+        names: `module:name` of each object, by its name in the new module.
+        own: the spec of Megatron Core's module, or None.
     """
 
     def __init__(self, names: Mapping[str, str], own: ModuleSpec | None) -> None:
@@ -70,16 +70,16 @@ class _TableLoader(Loader):
         self._lock = threading.Lock()
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the module in."""
-        for name, what in self._names.items():
-            source, _, attribute = what.partition(":")
+        """Sets the names of the table, and a `__getattr__` for the others."""
+        for name, target in self._names.items():
+            source, _, attribute = target.partition(":")
             setattr(module, name, getattr(importlib.import_module(source), attribute))
         module.__getattr__ = lambda name: self._from_own(module, name)  # type: ignore[method-assign]
         if self._own_spec is not None:
             module.__file__ = self._own_spec.origin
 
     def _from_own(self, module: ModuleType, name: str) -> Any:
-        """A name that the table lacks. Megatron Core's module is read when the first one is asked for."""
+        """Looks up a name that is not in the table. Megatron Core's module is executed on the first such lookup."""
         special = name.startswith("__") and name != "__all__"
         if self._own_spec is None or self._own_spec.loader is None or special:
             if name == "__all__":
@@ -91,6 +91,6 @@ class _TableLoader(Loader):
                 own = importlib.util.module_from_spec(self._own_spec)
                 self._own_spec.loader.exec_module(own)
                 self._own_module = own
-        if name == "__all__":  # a star import is to find the names of both
+        if name == "__all__":  # a star import gets the names of both modules
             return sorted({*self._names, *(own for own in vars(self._own_module) if not own.startswith("_"))})
         return getattr(self._own_module, name)

@@ -1,4 +1,4 @@
-"""The functions of Megatron Core that are no classes, on Trackbed's kernels.
+"""Megatron Core's module-level functions, implemented on Trackbed's kernels.
 
 Shapes: K datasets, N samples, D documents, V visits, R samples.
 """
@@ -40,7 +40,7 @@ def build_blending_indices(
     size: int,
     verbose: bool = False,  # noqa: ARG001, FBT001, FBT002  Megatron Core's signature
 ) -> None:
-    """Fill the first `size` places of both outputs greedily; see `trackbed.index.greedy_blend`."""
+    """Fill the first `size` elements of both outputs greedily; see `trackbed.index.greedy_blend`."""
     shares = np.asarray(weights, dtype=np.float64)
     _check_counts("weights", len(shares), num_datasets)
     _check_room(len(dataset_index), len(dataset_sample_index), size)
@@ -94,11 +94,11 @@ def build_sample_idx_int64(*args: Any) -> npt.NDArray[np.int64]:
 
 
 def compile_helpers() -> None:
-    """Do nothing: the kernels were compiled when Trackbed was installed."""
+    """Does nothing: the kernels were compiled when Trackbed was installed."""
 
 
 def log_single_rank(logger: logging.Logger, *args: Any, rank: int = 0, **kwargs: Any) -> None:
-    """`logger.log(*args, **kwargs)` on one rank of `torch.distributed` only."""
+    """Calls `logger.log(*args, **kwargs)` on one rank of `torch.distributed` only."""
     group = current_group()
     if group is None or group.rank == rank:
         logger.log(*args, **kwargs)
@@ -108,13 +108,13 @@ def open_index(
     idx_path: str,
     multimodal: bool,  # noqa: FBT001  Megatron Core's signature
     sequences_per_dataset: tuple[int, int] | None = None,
-    dtype_code: int | None = None,  # noqa: ARG001  the header says it
+    dtype_code: int | None = None,  # noqa: ARG001  the header contains it
 ) -> SequenceIndex:
-    """The index file at a path.
+    """Opens the index file at a path.
 
     Raises:
-        FormatError: it is damaged.
-        ArgumentError: it has other counts than `sequences_per_dataset`.
+        FormatError: the file is damaged.
+        ArgumentError: its counts differ from `sequences_per_dataset`.
     """
     index = open_index_file(Path(idx_path), multimodal=multimodal)
     found = (index.sequence_count, index.document_count)

@@ -1,4 +1,4 @@
-"""The one table of names: what stands where in Megatron Core, and what of Trackbed that is."""
+"""Table of the names in Megatron Core's modules and their implementations in Trackbed."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -54,4 +54,4 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "normalize": "trackbed.index.splits:normalize",
     },
 }
-"""By module path below `megatron.core`: name, and `module:name` of what it is."""
+"""For each module path below `megatron.core`: `module:name` of the implementation, by name."""

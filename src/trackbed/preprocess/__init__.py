@@ -1,7 +1,7 @@
-"""Raw text to indexed files: JSON lines, plain text and Parquet, tokenised on all cores, and what belongs to it."""
+"""Tokenisation of raw text (JSON lines, plain text, Parquet) to indexed files on all cores, and the tools around it."""
 
 from trackbed.preprocess.config import PreprocessConfig, available_cores, output_prefix
-from trackbed.preprocess.inspection import Bucket, FirstDocument, Inspection, first_documents, inspect_pair
+from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
@@ -12,10 +12,10 @@ from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig
 __all__ = [
     "BYTES",
     "BatchTokenizer",
-    "Bucket",
     "FirstDocument",
     "FlatTokenizer",
     "Inspection",
+    "LengthBin",
     "Output",
     "PreprocessConfig",
     "Report",

@@ -1,4 +1,4 @@
-"""What decides the files that preprocessing writes."""
+"""Options of preprocessing."""
 
 import os
 from collections.abc import Callable
@@ -7,42 +7,42 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
-from trackbed.preprocess.inputs import FORMATS, Layout
+from trackbed.preprocess.inputs import FORMATS, InputFormat
 
 __all__ = [
     "CHUNK_BYTES",
     "MAX_RECORD_BYTES",
-    "SHARD_BYTES",
-    "Format",
+    "SAVE_INTERVAL_BYTES",
+    "FormatName",
+    "InputProgress",
     "PreprocessConfig",
-    "Progress",
     "available_cores",
     "check_reading",
-    "layout_of",
+    "format_of",
     "output_prefix",
 ]
 
 CHUNK_BYTES: Final = 2 << 20
-"""Text that one worker takes at a time: some milliseconds to half a second of work, and a MiB on its way back."""
+"""Text per chunk, the unit of work of one worker: takes milliseconds to half a second, and returns about a MiB."""
 
-SHARD_BYTES: Final = 64 << 20
-"""Input that is not tokenised again once it has been: seconds of work."""
+SAVE_INTERVAL_BYTES: Final = 64 << 20
+"""Input between two saves of the tokens; a resumed run repeats about this much, which takes seconds."""
 
 MAX_RECORD_BYTES: Final = 1 << 30
-"""Size that one line, one plain text or one cell may have unless the caller says otherwise."""
+"""Default limit on the size of one line, one plain text or one cell."""
 
-Format = Literal["jsonl", "txt", "parquet"]
-Progress = Callable[[int, int], None]
-"""Called with the bytes of input done so far, and the bytes of all input."""
+FormatName = Literal["jsonl", "txt", "parquet"]
+InputProgress = Callable[[int, int], None]
+"""Callback that receives the bytes of input processed so far and the bytes of all input."""
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def output_prefix(output: str, key: str) -> str:
-    """Prefix of the pair that one JSON key's texts go to: Megatron's naming.
+    """Returns the prefix of the pair for the texts of one JSON key, named as Megatron names it.
 
     >>> output_prefix("corpus", "text")
     'corpus_text_document'
@@ -50,13 +50,13 @@ def output_prefix(output: str, key: str) -> str:
     return f"{output}_{key}_document"
 
 
-def layout_of(name: Format | None) -> Layout | None:
-    """The layout of that name; None for None."""
+def format_of(name: FormatName | None) -> InputFormat | None:
+    """Returns the format of that name; None for None."""
     return None if name is None else FORMATS[name]
 
 
 def check_reading(*, input_format: str | None, max_record_bytes: int) -> None:
-    """Checks the options that say how inputs are read.
+    """Checks the options that control how inputs are read.
 
     Raises:
         ArgumentError: one of them is out of its range.
@@ -71,48 +71,48 @@ def check_reading(*, input_format: str | None, max_record_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessConfig:
-    """Which texts to tokenise, and where to.
+    """Options of `preprocess`: the texts to tokenise, and the files to write.
 
     Raises:
         ArgumentError: a field is out of its range.
     """
 
     inputs: tuple[Path, ...]
-    """Files and folders, at least one; their texts are written in this order."""
+    """Files and folders, at least one; texts are written in this order."""
     output: str
-    """Path that the names of all output files begin with; its folder must exist."""
+    """Common prefix of the paths of all output files; its folder must exist."""
     json_keys: tuple[str, ...] = ("text",)
-    """Keys of the texts in a JSON record, all different; each gets a pair of its own."""
+    """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False
-    """Whether the end-of-document token follows each document."""
+    """If True, appends the end-of-document token to each document."""
     skip_bad: bool = False
-    """Whether records that cannot be used are counted and left out; otherwise the first one is an error."""
-    input_format: Format | None = None
-    """Layout of every input; None to take it from each suffix. With a layout, a folder means every file in it."""
+    """If True, counts and skips bad records; if False, the first one is an error."""
+    input_format: FormatName | None = None
+    """Format of every input; None to take it from each suffix. If set, a folder stands for every file in it."""
     allow_empty: bool = False
-    """Whether a pair without a document may be written."""
+    """If True, a pair without documents may be written."""
     max_record_bytes: int = MAX_RECORD_BYTES
-    """Size of one line, one plain text or one cell, at least 1; a larger one is a bad record."""
+    """Maximum size of one line, one plain text or one cell, at least 1; a larger one is a bad record."""
     workers: int = field(default_factory=available_cores)
-    """Processes that tokenise, at least 1, which is this one. Has no influence on what is written."""
+    """Number of processes that tokenise, at least 1; 1 is this process alone. Does not affect the output."""
     chunk_bytes: int = CHUNK_BYTES
-    """Text that a worker takes at a time, at least 1. Has no influence on what is written."""
-    shard_bytes: int = SHARD_BYTES
-    """Input after which what is done is kept, at least 1. Has no influence on what is written."""
+    """Text per chunk, at least 1. Does not affect the output."""
+    save_interval_bytes: int = SAVE_INTERVAL_BYTES
+    """Save interval: input between two saves of the tokens, at least 1. Does not affect the output."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
             msg = "inputs must name at least one file or folder, found none"
             raise ArgumentError(msg)
         if not Path(self.output).name or self.output.endswith("/"):
-            msg = f"output must end in the beginning of a file name, as in out/corpus, found {self.output!r}"
+            msg = f"output must end in a file name prefix, as in out/corpus, found {self.output!r}"
             raise ArgumentError(msg)
         wrong = [key for key in self.json_keys if not key or "/" in key or "\0" in key]
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
-            msg = f"json_keys must be different names that fit into a file name, found {list(self.json_keys)}"
+            msg = f"json_keys must be distinct and usable in a file name, found {list(self.json_keys)}"
             raise ArgumentError(msg)
         check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
-        for name in ("workers", "chunk_bytes", "shard_bytes"):
+        for name in ("workers", "chunk_bytes", "save_interval_bytes"):
             if getattr(self, name) < 1:
                 msg = f"{name} must be at least 1, found {getattr(self, name)}"
                 raise ArgumentError(msg)

@@ -1,4 +1,4 @@
-"""Which files are read, and as what: JSON lines, plain text or Parquet, as they are or packed."""
+"""Input files of preprocessing, and their formats: JSON lines, plain text or Parquet, optionally compressed."""
 
 import logging
 import os
@@ -12,154 +12,156 @@ from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
-__all__ = ["FORMATS", "InputFile", "Inputs", "Layout", "Packing", "find_inputs"]
+__all__ = ["FORMATS", "Compression", "InputFile", "InputFormat", "Inputs", "find_inputs"]
 
 logger = logging.getLogger(__name__)
 
 
-class Layout(Enum):
-    """How a file holds its documents."""
+class InputFormat(Enum):
+    """Format of an input file."""
 
     JSON_LINES = "jsonl"
-    """One JSON object a line."""
+    """One JSON object per line."""
     PLAIN_TEXT = "text"
     """The whole file is one document."""
     PARQUET = "parquet"
-    """Columns of strings, a document in each row."""
+    """Columns of strings, one document per row."""
 
 
-class Packing(Enum):
-    """How the bytes of a file are packed; the value is the end of its name."""
+class Compression(Enum):
+    """Compression of an input file; the value is the suffix of its name."""
 
     NONE = ""
     GZIP = ".gz"
     ZSTANDARD = ".zst"
 
 
-_LAYOUTS: Final = {
-    ".jsonl": Layout.JSON_LINES,
-    ".json": Layout.JSON_LINES,
-    ".txt": Layout.PLAIN_TEXT,
-    ".md": Layout.PLAIN_TEXT,
-    ".parquet": Layout.PARQUET,
+_FORMATS_BY_SUFFIX: Final = {
+    ".jsonl": InputFormat.JSON_LINES,
+    ".json": InputFormat.JSON_LINES,
+    ".txt": InputFormat.PLAIN_TEXT,
+    ".md": InputFormat.PLAIN_TEXT,
+    ".parquet": InputFormat.PARQUET,
 }
-_PACKINGS: Final = {packing.value: packing for packing in Packing if packing is not Packing.NONE}
+_COMPRESSIONS: Final = {
+    compression.value: compression for compression in Compression if compression is not Compression.NONE
+}
 
-FORMATS: Final = {"jsonl": Layout.JSON_LINES, "txt": Layout.PLAIN_TEXT, "parquet": Layout.PARQUET}
-"""The layouts by the names that a caller gives them."""
+FORMATS: Final = {"jsonl": InputFormat.JSON_LINES, "txt": InputFormat.PLAIN_TEXT, "parquet": InputFormat.PARQUET}
+"""Formats by the names that callers use."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file, and how large it was when the work was planned."""
+    """An input file, with its size at planning time."""
 
     path: Path
-    layout: Layout
+    format: InputFormat
     size_bytes: int
-    packing: Packing = Packing.NONE
+    compression: Compression = Compression.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files to read, and what was passed over to find them."""
+    """The files to read, and the number of files skipped in folders."""
 
     files: tuple[InputFile, ...]
     left_out: int
-    """Files in folders whose suffix names no layout."""
+    """Number of files in folders whose suffix is not that of a format."""
 
 
-def find_inputs(paths: Iterable[Path], *, layout: Layout | None = None) -> Inputs:
-    """Finds the files that `paths` stand for, in order.
+def find_inputs(paths: Iterable[Path], *, input_format: InputFormat | None = None) -> Inputs:
+    """Finds the input files that `paths` stand for, in order.
 
-    A named file stands for itself. A folder stands for the `.jsonl`, `.json`, `.txt`, `.md` and `.parquet` files in it
-    and below, sorted by path; links to folders are not followed, other files are counted. With `layout` a folder stands
-    for every file in it and below. Files that Trackbed writes are never inputs: pairs, seals, and the work of a run
-    that has not ended. All but Parquet may be packed: then `.gz` or `.zst` ends the name.
+    A file stands for itself. A folder stands for the `.jsonl`, `.json`, `.txt`, `.md` and `.parquet` files in its
+    whole tree, sorted by path; links to folders are not followed, and other files are counted. With `input_format`, a
+    folder stands for every file in its tree. Files that Trackbed writes are never inputs: pairs, seals, and the work
+    of unfinished runs. All formats but Parquet may be compressed, with `.gz` or `.zst` at the end of the name.
 
     Args:
         paths: files and folders.
-        layout: how every file holds its documents; None to take it from each file's suffix.
+        input_format: format of every file; None to take it from each file's suffix.
 
     Raises:
-        ArgumentError: a path is neither a file nor a folder; a named file has an unknown suffix and there is no
-            `layout`; a folder has no file to read; a Parquet file is packed; or a library that reads an input is not
-            installed.
+        ArgumentError: a path is neither a file nor a folder; a named file has an unknown suffix and `input_format` is
+            None; a folder has no file to read; a Parquet file is compressed as a whole; or a library that reads an
+            input is not installed.
         OSError: a folder cannot be read.
     """
     found: list[InputFile] = []
     left_out = 0
     for path in paths:
         if is_work_file(path):
-            logger.warning("%s: left out, as it holds the work of a run that has not ended", path)
+            logger.warning("%s: skipped, as it holds the work of an unfinished run", path)
         elif path.is_dir():
-            inside = _walk(path, layout)
+            inside = _walk(path, input_format)
             found += inside.files
             left_out += inside.left_out
         else:
-            found.append(_describe(path, layout))
+            found.append(_describe(path, input_format))
     if not found:
-        msg = "inputs must name at least one file to read, found none but the work of runs that have not ended"
+        msg = "inputs must name at least one file to read, found only the work of unfinished runs"
         raise ArgumentError(msg)
     return Inputs(tuple(found), left_out)
 
 
-def _walk(folder: Path, layout: Layout | None) -> Inputs:
+def _walk(folder: Path, input_format: InputFormat | None) -> Inputs:
     wanted, others = [], 0
     for directory, _, names in os.walk(folder, onerror=_refuse):
         for name in names:
             path = Path(directory, name)
             if is_own_file(path):
                 continue
-            if layout is None and not _is_readable(*_kind(name)):
+            if input_format is None and not _is_readable(*_kind(name)):
                 others += 1
             else:
                 wanted.append(path)
     if not wanted:
-        kinds = f"files that end in {', '.join(_LAYOUTS)}" if layout is None else "files to read"
+        kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
         way = "; --format reads files of other names" if others else ""
         msg = f"{folder}: a folder must have {kinds}, found {f'{others} others' if others else 'none'}{way}"
         raise ArgumentError(msg)
-    return Inputs(tuple(_describe(path, layout) for path in sorted(wanted)), others)
+    return Inputs(tuple(_describe(path, input_format) for path in sorted(wanted)), others)
 
 
-def _describe(path: Path, wanted: Layout | None) -> InputFile:
+def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
     if not path.is_file():
         state = "something else" if path.exists() else "nothing"
         msg = f"{path}: an input must be a file or a folder, found {state}"
         raise ArgumentError(msg)
-    named, packing = _kind(path.name)
-    layout = wanted or named
+    named, compression = _kind(path.name)
+    input_format = wanted or named
     if is_own_file(path):
         msg = f"{path}: an input must hold texts, found a file of a tokenised pair"
         raise ArgumentError(msg)
-    if layout is not None and not _is_readable(layout, packing):
-        msg = f"{path}: a Parquet file must not be packed once more, found {packing.value}"
+    if input_format is not None and not _is_readable(input_format, compression):
+        msg = f"{path}: a Parquet file must not be compressed as a whole, found {compression.value}"
         raise ArgumentError(msg)
-    if layout is None:
-        known = ", ".join(_LAYOUTS)
-        msg = f"{path}: a file must end in {known}, found another name; --format {'|'.join(FORMATS)} says what it is"
+    if input_format is None:
+        known = ", ".join(_FORMATS_BY_SUFFIX)
+        msg = f"{path}: a file name must end in {known}, found another; --format {'|'.join(FORMATS)} states the format"
         raise ArgumentError(msg)
-    if packing is Packing.ZSTANDARD:
+    if compression is Compression.ZSTANDARD:
         require("zstandard", where=path)
-    if layout is Layout.PARQUET:
+    if input_format is InputFormat.PARQUET:
         require("pyarrow", where=path)
-    return InputFile(path, layout, path.stat().st_size, packing)
+    return InputFile(path, input_format, path.stat().st_size, compression)
 
 
-def _kind(name: str) -> tuple[Layout | None, Packing]:
-    """Reads layout and packing from the end of a file's name; the layout is None where the suffix is unknown.
+def _kind(name: str) -> tuple[InputFormat | None, Compression]:
+    """Parses format and compression from the end of a file name; the format is None if the suffix is unknown.
 
     >>> _kind("web.jsonl.gz")
-    (<Layout.JSON_LINES: 'jsonl'>, <Packing.GZIP: '.gz'>)
+    (<InputFormat.JSON_LINES: 'jsonl'>, <Compression.GZIP: '.gz'>)
     """
     path = Path(name)
-    packing = _PACKINGS.get(path.suffix.lower(), Packing.NONE)
-    bare = name if packing is Packing.NONE else name[: -len(path.suffix)]
-    return _LAYOUTS.get(Path(bare).suffix.lower()), packing
+    compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
+    bare = name if compression is Compression.NONE else name[: -len(path.suffix)]
+    return _FORMATS_BY_SUFFIX.get(Path(bare).suffix.lower()), compression
 
 
-def _is_readable(layout: Layout | None, packing: Packing) -> bool:
-    return layout is not None and (layout is not Layout.PARQUET or packing is Packing.NONE)
+def _is_readable(input_format: InputFormat | None, compression: Compression) -> bool:
+    return input_format is not None and (input_format is not InputFormat.PARQUET or compression is Compression.NONE)
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -1,6 +1,6 @@
-"""What is in a pair: counts, how long its documents are, and how the first of them read.
+"""Inspection of a pair: counts, document lengths, and the text of the first documents.
 
-Shapes: N sequences, D documents, B buckets of the histogram.
+Shapes: N sequences, D documents, B bins of the histogram.
 """
 
 from dataclasses import dataclass
@@ -13,35 +13,35 @@ import numpy.typing as npt
 from trackbed.errors import FormatError
 from trackbed.tokens import IndexedDataset, SequenceIndex, get_idx_path, open_index, verify
 
-__all__ = ["Bucket", "Decoder", "FirstDocument", "Inspection", "first_documents", "inspect_pair"]
+__all__ = ["Decoder", "FirstDocument", "Inspection", "LengthBin", "first_documents", "inspect_pair"]
 
-_STEP: Final = 1 << 20  # documents looked at together: bounds the memory that a look takes
+_STEP: Final = 1 << 20  # documents per step: bounds the memory of an inspection
 
 
 class Decoder(Protocol):
-    """What is needed of a tokenizer."""
+    """Interface of a tokenizer that decodes."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in `[0, vocab_size)`."""
+        """Number of ids, which are in `[0, vocab_size)`."""
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Documents of similar length."""
+class LengthBin:
+    """Bin of the histogram: documents of similar length."""
 
     shortest: int
     longest: int
-    """Tokens, both ends included."""
+    """Tokens; the bin includes both ends."""
     documents: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What is in a pair."""
+    """Contents of a pair."""
 
     prefix: str
     dtype: str
@@ -53,24 +53,24 @@ class Inspection:
     shortest: int
     """Tokens in the shortest document; 0 if there are no documents."""
     longest: int
-    histogram: tuple[Bucket, ...]
-    """From the bucket of the shortest document to that of the longest, without gaps."""
+    histogram: tuple[LengthBin, ...]
+    """`[B]` bins from that of the shortest document to that of the longest, without gaps."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDocument:
-    """How a document begins."""
+    """Beginning of a document."""
 
     tokens: int
-    """Tokens in all of it."""
+    """Tokens in the whole document."""
     text: str
-    """The text of its first tokens."""
+    """Text of its first tokens."""
     whole: bool
-    """Whether those are all."""
+    """True if `text` covers all tokens."""
 
 
 def inspect_pair(path_prefix: str) -> Inspection:
-    """Look at a pair, which is checked as `verify` does. Reads the index, and no tokens.
+    """Inspects a pair, with the checks of `verify`. Reads the index, but no tokens.
 
     Raises:
         FormatError: the pair is damaged.
@@ -94,21 +94,21 @@ def inspect_pair(path_prefix: str) -> Inspection:
         idx_bytes=verified.idx_bytes,
         shortest=shortest if verified.documents else 0,
         longest=longest,
-        histogram=_buckets(counts),
+        histogram=_bins(counts),
     )
 
 
 def first_documents(path_prefix: str, decoder: Decoder, *, num_documents: int, max_tokens: int) -> list[FirstDocument]:
-    """How the first documents of a pair read.
+    """Decodes the first documents of a pair.
 
     Args:
         path_prefix: path of the pair without `.bin` and `.idx`.
         decoder: the tokenizer that made the pair.
-        num_documents: documents to read, at least 0; fewer come back if there are fewer.
-        max_tokens: tokens of each document to read, at least 1.
+        num_documents: maximum number of documents to read, at least 0.
+        max_tokens: maximum number of tokens to read of each document, at least 1.
 
     Raises:
-        FormatError: the tokens are not the tokenizer's, or the pair is damaged.
+        FormatError: a token is no id of the tokenizer, or the pair is damaged.
         ArgumentError: one of the pair's files is missing.
     """
     dataset = IndexedDataset(path_prefix)
@@ -120,7 +120,7 @@ def first_documents(path_prefix: str, decoder: Decoder, *, num_documents: int, m
 
 
 def bit_lengths(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`[N]` binary digits of `[N]` numbers, each at least 0 and below 2**53.
+    """Returns the `[N]` bit lengths of `[N]` numbers, each at least 0 and below 2**53.
 
     >>> bit_lengths(np.array([0, 1, 2, 3, 4])).tolist()
     [0, 1, 2, 2, 3]
@@ -129,7 +129,7 @@ def bit_lengths(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _document_lengths(index: SequenceIndex, start: int, stop: int) -> npt.NDArray[np.int64]:
-    """`[stop - start]` tokens in each of the documents `[start, stop)`."""
+    """Returns the `[stop - start]` token counts of the documents `[start, stop)`."""
     borders = index.document_indices[start : stop + 1]
     first, last = int(borders[0]), int(borders[-1])
     ends = np.zeros(last - first + 1, dtype=np.int64)
@@ -137,12 +137,12 @@ def _document_lengths(index: SequenceIndex, start: int, stop: int) -> npt.NDArra
     return np.diff(ends[borders - first])
 
 
-def _buckets(counts: npt.NDArray[np.int64]) -> tuple[Bucket, ...]:
+def _bins(counts: npt.NDArray[np.int64]) -> tuple[LengthBin, ...]:
     used = np.flatnonzero(counts)
     if len(used) == 0:
         return ()
     return tuple(
-        Bucket(1 << (bits - 1) if bits else 0, (1 << bits) - 1, int(counts[bits]))
+        LengthBin(1 << (bits - 1) if bits else 0, (1 << bits) - 1, int(counts[bits]))
         for bits in range(int(used[0]), int(used[-1]) + 1)
     )
 
@@ -155,7 +155,7 @@ def _first_tokens(
     read = min(tokens, max_tokens)
     if read == 0:
         return FirstDocument(0, "", whole=True)
-    # The sequences of a document are one behind the other, so that reading may go past the end of the first.
+    # The sequences of a document are contiguous, so the read may extend past the end of the first one.
     ids = np.asarray(dataset.get(sequences.start, length=read))
     wrong = ids[(ids < 0) | (ids >= decoder.vocab_size) | (ids != np.floor(ids))]
     if len(wrong):

@@ -1,30 +1,30 @@
-"""Where records are, for whoever goes through the pieces of a plan in order."""
+"""Line numbers of bad records, for readers that process the segments of a plan in order."""
 
-from trackbed.preprocess.pieces import Piece
+from trackbed.preprocess.input_segments import InputSegment
 from trackbed.preprocess.readers import BadRecord
 
-__all__ = ["Places"]
+__all__ = ["LineCounter"]
 
 
-class Places:
-    """Counts the lines of the pieces that have been passed.
+class LineCounter:
+    """Counts the lines of the segments read so far.
 
-    A piece begins somewhere in a file, and who reads it cannot know at which line without reading all before it.
+    A segment starts anywhere in a file, so its reader cannot know the line number without reading everything before.
 
     Args:
-        lines: lines before the next piece in its file, where that does not begin one.
+        lines: lines before the next segment in its file; ignored if that segment starts the file.
     """
 
     def __init__(self, lines: int = 0) -> None:
         self.lines = lines
 
-    def describe(self, piece: Piece, record: BadRecord) -> str:
-        """Where a record of the next piece is, and what is wrong with it: `corpus.jsonl:2: ...`."""
-        return f"{piece.file.path}:{self._before(piece) + record.line + 1}: {record.reason}"
+    def describe(self, segment: InputSegment, record: BadRecord) -> str:
+        """Returns location and fault of a record in the next segment: `corpus.jsonl:2: ...`."""
+        return f"{segment.file.path}:{self._before(segment) + record.line + 1}: {record.reason}"
 
-    def passed(self, piece: Piece, lines: int) -> None:
-        """Go on behind the next piece, which has so many lines."""
-        self.lines = self._before(piece) + lines
+    def advance(self, segment: InputSegment, lines: int) -> None:
+        """Moves past the next segment, which has `lines` lines."""
+        self.lines = self._before(segment) + lines
 
-    def _before(self, piece: Piece) -> int:
-        return 0 if piece.start == 0 else self.lines
+    def _before(self, segment: InputSegment) -> int:
+        return 0 if segment.start == 0 else self.lines

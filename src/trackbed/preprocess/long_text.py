@@ -1,10 +1,9 @@
-"""Tokenising very long texts part by part.
+"""Splitting of very long texts for tokenisation.
 
-Hugging Face `tokenizers` takes more than a hundred bytes of memory for each byte of a text, so that one text
-of hundreds of megabytes fills a machine. Such a text is cut between two words, where the tokens of the parts
-are, one after the other, the tokens of the whole. Whether they are is asked of the tokenizer itself at every
-cut, with the text around it; where no cut passes, as with tokenizers that begin every text with a mark of
-their own, the text stays whole.
+Hugging Face `tokenizers` uses more than a hundred bytes of memory per byte of text, so one text of hundreds of
+megabytes exhausts a machine. A long text is therefore cut between two words, where the concatenated tokens of the
+parts equal the tokens of the whole. Each cut is verified by tokenising the text around it; if no cut passes, as with
+tokenizers that put a mark in front of every text, the text stays whole.
 """
 
 import re
@@ -14,24 +13,24 @@ from typing import Any, Final
 __all__ = ["PART_CHARS", "split_text"]
 
 PART_CHARS: Final = 4 << 20
-"""Texts up to this length are never cut."""
+"""Maximum length of a text that is never cut."""
 
 _WINDOW_CHARS: Final = 4 << 10
 _TRIES: Final = 64
 _STRIDE_CHARS: Final = 64
-# Before a space or a line end between words, and, for scripts without spaces, behind a mark.
+# Before a space or a line end between words, and, for scripts without spaces, after a punctuation mark.
 _BETWEEN_WORDS: Final = re.compile(r"(?<=\S)(?=[ \n]\S)|(?<=\w)(?=\n)|(?<=[^\w\s])(?=\w)")
 
 Tokenize = Callable[[str], Iterable[Any]]
 
 
 def split_text(text: str, tokenize: Tokenize, *, part_chars: int = PART_CHARS) -> Iterator[str]:
-    """Parts of a text whose tokens, one after the other, are the tokens of the text.
+    """Splits a text into parts whose concatenated tokens are the tokens of the text.
 
     Args:
         text: a text of any length.
-        tokenize: token ids of a text.
-        part_chars: characters after which a place for a cut is looked for, at least 1.
+        tokenize: function from a text to its token ids.
+        part_chars: number of characters after which the search for a cut starts, at least 1.
 
     >>> list(split_text("one two three", list, part_chars=5))
     ['one two', ' three']
@@ -47,7 +46,7 @@ def split_text(text: str, tokenize: Tokenize, *, part_chars: int = PART_CHARS) -
 
 
 def _find_cut(text: str, earliest: int, tokenize: Tokenize) -> int | None:
-    """The first place between words, from `earliest` on, where cutting changes no token; None if none is found."""
+    """Returns the first position between words, from `earliest` on, where a cut changes no token; None if not found."""
     position = earliest
     for attempt in range(_TRIES):
         candidate = _BETWEEN_WORDS.search(text, position, position + _WINDOW_CHARS)
@@ -58,6 +57,6 @@ def _find_cut(text: str, earliest: int, tokenize: Tokenize) -> int | None:
         left, right = text[max(0, cut - _WINDOW_CHARS) : cut], text[cut : cut + _WINDOW_CHARS]
         if [*tokenize(left), *tokenize(right)] == [*tokenize(left + right)]:
             return cut
-        # What spoilt this cut is likely to spoil the next ones, too: look ever farther away.
+        # The cause of this failure is likely to affect nearby cuts too, so the stride grows.
         position = cut + 1 + attempt * _STRIDE_CHARS
     return None

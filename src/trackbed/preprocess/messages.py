@@ -1,7 +1,7 @@
-"""Objects with large arrays in them, from one process to another.
+"""Transfer of objects with large arrays between processes.
 
-`multiprocessing` copies an array four times on its way. Here it is copied once, to memory that both share; or where
-that is full, written to the pipe from where it lies, and read to where it stays.
+`multiprocessing` copies an array four times on the way. This module copies it once, to shared memory. If it does not
+fit there, it is written to the pipe without a copy, and read into its final place.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trackbed.preprocess.shared_memory import Slots
+from trackbed.preprocess.shared_memory import SharedSlots
 
 __all__ = ["Received", "receive", "send"]
 
@@ -20,24 +20,26 @@ _NO_SLOT: Final = -1
 
 
 class Received(NamedTuple):
-    """What was sent."""
+    """Message returned by `receive`."""
 
     message: Any
     slot: int | None
-    """Where its arrays lie until somebody else is given the slot; None if they are the receiver's own."""
+    """Slot that holds its arrays until the slot is reused; None if the receiver owns the arrays."""
 
 
-def send(connection: "Connection[Any, Any]", message: Any, slots: Slots | None = None, slot: int | None = None) -> bool:
-    """Send an object that pickles.
+def send(
+    connection: "Connection[Any, Any]", message: Any, slots: SharedSlots | None = None, slot: int | None = None
+) -> bool:
+    """Sends a picklable object.
 
     Args:
-        connection: our end.
+        connection: this end of the pipe.
         message: the object.
-        slots: memory that the other end has too.
-        slot: one of them that is free; None for none.
+        slots: memory shared with the other end.
+        slot: number of a free slot; None to use none.
 
     Returns:
-        Whether it took the slot.
+        True if the arrays were put into the slot.
     """
     buffers: list[pickle.PickleBuffer] = []
     raw = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -45,18 +47,18 @@ def send(connection: "Connection[Any, Any]", message: Any, slots: Slots | None =
     is_shared = slots is not None and slot is not None and slots.fill(slot, views)
     used = slot if is_shared else _NO_SLOT
     head = struct.pack(f"<qq{len(views)}q", used, len(views), *map(len, views))
-    connection.send_bytes(head + raw)  # at once: the other end wakes up once
+    connection.send_bytes(head + raw)  # in one write, so that the other end wakes up once
     for view in () if is_shared else views:
         while view:
             view = view[os.write(connection.fileno(), view) :]
     return is_shared
 
 
-def receive(connection: "Connection[Any, Any]", slots: Slots | None = None) -> Received:
-    """Receive what `send` has sent.
+def receive(connection: "Connection[Any, Any]", slots: SharedSlots | None = None) -> Received:
+    """Receives an object sent by `send`.
 
     Raises:
-        EOFError: the other end is gone.
+        EOFError: the other end is closed.
     """
     received = connection.recv_bytes()
     slot, count = struct.unpack_from("<qq", received)

@@ -1,4 +1,4 @@
-"""Which pairs of indexed files are meant by prefixes, files and folders."""
+"""Resolution of prefixes, files and folders to pairs of indexed files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,11 +12,11 @@ __all__ = ["find_pairs"]
 _SUFFIXES: Final = (".bin", ".idx")
 
 
-def find_pairs(names: Iterable[str], *, besides: str | None = None) -> list[str]:
-    """The prefixes that `names` stand for, in order. Whether there are such pairs is for their reader to say.
+def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]:
+    """Returns the prefixes that `names` stand for, in order. Does not check that the pairs exist.
 
-    One file of a pair stands for the pair. A folder stands for all pairs in it, sorted by name, except the
-    pair `besides`.
+    One file of a pair stands for the pair. A folder stands for all pairs in it, sorted by name, except
+    the pair with the prefix `exclude`.
 
     Raises:
         ArgumentError: a folder has no pair.
@@ -27,16 +27,16 @@ def find_pairs(names: Iterable[str], *, besides: str | None = None) -> list[str]
         if path.suffix in _SUFFIXES:
             prefixes.append(str(path.with_suffix("")))
         elif path.is_dir() and not Path(get_idx_path(name)).exists():
-            prefixes += _pairs_in(path, besides)
+            prefixes += _pairs_in(path, exclude)
         else:
             prefixes.append(name)
     return prefixes
 
 
-def _pairs_in(folder: Path, besides: str | None) -> list[str]:
+def _pairs_in(folder: Path, exclude: str | None) -> list[str]:
     found = {path.with_suffix("") for path in folder.iterdir() if path.suffix in _SUFFIXES}
-    if besides is not None:
-        found = {path for path in found if path.absolute() != Path(besides).absolute()}
+    if exclude is not None:
+        found = {path for path in found if path.absolute() != Path(exclude).absolute()}
     if not found:
         msg = f"{folder}: a folder must have .bin and .idx files, found none"
         raise ArgumentError(msg)

@@ -1,74 +1,74 @@
-"""Cutting the input into chunks that workers take one at a time.
+"""Partition of the input into chunks for the workers.
 
-Files that can be read from the middle are cut by arithmetic: sizes in, byte ranges out. Packed files cannot; one
-process unpacks them as chunks are asked for, and the workers get their lines.
+Files with random access are split by arithmetic: sizes in, byte ranges out. Compressed files have none, so one
+process decompresses them lazily, as chunks are requested, and the workers receive their lines.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trackbed.preprocess.inputs import InputFile, Layout, Packing
-from trackbed.preprocess.pieces import Piece
+from trackbed.preprocess.decompress import read_blocks, read_whole
+from trackbed.preprocess.input_segments import InputSegment
+from trackbed.preprocess.inputs import Compression, InputFile, InputFormat
 from trackbed.preprocess.row_groups import read_row_groups
-from trackbed.preprocess.unpack import read_blocks, read_whole
 
-__all__ = ["Chunk", "plan_chunks"]
+__all__ = ["InputChunk", "plan_chunks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """What a worker tokenises at a time: at least one piece, in the order of the input."""
+class InputChunk:
+    """Unit of work of a worker: at least one segment, in the order of the input."""
 
-    pieces: tuple[Piece, ...]
+    segments: tuple[InputSegment, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of input that are done with when this chunk is."""
-        return sum(piece.stop - piece.start for piece in self.pieces)
+        """Bytes of input that the chunk covers."""
+        return sum(segment.stop - segment.start for segment in self.segments)
 
     def __str__(self) -> str:
-        first, last = self.pieces[0], self.pieces[-1]
-        if len(self.pieces) == 1:
+        first, last = self.segments[0], self.segments[-1]
+        if len(self.segments) == 1:
             return f"{first.file.path}: bytes [{first.start}, {first.stop})"
-        return f"{first.file.path} to {last.file.path} ({len(self.pieces)} pieces)"
+        return f"{first.file.path} to {last.file.path} ({len(self.segments)} segments)"
 
 
-def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_bytes: int) -> Iterator[Chunk]:
-    """Chunks that cover the files in order: parts of large files, and small files together.
+def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_bytes: int) -> Iterator[InputChunk]:
+    """Yields chunks that cover the files in order; splits large files and groups small ones.
 
     Args:
-        files: what is to be read.
-        chunk_bytes: size that the texts of a chunk exceed only where a single plain text, line or row group does, at
-            least 1.
-        max_record_bytes: size that a line or plain text may have, at least 1; larger ones of packed files are passed
-            over.
+        files: input files.
+        chunk_bytes: maximum size of a chunk's texts, at least 1; exceeded only by a single plain text, line or row
+            group.
+        max_record_bytes: maximum size of a line or plain text, at least 1; larger ones in compressed files are
+            skipped.
 
     Raises:
-        FormatError: a packed file is damaged, or is not as large any more as it was.
+        FormatError: a compressed file is damaged, or its size has changed.
     """
-    pieces: list[Piece] = []
+    segments: list[InputSegment] = []
     filled = 0
     for file in files:
-        for piece in _cut(file, chunk_bytes, max_record_bytes):
-            if pieces and filled + piece.text_bytes > chunk_bytes:
-                yield Chunk(tuple(pieces))
-                pieces, filled = [], 0
-            pieces.append(piece)
-            filled += piece.text_bytes
-    if pieces:
-        yield Chunk(tuple(pieces))
+        for segment in _cut(file, chunk_bytes, max_record_bytes):
+            if segments and filled + segment.text_bytes > chunk_bytes:
+                yield InputChunk(tuple(segments))
+                segments, filled = [], 0
+            segments.append(segment)
+            filled += segment.text_bytes
+    if segments:
+        yield InputChunk(tuple(segments))
 
 
-def _cut(file: InputFile, chunk_bytes: int, max_record_bytes: int) -> Iterator[Piece]:
-    if file.layout is Layout.PARQUET:
+def _cut(file: InputFile, chunk_bytes: int, max_record_bytes: int) -> Iterator[InputSegment]:
+    if file.format is InputFormat.PARQUET:
         yield from read_row_groups(file)
-    elif file.packing is not Packing.NONE:
-        if file.layout is Layout.PLAIN_TEXT:
+    elif file.compression is not Compression.NONE:
+        if file.format is InputFormat.PLAIN_TEXT:
             yield read_whole(file, max_bytes=max_record_bytes)
         else:
             yield from read_blocks(file, chunk_bytes, max_line_bytes=max_record_bytes)
-    elif file.layout is Layout.PLAIN_TEXT:
-        yield Piece(file, 0, file.size_bytes)
+    elif file.format is InputFormat.PLAIN_TEXT:
+        yield InputSegment(file, 0, file.size_bytes)
     else:
         for start in range(0, file.size_bytes, chunk_bytes):
-            yield Piece(file, start, min(start + chunk_bytes, file.size_bytes))
+            yield InputSegment(file, start, min(start + chunk_bytes, file.size_bytes))

@@ -1,4 +1,4 @@
-"""Reading a piece of the input: its lines, and the texts in them.
+"""Readers of the lines and texts in a segment of the input.
 
 Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay.
 """
@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.inputs import Layout
-from trackbed.preprocess.pieces import Block, LongRecord, Piece, RowGroup, check_size
+from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup, check_size
+from trackbed.preprocess.inputs import InputFormat
 from trackbed.preprocess.row_groups import LongCell, read_columns
 
-__all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_piece"]
+__all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_segment"]
 
 _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
@@ -22,7 +22,7 @@ _KEYS_SHOWN: Final = 8
 
 
 class RecordError(FormatError):
-    """A record cannot be used; the message says what must hold and what was found, the caller knows where."""
+    """A record is bad; the message states what must hold and what was found, and the caller adds the location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Record:
     """The texts of one record."""
 
     line: int
-    """Line in its piece, from 0."""
+    """Line in its segment, from 0."""
     texts: tuple[str, ...]
-    """One for each key."""
+    """One text per key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +40,32 @@ class BadRecord:
     """A record that cannot be used."""
 
     line: int
-    """Line in its piece, from 0."""
+    """Line in its segment, from 0."""
     reason: str
 
 
-def read_piece(piece: Piece, *, keys: Sequence[str], max_record_bytes: int) -> Iterator[Record | BadRecord | None]:
-    """Yields what each line of a piece holds, None for a blank one; a plain text is one record, as is a row.
+def read_segment(
+    segment: InputSegment, *, keys: Sequence[str], max_record_bytes: int
+) -> Iterator[Record | BadRecord | None]:
+    """Yields a record for each line of a segment, None for a blank one; a plain text is one record, as is a row.
 
     Args:
-        piece: what to read.
-        keys: keys of the texts in a JSON record, or columns, at least one; a plain text is the text of the only key.
-        max_record_bytes: size that one line, one plain text or one cell may have, at least 1; a larger line or plain
+        segment: segment to read.
+        keys: keys of the texts in a JSON record, or names of columns, at least one; exactly one for a plain text.
+        max_record_bytes: maximum size of one line, one plain text or one cell, at least 1; a larger line or plain
             text is not held in memory.
 
     Raises:
-        FormatError: the file's size is not what it was when the work was planned.
+        FormatError: the size of the file has changed since planning.
     """
-    if piece.file.layout is Layout.PLAIN_TEXT:
-        yield _read_plain(piece, max_record_bytes)
+    if segment.file.format is InputFormat.PLAIN_TEXT:
+        yield _read_plain(segment, max_record_bytes)
         return
-    if isinstance(piece, RowGroup):
-        for number, values in enumerate(read_columns(piece, keys, max_cell_bytes=max_record_bytes)):
+    if isinstance(segment, RowGroup):
+        for number, values in enumerate(read_columns(segment, keys, max_cell_bytes=max_record_bytes)):
             yield _as_record(number, keys, values)
         return
-    for number, line in enumerate(read_lines(piece, max_bytes=max_record_bytes)):
+    for number, line in enumerate(read_lines(segment, max_bytes=max_record_bytes)):
         if line is None:
             yield BadRecord(number, f"a line must have at most {max_record_bytes:,} bytes, found more")
             continue
@@ -71,7 +73,7 @@ def read_piece(piece: Piece, *, keys: Sequence[str], max_record_bytes: int) -> I
             yield None
             continue
         try:
-            if number == 0 and piece.start == 0:
+            if number == 0 and segment.start == 0:
                 _check_beginning(line)
             record: Record | BadRecord = Record(number, parse_record(line, keys))
         except RecordError as error:
@@ -79,17 +81,17 @@ def read_piece(piece: Piece, *, keys: Sequence[str], max_record_bytes: int) -> I
         yield record
 
 
-def read_lines(piece: Piece, *, max_bytes: int) -> Iterator[bytes | None]:
-    """Yields the lines that begin inside a piece, with their line ends; None for one that is too long.
+def read_lines(segment: InputSegment, *, max_bytes: int) -> Iterator[bytes | None]:
+    """Yields the lines that start inside a segment, with their line ends; None for a line that is too long.
 
     Args:
-        piece: a part of a file of lines.
-        max_bytes: size that a line may have without its end, at least 1.
+        segment: segment of a file of lines.
+        max_bytes: maximum size of a line without its end, at least 1.
     """
-    if isinstance(piece, LongRecord):
+    if isinstance(segment, LongRecord):
         yield None
         return
-    text, is_whole = (piece.text, True) if isinstance(piece, Block) else _read_range(piece, max_bytes)
+    text, is_whole = (segment.text, True) if isinstance(segment, Block) else _read_range(segment, max_bytes)
     start = 0
     while start < len(text):
         stop = text.find(b"\n", start) + 1 or len(text)
@@ -99,15 +101,15 @@ def read_lines(piece: Piece, *, max_bytes: int) -> Iterator[bytes | None]:
         start = stop
 
 
-def _read_range(piece: Piece, max_line_bytes: int) -> tuple[bytes, bool]:
-    """Reads the lines that begin inside a piece, at once. False if the last one is too long and was not read whole."""
-    with piece.file.path.open("rb", buffering=0) as file:
-        check_size(file, piece.file)
-        # A line begins where the byte before it is a line end. Looking no further than the end of the piece
-        # keeps the pieces inside one very long line from each reading all the rest of it.
-        before = min(piece.start, 1)
-        file.seek(piece.start - before)
-        text = _read_exactly(file, piece.stop - piece.start + before)
+def _read_range(segment: InputSegment, max_line_bytes: int) -> tuple[bytes, bool]:
+    """Reads the lines that start inside a segment; the flag is False if the last one is too long, and so incomplete."""
+    with segment.file.path.open("rb", buffering=0) as file:
+        check_size(file, segment.file)
+        # A line starts after a line end. Searching no further than the end of the segment keeps the segments
+        # inside one very long line from each reading the rest of that line.
+        before = min(segment.start, 1)
+        file.seek(segment.start - before)
+        text = _read_exactly(file, segment.stop - segment.start + before)
         if before:
             text = text[text.find(b"\n") + 1 or len(text) :]
         if text.endswith(b"\n") or not text:
@@ -125,9 +127,9 @@ def _read_exactly(file: BinaryIO, size_bytes: int) -> bytes:
 
 
 def _rest_of_line(file: BinaryIO, max_bytes: int) -> bytes | None:
-    """Reads what is left of a line that goes on, with its end; None if that is more than `max_bytes` without the end.
+    """Reads the rest of a line, with its end; None if it has more than `max_bytes` without the end.
 
-    Where the end is not near, it is looked for before anything is kept.
+    If the end is not in the first read, searches for it before holding any data.
     """
     start = file.tell()
     size = 0
@@ -146,10 +148,10 @@ def _rest_of_line(file: BinaryIO, max_bytes: int) -> bytes | None:
 
 
 def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
-    """The texts that a JSON object has under `keys`.
+    """Returns the texts of a JSON object under `keys`.
 
     Raises:
-        RecordError: it is no JSON object, a key is missing, or its value no string.
+        RecordError: the line is no JSON object, a key is missing, or a value is no string.
 
     >>> parse_record(b'{"title": "A", "text": "B"}', ["text", "title"])
     ('B', 'A')
@@ -186,20 +188,20 @@ def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Rec
     return Record(number, values)
 
 
-def _read_plain(piece: Piece, max_bytes: int) -> Record | BadRecord:
-    if isinstance(piece, LongRecord) or (not isinstance(piece, Block) and piece.file.size_bytes > max_bytes):
+def _read_plain(segment: InputSegment, max_bytes: int) -> Record | BadRecord:
+    if isinstance(segment, LongRecord) or (not isinstance(segment, Block) and segment.file.size_bytes > max_bytes):
         return BadRecord(0, f"a plain text must have at most {max_bytes:,} bytes, found more")
-    raw = piece.text if isinstance(piece, Block) else _read_all(piece)
+    raw = segment.text if isinstance(segment, Block) else _read_all(segment)
     try:
         return Record(0, (raw.decode(),))
     except UnicodeDecodeError as error:
         return BadRecord(raw.count(b"\n", 0, error.start), _why_no_text(error))
 
 
-def _read_all(piece: Piece) -> bytes:
-    with piece.file.path.open("rb", buffering=0) as file:
-        check_size(file, piece.file)
-        return _read_exactly(file, piece.file.size_bytes)
+def _read_all(segment: InputSegment) -> bytes:
+    with segment.file.path.open("rb", buffering=0) as file:
+        check_size(file, segment.file)
+        return _read_exactly(file, segment.file.size_bytes)
 
 
 def _check_beginning(line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What was read and written: counts that grow chunk by chunk, and the report of them."""
+"""Counts of everything read and written, and the report of them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -6,8 +6,8 @@ from typing import Any, Final
 from trackbed.errors import FormatError
 from trackbed.preprocess.config import PreprocessConfig, output_prefix
 from trackbed.preprocess.inputs import Inputs
-from trackbed.preprocess.line_numbers import Places
-from trackbed.preprocess.plan import Chunk
+from trackbed.preprocess.line_numbers import LineCounter
+from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
 
 __all__ = ["Output", "Report", "Tally"]
@@ -24,10 +24,10 @@ class Output:
     documents: int
     tokens: int
     dropped: int
-    """Texts that gave no tokens, and so no document."""
+    """Texts without tokens, which become no document."""
 
     def with_more(self, found: KeyTokens) -> "Output":
-        """The same with the documents of one more chunk."""
+        """Returns a copy that includes the documents of one more chunk."""
         return replace(
             self,
             documents=self.documents + len(found.lengths),
@@ -38,7 +38,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was read, and what was written."""
+    """Counts of everything read and written."""
 
     outputs: tuple[Output, ...]
     files: int
@@ -46,21 +46,21 @@ class Report:
     records: int
     """JSON records and plain texts, usable or not."""
     blank: int
-    """Lines without a record."""
+    """Blank lines."""
     bad: int
-    """Records that were left out."""
+    """Records that were skipped."""
     first_bad: tuple[str, ...]
-    """Where the first of them are, and what is wrong with them: at most 20."""
+    """Locations and faults of the first bad records, at most 20."""
     left_out_files: int
-    """Files in folders that were not read, as their suffix is unknown."""
+    """Files in folders that were skipped, as their suffix is unknown."""
 
 
 class Tally:
-    """What the chunks have had so far, taken in the order of the plan: only so are line numbers known.
+    """Running counts over the chunks, added in the order of the plan, which the line numbers depend on.
 
     Args:
-        config: what was asked for.
-        inputs: all the input.
+        config: options of the run.
+        inputs: all input files.
     """
 
     def __init__(self, config: PreprocessConfig, inputs: Inputs) -> None:
@@ -71,25 +71,25 @@ class Tally:
         self._inputs = inputs
         self._records = self._blank = self._bad = 0
         self._first_bad: list[str] = []
-        self._places = Places()
+        self._line_counter = LineCounter()
 
-    def add(self, chunk: Chunk, result: TokenisedChunk) -> None:
-        """Count what was found in the next chunk.
+    def add(self, chunk: InputChunk, result: TokenisedChunk) -> None:
+        """Adds the counts of the next chunk.
 
         Raises:
-            FormatError: there is a bad record, and those are not skipped.
+            FormatError: the chunk has a bad record, and `config.skip_bad` is False.
         """
-        for piece, found in zip(chunk.pieces, result.pieces, strict=False):
+        for segment, found in zip(chunk.segments, result.segments, strict=False):
             for record in found.bad:
-                self._add_bad(self._places.describe(piece, record))
-            self._places.passed(piece, found.lines)
+                self._add_bad(self._line_counter.describe(segment, record))
+            self._line_counter.advance(segment, found.lines)
             self._records += found.records
             self._blank += found.blank
         self.outputs = [output.with_more(texts) for output, texts in zip(self.outputs, result.keys, strict=True)]
         self.done_bytes += chunk.size_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """All counts, as JSON values: a tally of the same input goes on from them."""
+        """Returns all counts as JSON values, for `restore`."""
         return {
             "done_bytes": self.done_bytes,
             "outputs": [[one.documents, one.tokens, one.dropped] for one in self.outputs],
@@ -97,11 +97,11 @@ class Tally:
             "blank": self._blank,
             "bad": self._bad,
             "first_bad": self._first_bad,
-            "lines": self._places.lines,
+            "lines": self._line_counter.lines,
         }
 
-    def go_on(self, counts: dict[str, Any]) -> None:
-        """Go on from what `to_json` gave."""
+    def restore(self, counts: dict[str, Any]) -> None:
+        """Sets the counts to those that `to_json` returned for the same input."""
         self.done_bytes = counts["done_bytes"]
         self.outputs = [
             replace(output, documents=documents, tokens=tokens, dropped=dropped)
@@ -109,7 +109,7 @@ class Tally:
         ]
         self._records, self._blank, self._bad = counts["records"], counts["blank"], counts["bad"]
         self._first_bad = list(counts["first_bad"])
-        self._places = Places(counts["lines"])
+        self._line_counter = LineCounter(counts["lines"])
 
     def _add_bad(self, message: str) -> None:
         if not self._skip_bad:
@@ -119,7 +119,7 @@ class Tally:
             self._first_bad.append(message)
 
     def report(self) -> Report:
-        """What came of it all."""
+        """Returns the report of the counts."""
         return Report(
             outputs=tuple(self.outputs),
             files=len(self._inputs.files),

@@ -1,8 +1,8 @@
-"""What a run keeps of its work while it lasts, so that the same command goes on after a kill.
+"""Saving the work of a run, so that the same command resumes after a kill.
 
-The folder `<output>.unfinished` holds, for each key, the tokens of all shards that are done (which become the `.bin`)
-and the lengths of their documents, and one record, renamed into place, that says how far both have come. Bytes behind
-that are cut off. Nothing is flushed to the disk for it: sums in the record tell whether all of it got there.
+The folder `<output>.unfinished` holds, for each key, the tokens up to the last save (a file that becomes the `.bin`)
+and the lengths of their documents. The file `record.json`, renamed into place, gives the valid size of each; bytes
+beyond it are truncated. No fsync: checksums in the record show whether all data reached the disk.
 
 Shapes: D documents of a key.
 """
@@ -25,14 +25,14 @@ from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import InputFile
-from trackbed.preprocess.plan import Chunk
+from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.report import Tally
 from trackbed.preprocess.tokenise import ChunkTokenizer
-from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_kept_name
+from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 
-__all__ = ["Begun", "Keeper", "decisions"]
+__all__ = ["SavedState", "UnfinishedFolder", "decisions"]
 
 FORMAT: Final = "trackbed-unfinished"
 VERSION: Final = 1
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkTokenizer) -> dict[str, Any] | None:
-    """Everything that decides what has been done after so many chunks; None if the tokenizer has no fingerprint."""
+    """Returns everything that decides the output of each chunk; None if the tokenizer has no fingerprint."""
     identity = getattr(work.tokenizer, "fingerprint", None)
     if identity is None:
         return None
@@ -51,7 +51,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
         "trackbed": __version__,
         "tokenizer": str(identity),
         "inputs": [
-            [str(file.path.absolute()), file.layout.value, file.packing.value, stat.st_size, stat.st_mtime_ns]
+            [str(file.path.absolute()), file.format.value, file.compression.value, stat.st_size, stat.st_mtime_ns]
             for file, stat in stats
         ],
         "json_keys": list(config.json_keys),
@@ -63,114 +63,114 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """How far the work has come."""
+class SavedState:
+    """State of a run at its last save."""
 
     chunks: int
-    """Chunks that are done with."""
+    """Number of chunks done."""
     counts: dict[str, Any]
-    """Those of the tally then."""
+    """Counts of the tally after those chunks."""
     tokens: tuple[FileSum, ...]
-    """What each `.bin` begins with."""
+    """Size and checksums of the valid part of each `.bin`."""
     lengths: tuple[FileSum, ...]
-    """What each file of lengths begins with."""
+    """Size and checksums of the valid part of each file of lengths."""
     ended: bool
-    """Whether there are no more chunks."""
+    """True if these are all chunks."""
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Begun":
-        """What a record says; it may raise anything where it is none."""
+    def from_json(cls, fields: dict[str, Any]) -> "SavedState":
+        """Parses `record.json`; may raise any exception if the record is invalid."""
         tokens, lengths = (tuple(FileSum.from_json(one) for one in fields[name]) for name in ("tokens", "lengths"))
         return cls(
             chunks=fields["chunks"], counts=fields["counts"], tokens=tokens, lengths=lengths, ended=fields["ended"]
         )
 
 
-class Keeper:
-    """Keeps the work of one run, or finds what another has kept.
+class UnfinishedFolder:
+    """Folder of saved work: saves that of a run, or restores that of an earlier run.
 
     Args:
-        config: what is asked for.
-        decided: everything that decides the work; None if nothing is to be kept.
+        config: options of the run.
+        decided: everything that decides the output, see `decisions`; None to save nothing.
     """
 
     def __init__(self, config: PreprocessConfig, decided: dict[str, Any] | None) -> None:
-        self.begun: Begun | None = None
-        """What was found, where `reopen` has found any."""
-        self.has_kept = False
-        """Whether there is something to go on from."""
+        self.saved: SavedState | None = None
+        """State of the earlier run, if `reopen_builders` found one; else None."""
+        self.has_saved = False
+        """True if the folder holds work to resume from."""
         self._config = config
         self._folder = Path(f"{config.output}{UNFINISHED_SUFFIX}")
         self._record = self._folder / RECORD_NAME
-        self._decided = None if decided is None else fingerprint(decided)
+        self._fingerprint = None if decided is None else fingerprint(decided)
         self._sums = [Checksum() for _ in config.json_keys]  # of the files of lengths
         self._chunks = 0
-        self._waiting_bytes = 0
+        self._unsaved_bytes = 0
         self._lock: int | None = None
 
-    def reopen(self, bin_paths: Sequence[str], dtype: type[np.number[Any]]) -> list[IndexedDatasetBuilder]:
-        """Builders that go on where a killed run of the same work was; none if there was none."""
-        if self._decided is None or not self._folder.is_dir() or not self._claim():
+    def reopen_builders(self, bin_paths: Sequence[str], dtype: type[np.number[Any]]) -> list[IndexedDatasetBuilder]:
+        """Returns builders that resume an earlier run with the same decisions; an empty list if there is none."""
+        if self._fingerprint is None or not self._folder.is_dir() or not self._acquire():
             return []
         builders: list[IndexedDatasetBuilder] = []
         try:
-            begun = self._read()
+            saved = self._read()
             for number, path in enumerate(bin_paths):
-                builders.append(self._reopen_one(number, path, dtype, begun))
+                builders.append(self._reopen_one(number, path, dtype, saved))
         except (FormatError, OSError, ValueError) as error:
-            logger.warning("%s: what was kept there cannot be used, the work begins anew: %s", self._folder, error)
+            logger.warning("%s: the saved work cannot be used, starting over: %s", self._folder, error)
             for builder in builders:
                 builder.discard()
-            self._empty()
+            self._delete_saved()
             return []
-        self.begun, self.has_kept, self._chunks = begun, True, begun.chunks
+        self.saved, self.has_saved, self._chunks = saved, True, saved.chunks
         return builders
 
-    def passed(self, chunk: Chunk, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
-        """Take note of the next chunk, which builders and tally have had, and keep it if a shard is full."""
+    def after_chunk(self, chunk: InputChunk, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
+        """Counts a chunk that builders and tally have processed, and saves once per save interval."""
         self._chunks += 1
-        self._waiting_bytes += chunk.size_bytes
-        if self._waiting_bytes >= self._config.shard_bytes:
-            self._keep(builders, tally, ended=False)
+        self._unsaved_bytes += chunk.size_bytes
+        if self._unsaved_bytes >= self._config.save_interval_bytes:
+            self._save(builders, tally, ended=False)
 
-    def ended(self, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
-        """Take note that there are no more chunks."""
-        if self.has_kept:
-            self._keep(builders, tally, ended=True)
+    def after_last_chunk(self, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
+        """Saves the state after the last chunk, if anything was saved before."""
+        if self.has_saved:
+            self._save(builders, tally, ended=True)
 
     def clear(self) -> None:
-        """Remove what was kept, as the work is done."""
+        """Deletes the saved work, as it is no longer needed."""
         if self._lock is not None:
-            self._empty()
-            self.has_kept = False
+            self._delete_saved()
+            self.has_saved = False
 
     def close(self) -> None:
-        """Let others have the folder; it goes if nothing is kept in it."""
+        """Unlocks the folder, and removes it if it holds no saved work."""
         if self._lock is None:
             return
-        if not self.has_kept:
+        if not self.has_saved:
             (self._folder / LOCK_NAME).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # somebody's own files are in it
+            with contextlib.suppress(OSError):  # not empty: it holds files of the user
                 self._folder.rmdir()
         os.close(self._lock)
         self._lock = None
 
-    def _keep(self, builders: Sequence[IndexedDatasetBuilder], tally: Tally, *, ended: bool) -> None:
-        if self._decided is None or not self._claim():
+    def _save(self, builders: Sequence[IndexedDatasetBuilder], tally: Tally, *, ended: bool) -> None:
+        if self._fingerprint is None or not self._acquire():
             return
         tokens = [builder.keep(self._tokens_path(number)) for number, builder in enumerate(builders)]
-        lengths = [self._keep_lengths(number, builder) for number, builder in enumerate(builders)]
-        begun = Begun(
+        lengths = [self._append_lengths(number, builder) for number, builder in enumerate(builders)]
+        saved = SavedState(
             chunks=self._chunks, counts=tally.to_json(), tokens=tuple(tokens), lengths=tuple(lengths), ended=ended
         )
-        record = {"format": FORMAT, "version": VERSION, "fingerprint": self._decided, **asdict(begun)}
+        record = {"format": FORMAT, "version": VERSION, "fingerprint": self._fingerprint, **asdict(saved)}
         partial = new_partial(self._record)
         write_new(partial, json.dumps(record).encode())
         publish(partial, self._record)
-        self.has_kept, self._waiting_bytes = True, 0
+        self.has_saved, self._unsaved_bytes = True, 0
 
-    def _keep_lengths(self, number: int, builder: IndexedDatasetBuilder) -> FileSum:
-        """Append the lengths of the documents that came since the last time."""
+    def _append_lengths(self, number: int, builder: IndexedDatasetBuilder) -> FileSum:
+        """Appends the lengths of the documents added since the last save."""
         checksum = self._sums[number]
         known = checksum.size_bytes // _LENGTH.itemsize
         data = np.array(builder.sequence_lengths[known:], dtype=_LENGTH).tobytes()
@@ -183,42 +183,42 @@ class Keeper:
         checksum.update(data)
         return FileSum.of(checksum)
 
-    def _read(self) -> Begun:
-        """The record of the same work.
+    def _read(self) -> SavedState:
+        """Reads the record of an earlier run with the same decisions.
 
         Raises:
-            FormatError: there is none, or one of other work.
+            FormatError: the record is invalid, or that of other decisions.
         """
         try:
             record = json.loads(self._record.read_bytes())
             found = (record["format"], record["version"], record["fingerprint"])
-            begun = Begun.from_json(record)
+            saved = SavedState.from_json(record)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            msg = f"{self._record}: must be the record of a run: {error!r}"
+            msg = f"{self._record}: must be the record of a run, found {error!r}"
             raise FormatError(msg) from error
-        if found != (FORMAT, VERSION, self._decided):
+        if found != (FORMAT, VERSION, self._fingerprint):
             msg = f"{self._record}: must be of the same inputs, options, tokenizer and version, found others"
             raise FormatError(msg)
-        if begun.counts["bad"] and not self._config.skip_bad:
-            msg = f"{self._record}: bad records must not be skipped, found {begun.counts['bad']} that were"
+        if saved.counts["bad"] and not self._config.skip_bad:
+            msg = f"{self._record}: bad records must not have been skipped, found {saved.counts['bad']} that were"
             raise FormatError(msg)
-        return begun
+        return saved
 
     def _reopen_one(
-        self, number: int, bin_path: str, dtype: type[np.number[Any]], begun: Begun
+        self, number: int, bin_path: str, dtype: type[np.number[Any]], saved: SavedState
     ) -> IndexedDatasetBuilder:
-        partial, wanted = self._tokens_path(number), begun.lengths[number]
-        if begun.ended and not partial.exists():
-            # Killed after this one had left the folder, on its way to its final name, and before all were there.
+        partial, wanted = self._tokens_path(number), saved.lengths[number]
+        if saved.ended and not partial.exists():
+            # The run was killed after it had moved this file out of the folder, and before all pairs had appeared.
             pending = PairFiles.of(bin_path.removesuffix(".bin")).pending.bin
             os.link(pending if pending.exists() else bin_path, partial)
         raw = memoryview(self._lengths_path(number).read_bytes())[: wanted.size_bytes]
         self._sums[number] = checksum_bytes(raw)
         if FileSum.of(self._sums[number]) != wanted:
-            msg = f"{self._lengths_path(number)}: must begin with the {wanted.size_bytes} bytes that were kept"
+            msg = f"{self._lengths_path(number)}: must begin with the {wanted.size_bytes} bytes that were saved"
             raise FormatError(msg)
         lengths = np.frombuffer(raw, dtype=_LENGTH)
-        written = begun.tokens[number]
+        written = saved.tokens[number]
         return IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, lengths=lengths)
 
     def _tokens_path(self, number: int) -> Path:
@@ -227,17 +227,17 @@ class Keeper:
     def _lengths_path(self, number: int) -> Path:
         return self._folder / f"{number}.lengths"
 
-    def _empty(self) -> None:
-        """Remove all that runs keep."""
-        # The record first: without it, the rest means nothing.
+    def _delete_saved(self) -> None:
+        """Deletes all files that runs save."""
+        # The record first: the other files are meaningless without it.
         self._record.unlink(missing_ok=True)
         clear_dead_partials(self._folder, final_name=self._record.name)
-        for path in [path for path in self._folder.iterdir() if is_kept_name(path.name)]:
+        for path in [path for path in self._folder.iterdir() if is_saved_name(path.name)]:
             path.unlink()
         self._sums = [Checksum() for _ in self._sums]
 
-    def _claim(self) -> bool:
-        """Take the folder, made where there is none, unless a living process has it."""
+    def _acquire(self) -> bool:
+        """Locks the folder, creating it if needed. Returns False if a live process holds the lock."""
         if self._lock is not None:
             return True
         existed = self._folder.is_dir()
@@ -246,15 +246,15 @@ class Keeper:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            same = os.path.samestat(os.fstat(lock), os.stat(path))  # noqa: PTH116  not if its last owner has just left
+            same = os.path.samestat(os.fstat(lock), os.stat(path))  # noqa: PTH116  False if removed
         except OSError:
             same = False
         if not same:
             os.close(lock)
-            logger.warning("%s: another process has it, nothing is kept of this run", self._folder)
-            self._decided = None
+            logger.warning("%s: locked by another process, so this run saves nothing", self._folder)
+            self._fingerprint = None
             return False
         self._lock = lock
         if existed and self._chunks:
-            self._empty()  # somebody else's, who came after our start and is gone
+            self._delete_saved()  # left by a process that started after this one and has exited
         return True

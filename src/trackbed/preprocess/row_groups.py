@@ -1,4 +1,4 @@
-"""Reading Parquet files, of which every row group can be read alone."""
+"""Readers of Parquet files, whose row groups are independent."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
+from trackbed.preprocess.input_segments import RowGroup, check_size
 from trackbed.preprocess.inputs import InputFile
-from trackbed.preprocess.pieces import RowGroup, check_size
 
 __all__ = ["LongCell", "read_columns", "read_row_groups"]
 
@@ -19,17 +19,17 @@ _NAMES_SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LongCell:
-    """Stands for a value that is larger than a cell may be."""
+    """Placeholder for a value that exceeds the size limit of a cell."""
 
     size_bytes: int
     max_bytes: int
 
 
 def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
-    """The row groups of a Parquet file.
+    """Yields the row groups of a Parquet file.
 
     Raises:
-        FormatError: it is no such file, or is not as large any more as it was.
+        FormatError: the file is no Parquet file, or its size has changed since planning.
     """
     with _opened(file) as found:
         groups = [found.metadata.row_group(number) for number in range(found.metadata.num_row_groups)]
@@ -40,32 +40,32 @@ def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
         yield RowGroup(file, start, stop, number, sizes[number])
 
 
-def read_columns(piece: RowGroup, names: Sequence[str], *, max_cell_bytes: int) -> Iterator[tuple[Any, ...]]:
-    """Yields the values of each row in the columns of these names.
+def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int) -> Iterator[tuple[Any, ...]]:
+    """Yields the values of each row in the named columns.
 
     Args:
-        piece: the rows to read.
+        segment: rows to read.
         names: at least one column.
-        max_cell_bytes: size that a string may have, at least 1.
+        max_cell_bytes: maximum size of a string, at least 1.
 
     Returns:
-        For each row a tuple of strings, None, a `LongCell`, or the error that says why a value is no text.
+        For each row a tuple with, per column, a string, None, a `LongCell`, or the error that decoding raised.
 
     Raises:
-        FormatError: it has no such column, or several, or one of something else than strings; or it is damaged.
+        FormatError: a column is missing, ambiguous, or not of strings; or the file is damaged.
     """
-    library = require("pyarrow", where=piece.file.path)
-    with _opened(piece.file) as found:
+    library = require("pyarrow", where=segment.file.path)
+    with _opened(segment.file) as found:
         for name in names:
-            _check_column(piece.file, found.schema_arrow, name)
+            _check_column(segment.file, found.schema_arrow, name)
         try:
             for batch in found.iter_batches(
-                _BATCH_ROWS, row_groups=[piece.number], columns=list(names), use_threads=False
+                _BATCH_ROWS, row_groups=[segment.number], columns=list(names), use_threads=False
             ):
                 columns = (_values(batch.column(name), max_cell_bytes) for name in names)
                 yield from zip(*columns, strict=True)
         except (library.ArrowException, OSError) as error:
-            msg = f"{piece.file.path}: must be a whole Parquet file, found in row group {piece.number}: {error}"
+            msg = f"{segment.file.path}: must be a complete Parquet file, found in row group {segment.number}: {error}"
             raise FormatError(msg) from error
 
 
@@ -82,7 +82,7 @@ def _opened(file: InputFile) -> Any:
 
 
 def _values(column: Any, max_bytes: int) -> Iterator[Any]:
-    """Returns the values of a column, one by one where a dictionary may hold one large text for many rows."""
+    """Returns the values of a column; converts one at a time if a dictionary may share one large text among rows."""
     if column.nbytes <= max_bytes and not hasattr(column, "dictionary"):
         with contextlib.suppress(UnicodeDecodeError):
             return iter(column.to_pylist())
@@ -96,7 +96,9 @@ def _cells(column: Any, max_bytes: int) -> Iterator[Any]:
 
 
 def _size_bytes(cell: Any) -> int:
-    value = cell.value if hasattr(cell, "dictionary") else cell  # of a dictionary, the text that is meant
+    value = (
+        cell.value if hasattr(cell, "dictionary") else cell
+    )  # for a dictionary column, the text that the code refers to
     buffer = value.as_buffer() if value.is_valid else None
     return 0 if buffer is None else int(buffer.size)
 
@@ -104,7 +106,7 @@ def _size_bytes(cell: Any) -> int:
 def _text(cell: Any) -> str | UnicodeDecodeError | None:
     try:
         value: str | None = cell.as_py()
-    except UnicodeDecodeError as error:  # nothing checks the strings of a file before somebody wants them
+    except UnicodeDecodeError as error:  # pyarrow validates strings only on access
         return error
     return value
 

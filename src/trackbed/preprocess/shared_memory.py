@@ -1,4 +1,4 @@
-"""Memory that one process fills and another reads, so that large arrays need not go through a pipe."""
+"""Shared memory that passes large arrays between two processes without a pipe."""
 
 import mmap
 import os
@@ -7,20 +7,20 @@ from itertools import accumulate
 from multiprocessing import reduction
 from typing import Any, Final
 
-__all__ = ["NUM_SLOTS", "Slots"]
+__all__ = ["NUM_SLOTS", "SharedSlots"]
 
 NUM_SLOTS: Final = 8
-_SLOT_BYTES: Final = 32 << 20  # of addresses: memory is taken when it is written to
+_SLOT_BYTES: Final = 32 << 20  # of address space: pages are allocated on first write
 _ALIGNMENT: Final = 64
 
 
-class Slots:
-    """Slots of shared memory, which whoever sends fills and whoever receives reads.
+class SharedSlots:
+    """Slots of shared memory, written by the sender and read by the receiver.
 
-    Pickles on its way to a process that is being started. Its memory goes with the last of the two.
+    Picklable only while a child process is started. The memory is freed when both processes have released it.
 
     Args:
-        descriptor: an open file of memory.
+        descriptor: file descriptor of an anonymous memory file (`memfd_create`).
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -28,8 +28,8 @@ class Slots:
         self._memory = mmap.mmap(descriptor, NUM_SLOTS * _SLOT_BYTES)
 
     @classmethod
-    def create(cls) -> "Slots | None":
-        """New ones; None where the system has no files of memory, or no room for them."""
+    def create(cls) -> "SharedSlots | None":
+        """Allocates new slots; None if the system has no anonymous memory files, or too little memory."""
         if not hasattr(os, "memfd_create"):
             return None
         try:
@@ -46,7 +46,7 @@ class Slots:
         return _reopen, (reduction.DupFd(self._descriptor),)
 
     def fill(self, slot: int, buffers: Sequence[memoryview]) -> bool:
-        """Copy the bytes of buffers to a slot, one behind the other. Returns whether they fit."""
+        """Copies buffers into a slot, one after the other. Returns False if they do not fit."""
         starts = _starts([len(buffer) for buffer in buffers])
         if starts[-1] > _SLOT_BYTES:
             return False
@@ -56,15 +56,15 @@ class Slots:
         return True
 
     def views(self, slot: int, sizes: Sequence[int]) -> list[memoryview]:
-        """What lies in a slot, in parts of these sizes in bytes."""
+        """Returns views of the buffers in a slot, given their sizes in bytes."""
         memory = memoryview(self._memory)[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES]
         return [memory[start : start + size] for start, size in zip(_starts(sizes), sizes, strict=False)]
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where parts of these sizes begin in a slot, aligned; and where they end."""
+    """Returns the aligned offsets of buffers of these sizes in a slot, followed by their end."""
     return [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
 
 
-def _reopen(descriptor: Any) -> Slots:
-    return Slots(descriptor.detach())
+def _reopen(descriptor: Any) -> SharedSlots:
+    return SharedSlots(descriptor.detach())

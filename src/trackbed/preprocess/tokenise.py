@@ -1,6 +1,6 @@
-"""Tokenising one chunk of the input: what a worker does.
+"""Tokenisation of one chunk of the input, run by a worker.
 
-Shapes: D documents of one key in the chunk, T tokens of them all.
+Shapes: D documents of one key in the chunk, T tokens of all of them.
 """
 
 import contextlib
@@ -15,55 +15,55 @@ import numpy.typing as npt
 from trackbed.datasets.one_core import one_core
 from trackbed.kernels import narrow
 from trackbed.preprocess.long_text import PART_CHARS, split_text
-from trackbed.preprocess.plan import Chunk
-from trackbed.preprocess.readers import BadRecord, Record, read_piece
+from trackbed.preprocess.plan import InputChunk
+from trackbed.preprocess.readers import BadRecord, Record, read_segment
 
-__all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedPiece"]
+__all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedSegment"]
 
-_BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids on their way
-_LONG_TOKENS: Final = 128  # in the middle: where documents are longer, they are copied one by one
+_BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
+_LONG_TOKENS: Final = 128  # mean length above which documents are copied one by one
 
 Ids = npt.NDArray[Any]
 
 
 class BatchTokenizer(Protocol):
-    """What preprocessing needs of a tokenizer. Where it runs in other processes, it must pickle."""
+    """Interface of a tokenizer for preprocessing. Must be picklable to run in worker processes."""
 
     @property
     def eod(self) -> int:
-        """Id that ends a document."""
+        """Id of the end-of-document token."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in `[0, vocab_size)`."""
+        """Number of ids, which are in `[0, vocab_size)`."""
 
     def tokenize_batch(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Token ids of each text; raises if one of them cannot be tokenised."""
+        """Returns the token ids of each text; raises if one of the texts cannot be tokenised."""
 
 
 @runtime_checkable
 class FlatTokenizer(Protocol):
-    """A tokenizer that makes no list of each text's tokens, and so takes no time by token in Python."""
+    """Interface of a tokenizer that returns arrays, and so spends no Python time per token."""
 
     def tokenize_flat(self, texts: Sequence[str]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """`[T]` ids of all texts, one behind the other, and `[D + 1]` where those of each begin."""
+        """Returns the `[T]` concatenated ids of all texts, and the `[D + 1]` offsets of the texts in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTokens:
-    """The documents of one key."""
+    """Documents of one key."""
 
     tokens: npt.NDArray[Any]
     """`[T]` in the dtype of the file."""
     lengths: npt.NDArray[np.int64]
     """`[D]` tokens in each document, at least 1."""
     dropped: int
-    """Texts that gave no tokens."""
+    """Number of texts without tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenisedPiece:
-    """What was found in one piece of the chunk."""
+class TokenisedSegment:
+    """Counts and bad records of one segment of the chunk."""
 
     lines: int
     blank: int
@@ -73,44 +73,44 @@ class TokenisedPiece:
 
 @dataclass(frozen=True, slots=True)
 class TokenisedChunk:
-    """A chunk's documents."""
+    """Documents and counts of one chunk."""
 
     keys: tuple[KeyTokens, ...]
-    pieces: tuple[TokenisedPiece, ...]
-    """In the order of the chunk's, up to the first one with a bad record where those are not skipped."""
+    segments: tuple[TokenisedSegment, ...]
+    """In the order of the chunk; ends at the first segment with a bad record unless those are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTokenizer:
-    """The function from a chunk to its tokens, as a value that can be sent to another process."""
+    """Callable that tokenises a chunk; picklable, so that it can be sent to workers."""
 
     tokenizer: BatchTokenizer
     keys: tuple[str, ...]
     """Keys of the texts in a JSON record."""
     dtype: np.dtype[Any]
-    """Type of the tokens in the files."""
+    """Dtype of the tokens in the files."""
     eod: int | None
-    """Token that follows each document; None for none."""
+    """Token appended to each document; None for none."""
     skip_bad: bool
-    """Whether to go on behind a bad record."""
+    """True to continue after a bad record."""
     max_record_bytes: int
-    """Size that one line, one plain text or one cell may have."""
+    """Maximum size of one line, one plain text or one cell."""
     part_chars: int = PART_CHARS
-    """Texts up to this length are tokenised as a whole."""
+    """Maximum length of a text that is tokenised as a whole."""
 
-    def __call__(self, chunk: Chunk) -> TokenisedChunk:
-        """The tokens of a chunk, on one core."""
+    def __call__(self, chunk: InputChunk) -> TokenisedChunk:
+        """Tokenises a chunk on one core."""
         columns = [_Column(self.dtype) for _ in self.keys]
-        pieces = []
+        segments = []
         with one_core():
-            for piece in chunk.pieces:
-                found = read_piece(piece, keys=self.keys, max_record_bytes=self.max_record_bytes)
-                pieces.append(self._tokenise(found, columns))
-                if pieces[-1].bad and not self.skip_bad:
+            for segment in chunk.segments:
+                found = read_segment(segment, keys=self.keys, max_record_bytes=self.max_record_bytes)
+                segments.append(self._tokenise(found, columns))
+                if segments[-1].bad and not self.skip_bad:
                     break
-        return TokenisedChunk(tuple(column.done() for column in columns), tuple(pieces))
+        return TokenisedChunk(tuple(column.to_key_tokens() for column in columns), tuple(segments))
 
-    def _tokenise(self, found: Iterator[Record | BadRecord | None], columns: "list[_Column]") -> TokenisedPiece:
+    def _tokenise(self, found: Iterator[Record | BadRecord | None], columns: "list[_Column]") -> TokenisedSegment:
         lines = blank = records = waiting = 0
         bad: list[BadRecord] = []
         batch: list[Record] = []
@@ -131,13 +131,13 @@ class ChunkTokenizer:
             if bad and not self.skip_bad:
                 break
         bad += self._append(batch, columns)
-        return TokenisedPiece(lines, blank, records, tuple(sorted(bad, key=lambda one: one.line)))
+        return TokenisedSegment(lines, blank, records, tuple(sorted(bad, key=lambda one: one.line)))
 
     def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
-        """Put a batch's documents at the end of the columns. Returns the records that cannot be tokenised."""
+        """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
         texts = [[record.texts[number] for record in batch] for number in range(len(columns))]
         if not any(len(text) > self.part_chars for column in texts for text in column):
-            # Tokenizers raise what they like, and do not say at which text: each is asked alone below.
+            # Tokenizers raise any exception, without naming the text, so each text is retried alone below.
             with contextlib.suppress(Exception):
                 found = [self._encode(column) for column in texts]
                 for column, (tokens, lengths) in zip(columns, found, strict=True):
@@ -146,21 +146,21 @@ class ChunkTokenizer:
         return self._append_each(batch, columns)
 
     def _append_each(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
-        """As `_append`, text by text."""
+        """Does the same as `_append`, text by text."""
         bad = []
         for record in batch:
             outcomes = [self._encode_one(text) for text in record.texts]
             documents = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
             if len(documents) < len(columns):
                 why = next(outcome for outcome in outcomes if isinstance(outcome, Exception))
-                bad.append(BadRecord(record.line, f"a text must suit the tokenizer, which says: {why}"))
+                bad.append(BadRecord(record.line, f"the tokenizer must accept the text, found an error: {why}"))
                 continue
             for column, tokens in zip(columns, documents, strict=True):
                 column.add(tokens, np.array([len(tokens)], dtype=np.int64), self.eod)
         return bad
 
     def _encode(self, texts: list[str]) -> tuple[Ids, npt.NDArray[np.int64]]:
-        """Tokens of all texts, one behind the other, and how many each has."""
+        """Returns the concatenated tokens of all texts, and the number of tokens of each."""
         if isinstance(self.tokenizer, FlatTokenizer):
             ids, offsets = self.tokenizer.tokenize_flat(texts)
             return self._as_numbers(ids), np.diff(offsets)
@@ -177,13 +177,13 @@ class ChunkTokenizer:
             return np.concatenate([tokenize(part) for part in split_text(text, tokenize, part_chars=self.part_chars)])
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, this record cannot be used
+        except Exception as error:  # noqa: BLE001  any error makes this a bad record
             return error
 
     def _as_numbers(self, ids: Any) -> Ids:
-        """Ids in the dtype of the file, every one of them unchanged."""
+        """Converts ids to the dtype of the file; raises if one does not fit."""
         if isinstance(ids, list):
-            # The quickest way from a list that looks at every number; what it refuses is named below.
+            # The fastest conversion of a list that checks every number; `narrow` below names the one that fails.
             with contextlib.suppress(struct.error):
                 return np.frombuffer(struct.pack(f"{len(ids)}{self.dtype.char}", *ids), dtype=self.dtype)
         return np.frombuffer(narrow(np.ascontiguousarray(ids), self.dtype), dtype=self.dtype)
@@ -191,7 +191,7 @@ class ChunkTokenizer:
 
 @dataclass(slots=True)
 class _Column:
-    """The documents of one key, as they come."""
+    """Accumulator for the documents of one key."""
 
     dtype: np.dtype[Any]
     parts: list[Ids] = field(default_factory=list)
@@ -199,7 +199,7 @@ class _Column:
     dropped: int = 0
 
     def add(self, tokens: Ids, lengths: npt.NDArray[np.int64], eod: int | None) -> None:
-        """Take documents, each followed by `eod`; those without tokens are dropped."""
+        """Appends documents, each followed by `eod`; drops those without tokens."""
         kept = lengths[lengths > 0]
         self.dropped += len(lengths) - len(kept)
         if eod is not None:
@@ -208,14 +208,14 @@ class _Column:
         self.parts.append(tokens)
         self.lengths.append(kept)
 
-    def done(self) -> KeyTokens:
+    def to_key_tokens(self) -> KeyTokens:
         tokens = np.concatenate(self.parts) if self.parts else np.empty(0, dtype=self.dtype)
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, dtype=np.int64)
         return KeyTokens(tokens, lengths, self.dropped)
 
 
 def _with_ends(tokens: Ids, lengths: npt.NDArray[np.int64], eod: int) -> Ids:
-    """`[T + D]` tokens of documents that are one behind the other, each followed by `eod`."""
+    """Returns the `[T + D]` tokens of concatenated documents, each followed by `eod`."""
     ends = np.cumsum(lengths)
     if len(tokens) < _LONG_TOKENS * len(lengths):
         return np.insert(tokens, ends, eod)

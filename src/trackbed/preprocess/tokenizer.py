@@ -1,4 +1,4 @@
-"""The tokenizer that a user names."""
+"""Opening tokenizers by name."""
 
 import logging
 from typing import Final
@@ -12,10 +12,10 @@ from trackbed.errors import ArgumentError
 __all__ = ["BYTES", "TIKTOKEN", "AnyTokenizer", "open_fastest_tokenizer", "open_tokenizer"]
 
 BYTES: Final = "bytes"
-"""Names the tokenizer whose ids are the bytes of a text."""
+"""Name of the tokenizer whose ids are the UTF-8 bytes of a text."""
 
 TIKTOKEN: Final = "tiktoken:"
-"""Begins the name of an encoding of tiktoken's."""
+"""Prefix of the name of a tiktoken encoding."""
 
 _SENTENCEPIECE: Final = ".model"
 
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 def open_tokenizer(name: str, *, eod_token: str | None = None, special_tokens: bool = False) -> AnyTokenizer:
-    """The tokenizer that a name stands for.
+    """Opens the tokenizer with a given name.
 
     Args:
-        name: path of a file of Hugging Face `tokenizers`, or of a model of SentencePiece, which ends in `.model`; or
-            `tiktoken:` and the name of an encoding; or `bytes`.
-        eod_token: token that ends a document; by default the usual one, or the first of several usual ones.
-        special_tokens: whether special tokens written out in a text become their ids.
+        name: path of a Hugging Face `tokenizers` file, or of a SentencePiece model, which ends in `.model`; or
+            `tiktoken:` followed by the name of an encoding; or `bytes`.
+        eod_token: end-of-document token; by default the first one found of several common names.
+        special_tokens: if True, special tokens written out in a text become their ids.
 
     Raises:
         ArgumentError: the file is no tokenizer, or lacks the end-of-document token; the library is not installed;
-            or the tokenizer is told about tokens that it does not have or does not look for.
+            or the options name tokens that the tokenizer does not have or does not recognise.
     """
     if name == BYTES:
         if eod_token is not None or special_tokens:
@@ -48,17 +48,17 @@ def open_tokenizer(name: str, *, eod_token: str | None = None, special_tokens: b
         return TiktokenTokenizer(encoding, eod_token=eod_token, special_tokens=special_tokens)
     if name.endswith(_SENTENCEPIECE):
         if special_tokens:
-            msg = f"{name}: a model of SentencePiece must be used without special_tokens, as it finds none in a text"
+            msg = f"{name}: a SentencePiece model must be used without special_tokens, as it recognises none in a text"
             raise ArgumentError(msg)
         return SentencePieceTokenizer(name, eod_token=eod_token)
     return HuggingFaceTokenizer(name, eod_token=eod_token, special_tokens=special_tokens)
 
 
 def open_fastest_tokenizer(name: str, *, eod_token: str | None = None, special_tokens: bool = False) -> AnyTokenizer:
-    """As `open_tokenizer`, for tokenising much: a library that gives the same ids faster, where there is one.
+    """Opens a tokenizer with the fastest library that produces the same ids as that of `open_tokenizer`.
 
-    Files of Hugging Face `tokenizers` go to fastokens if that is installed, can read them, and finds the ids that
-    `tokenizers` finds in texts of many kinds, which takes a second. If not, a warning in the log says why.
+    For files of Hugging Face `tokenizers`, uses fastokens if it is installed, can read the file, and produces the same
+    ids as `tokenizers` on texts of many kinds; this check takes a second. Otherwise logs a warning with the reason.
 
     Args:
         name: as for `open_tokenizer`.
@@ -73,5 +73,5 @@ def open_fastest_tokenizer(name: str, *, eod_token: str | None = None, special_t
     try:
         return FastTokenizer(name, eod_token=eod_token, special_tokens=special_tokens)
     except UnsuitableError as error:
-        logger.warning("%s: tokenizers does the work, at a small part of the speed: %s", name, error)
+        logger.warning("%s: using tokenizers instead of the much faster fastokens: %s", name, error)
     return open_tokenizer(name, eod_token=eod_token, special_tokens=special_tokens)

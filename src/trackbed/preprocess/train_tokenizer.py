@@ -1,4 +1,4 @@
-"""Training a byte-level BPE on a corpus, by Hugging Face `tokenizers`."""
+"""Training of a byte-level BPE on a corpus with Hugging Face `tokenizers`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,22 +9,29 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
-from trackbed.preprocess.config import CHUNK_BYTES, MAX_RECORD_BYTES, Format, Progress, check_reading, layout_of
+from trackbed.preprocess.config import (
+    CHUNK_BYTES,
+    MAX_RECORD_BYTES,
+    FormatName,
+    InputProgress,
+    check_reading,
+    format_of,
+)
 from trackbed.preprocess.inputs import InputFile, find_inputs
-from trackbed.preprocess.line_numbers import Places
+from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks
-from trackbed.preprocess.readers import BadRecord, Record, read_piece
+from trackbed.preprocess.readers import BadRecord, Record, read_segment
 
 __all__ = ["TrainedTokenizer", "TrainingConfig", "train_tokenizer"]
 
 _NUM_BYTES: Final = 256
-_PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts at a time
+_PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """What decides the tokenizer.
+    """Options of `train_tokenizer`.
 
     Raises:
         ArgumentError: a field is out of its range.
@@ -33,17 +40,17 @@ class TrainingConfig:
     inputs: tuple[Path, ...]
     """Files and folders, at least one."""
     vocab_size: int = 32_768
-    """Tokens it has at most: the 256 bytes, the special tokens, and what is learnt."""
+    """Maximum number of tokens: the 256 bytes, the special tokens, and the learnt ones."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
-    """Tokens that no text becomes; they get the first ids."""
+    """Tokens that no text produces; they get the first ids."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of the texts in a JSON record."""
     skip_bad: bool = False
-    """Whether records that cannot be used are counted and left out; otherwise the first one is an error."""
-    input_format: Format | None = None
-    """Layout of every input; None to take it from each suffix. With a layout, a folder means every file in it."""
+    """If True, counts and skips bad records; if False, the first one is an error."""
+    input_format: FormatName | None = None
+    """Format of every input; None to take it from each suffix. If set, a folder stands for every file in it."""
     max_record_bytes: int = MAX_RECORD_BYTES
-    """Size of one line, one plain text or one cell, at least 1; a larger one is a bad record."""
+    """Maximum size of one line, one plain text or one cell, at least 1; a larger one is a bad record."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -64,29 +71,29 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTokenizer:
-    """What came of the training."""
+    """Result of a training."""
 
     path: Path
     vocab_size: int
-    """Tokens it has: fewer than asked for where the corpus has no more to learn from."""
+    """Number of tokens; fewer than requested if the corpus is too small."""
     records: int
     bad: int
-    """Records that were left out."""
+    """Records that were skipped."""
 
 
-def train_tokenizer(config: TrainingConfig, output: Path, *, progress: Progress | None = None) -> TrainedTokenizer:
-    """Write a tokenizer that fits the texts of `config` to the JSON file `output`, replacing an older one.
+def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProgress | None = None) -> TrainedTokenizer:
+    """Trains a tokenizer on the texts of `config`, and writes it to the JSON file `output`, replacing an older one.
 
     The same texts and options always give the same tokenizer. Uses all cores.
 
     Args:
-        config: what to learn from.
-        output: where the tokenizer appears, whole.
-        progress: called as texts are read; learning goes on for a while after the last of them.
+        config: texts and options.
+        output: path of the file, which appears complete.
+        progress: called after each chunk of input; training continues for a while after the last one.
 
     Raises:
         ArgumentError: an input or the output's folder is missing, or there is no text at all.
-        FormatError: a record is bad, and those are not skipped.
+        FormatError: a record is bad and `config.skip_bad` is False.
     """
     if not output.parent.is_dir():
         msg = f"{output.parent}: the folder of the output must exist, found none"
@@ -102,7 +109,7 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: Progress 
         show_progress=False,
     )
     corpus = _Corpus(
-        find_inputs(config.inputs, layout=layout_of(config.input_format)).files,
+        find_inputs(config.inputs, input_format=format_of(config.input_format)).files,
         config,
         lambda text: [word for word, _ in words.pre_tokenize_str(text)],
         progress,
@@ -116,12 +123,12 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: Progress 
 
 
 class _Corpus:
-    """The texts of all inputs, once, with what was met on the way.
+    """Single pass over the texts of all inputs, with counts.
 
     Args:
-        files: what to read.
-        config: which texts of it.
-        words: the words of a text, as the tokenizer to be trained cuts it.
+        files: input files.
+        config: options of the training.
+        words: function that splits a text into words, as the trained tokenizer does.
         progress: called after each chunk of input.
     """
 
@@ -130,7 +137,7 @@ class _Corpus:
         files: Sequence[InputFile],
         config: TrainingConfig,
         words: Callable[[str], list[str]],
-        progress: Progress | None,
+        progress: InputProgress | None,
     ) -> None:
         self.records = self.bad = self.num_texts = 0
         self._files = files
@@ -139,21 +146,21 @@ class _Corpus:
         self._progress = progress
 
     def texts(self) -> Iterator[str]:
-        """The texts, long ones in parts."""
+        """Yields the texts, long ones in parts."""
         limit = self._config.max_record_bytes
         chunks = plan_chunks(self._files, chunk_bytes=CHUNK_BYTES, max_record_bytes=limit)
         done, total = 0, sum(file.size_bytes for file in self._files)
-        places = Places()
+        line_counter = LineCounter()
         for chunk in chunks:
-            for piece in chunk.pieces:
+            for segment in chunk.segments:
                 lines = 0
-                for record in read_piece(piece, keys=self._config.json_keys, max_record_bytes=limit):
+                for record in read_segment(segment, keys=self._config.json_keys, max_record_bytes=limit):
                     lines += 1
                     if isinstance(record, BadRecord):
-                        self._add_bad(places.describe(piece, record))
+                        self._add_bad(line_counter.describe(segment, record))
                     elif record is not None:
                         yield from self._texts_of(record)
-                places.passed(piece, lines)
+                line_counter.advance(segment, lines)
             done += chunk.size_bytes
             if self._progress is not None:
                 self._progress(done, total)

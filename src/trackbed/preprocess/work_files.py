@@ -1,4 +1,4 @@
-"""Names of the files that Trackbed itself writes: none of them is an input."""
+"""Names of the files that Trackbed writes, which are never inputs."""
 
 import os
 import re
@@ -10,43 +10,43 @@ from trackbed.tokens.commit import is_pending_name
 from trackbed.tokens.format import is_indexed
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
-__all__ = ["LOCK_NAME", "RECORD_NAME", "UNFINISHED_SUFFIX", "is_kept_name", "is_own_file", "is_work_file"]
+__all__ = ["LOCK_NAME", "RECORD_NAME", "UNFINISHED_SUFFIX", "is_own_file", "is_saved_name", "is_work_file"]
 
 UNFINISHED_SUFFIX: Final = ".unfinished"
-"""Ends the name of the folder in which a run keeps its work."""
+"""Suffix of the folder to which a run saves its work."""
 
 RECORD_NAME: Final = "record.json"
 LOCK_NAME: Final = "lock"
-_KEPT: Final = re.compile(r"\d+\.(bin|lengths)")
+_SAVED: Final = re.compile(r"\d+\.(bin|lengths)")
 _BIN, _IDX, _SEAL = get_bin_path(""), get_idx_path(""), get_seal_path("")
 
 
-def is_kept_name(name: str) -> bool:
+def is_saved_name(name: str) -> bool:
     """True for the files of tokens and lengths in an unfinished folder.
 
-    >>> is_kept_name("0.bin"), is_kept_name("corpus.bin")
+    >>> is_saved_name("0.bin"), is_saved_name("corpus.bin")
     (True, False)
     """
-    return _KEPT.fullmatch(name) is not None
+    return _SAVED.fullmatch(name) is not None
 
 
 def is_work_file(path: Path) -> bool:
-    """True if a run that is under way, or was ended, has written this file or keeps its work in this folder."""
+    """True for a file that a running or killed run has written, and for a folder with its saved work."""
     name = path.name
     if is_partial_name(name) or is_pending_name(name):
         return True
     if name.endswith(UNFINISHED_SUFFIX) and path.is_dir():
-        return all(_is_kept(entry) for entry in os.listdir(path))  # noqa: PTH208  names are all that is wanted
-    return path.parent.name.endswith(UNFINISHED_SUFFIX) and _is_kept(name)
+        return all(_is_saved(entry) for entry in os.listdir(path))  # noqa: PTH208  names are all that is wanted
+    return path.parent.name.endswith(UNFINISHED_SUFFIX) and _is_saved(name)
 
 
 def is_own_file(path: Path) -> bool:
-    """True for work files, and for the `.bin`, the `.idx` and the seal of a pair."""
+    """True for work files, and for the `.bin`, `.idx` and seal of a pair."""
     prefix, suffix = os.path.splitext(path)  # noqa: PTH122  with_suffix refuses some names
     if path.name.endswith(_SEAL) or is_work_file(path):
         return True
     return suffix in (_BIN, _IDX) and is_indexed(prefix)
 
 
-def _is_kept(name: str) -> bool:
-    return name in (RECORD_NAME, LOCK_NAME) or is_kept_name(name) or is_partial_name(name)
+def _is_saved(name: str) -> bool:
+    return name in (RECORD_NAME, LOCK_NAME) or is_saved_name(name) or is_partial_name(name)

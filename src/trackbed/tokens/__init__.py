@@ -1,4 +1,4 @@
-"""Indexed token files: `.bin` with the tokens, `.idx` with where sequences and documents begin."""
+"""Indexed token files: the tokens in a `.bin`, the starts of sequences and documents in an `.idx`."""
 
 from trackbed.tokens.commit import finish_pair
 from trackbed.tokens.dtype import DType

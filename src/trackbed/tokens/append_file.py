@@ -1,4 +1,4 @@
-"""The `.bin` of a pair while it grows, under a partial name."""
+"""Append-only file for the `.bin` of a pair, under a partial name until the pair is complete."""
 
 import os
 import weakref
@@ -11,25 +11,25 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, FileSum, Writeback, clear_dead_partials, new_partial, publish
 from trackbed.tokens.encode import Buffer
 
-__all__ = ["GrowingData"]
+__all__ = ["AppendFile"]
 
 _FLUSH_BYTES: Final = 256 << 10
 _LARGE_BYTES: Final = 4 << 20
-"""From this size on, a second thread that sums up costs less than it saves."""
+"""Size from which computing the checksum on a second thread saves time."""
 
 _STEP_BYTES: Final = 4 << 20
-"""Written at a time, so that the system begins early to write the first of them out."""
+"""Bytes per write call, so that the system starts writeback early."""
 
 
-class GrowingData:
-    """Bytes that are appended, summed up, and on their way to the disk.
+class AppendFile:
+    """A file to which bytes are appended, with their checksum and early writeback.
 
-    After an error nobody knows how much of a block is in the file: from then on it takes nothing more.
+    After a failed write the length of the file is unknown, so every later write raises an error.
 
     Args:
-        final: the name that the file is to have at the end, for errors.
-        partial: where it is until then.
-        file: open for writing, where the next bytes go.
+        final: final path of the file, for error messages.
+        partial: path of the file until it is complete.
+        file: the file, open for writing at the end of its content.
     """
 
     def __init__(self, final: Path, partial: Path, file: FileIO) -> None:
@@ -46,24 +46,24 @@ class GrowingData:
         self._failure: BaseException | None = None
 
     @classmethod
-    def create(cls, final: Path) -> "GrowingData":
-        """A new file beside `final`; what killed writers of that name left is removed."""
+    def create(cls, final: Path) -> "AppendFile":
+        """Creates a new file beside `final`, and removes partial files of that name left by killed writers."""
         clear_dead_partials(final.parent, final_name=final.name)
         partial = new_partial(final)
         return cls(final, partial, partial.open("xb", buffering=0))
 
     @classmethod
-    def reopen(cls, final: Path, partial: Path, written: FileSum) -> "GrowingData":
-        """Go on with a file that was kept. What it has behind the bytes of `written` is cut off.
+    def reopen(cls, final: Path, partial: Path, written: FileSum) -> "AppendFile":
+        """Reopens a file that `keep` saved, and truncates it to the bytes of `written`.
 
         Raises:
-            FormatError: it does not begin with those bytes.
+            FormatError: the file does not begin with those bytes.
         """
         file = partial.open("r+b", buffering=0)
-        checksum = _sum_up(file, written.size_bytes)
+        checksum = _checksum_start(file, written.size_bytes)
         if FileSum.of(checksum) != written:
             file.close()
-            msg = f"{partial}: must begin with the {written.size_bytes} bytes that were kept, found others"
+            msg = f"{partial}: must begin with the {written.size_bytes} bytes that were saved, found others"
             raise FormatError(msg)
         file.truncate(written.size_bytes)
         found = cls(final, partial, file)
@@ -75,7 +75,7 @@ class GrowingData:
         return found
 
     def append(self, data: Buffer | bytearray) -> None:
-        """Take bytes, small ones to be written with those that follow."""
+        """Append bytes. Small pieces are buffered and written together."""
         if len(data) >= _FLUSH_BYTES:
             self.flush()
             self._write(memoryview(data).cast("B"))
@@ -85,15 +85,15 @@ class GrowingData:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending, while it is in the processor's cache."""
+        """Write the buffered bytes, while they are in the CPU cache."""
         self._write(self._pending)
         self._pending.clear()
 
     def keep(self, partial: Path) -> FileSum:
-        """Write all that was taken, to a file that stays at `partial` whatever becomes of this process.
+        """Write all buffered bytes, and keep the file at `partial` even if this process ends.
 
         Returns:
-            What has been written: `reopen` goes on behind it.
+            Size and checksum of the written bytes, for `reopen`.
         """
         self.flush()
         if partial != self.partial:
@@ -104,36 +104,36 @@ class GrowingData:
         return FileSum.of(self.checksum)
 
     def check_open(self) -> None:
-        """Refuse to go on after the end."""
+        """Raise an error if the file is closed."""
         if self._file.closed:
-            msg = f"{self._final}: a builder takes nothing after finalize or discard, found more"
+            msg = f"{self._final}: a builder must not be used after finalize or discard"
             raise ArgumentError(msg)
 
     def close(self) -> None:
-        """Take nothing more; the file stays."""
+        """Close the file without removing it."""
         self._file.close()
         self._abandoned.detach()
 
     def discard(self) -> None:
         """Close and remove the file."""
-        if os.getpid() == self._pid:  # what a forked process gives up is another's
-            self._pending = bytearray()  # not cleared: where a flush was interrupted, its views are still there
+        if os.getpid() == self._pid:  # in a forked process the file belongs to the parent
+            self._pending = bytearray()  # not cleared: after an interrupted flush, views of the buffer may still exist
             self.close()
             self.partial.unlink(missing_ok=True)
 
     def _write(self, data: memoryview | bytearray) -> None:
         if os.getpid() != self._pid:
-            msg = f"{self._final}: a builder must be used in process {self._pid}, which made it, found {os.getpid()}"
+            msg = f"{self._final}: a builder must be used in process {self._pid}, which created it, found {os.getpid()}"
             raise ArgumentError(msg)
-        if isinstance(self._failure, OSError):  # nobody knows how much of that block is in the file
+        if isinstance(self._failure, OSError):  # the length of the file is unknown
             raise self._failure
         if self._failure is not None:
-            msg = f"{self._final}: a builder takes nothing more after it was interrupted, found more"
+            msg = f"{self._final}: a builder must not be used after it was interrupted"
             raise ArgumentError(msg) from self._failure
         try:
             with memoryview(data) as view:
                 if len(view) < _LARGE_BYTES:
-                    # Not in a thread: two of them, meeting after every block, lose more time than this takes.
+                    # On this thread: synchronizing two threads after every block takes longer than the checksum.
                     self.checksum.update(view)
                     self._write_all(view)
                 else:
@@ -143,7 +143,7 @@ class GrowingData:
                         summed.result()
         except BaseException as error:
             if isinstance(error, OSError):
-                error.filename = str(self.partial)  # a full disk does not say which
+                error.filename = str(self.partial)  # the error of a full disk names no file
             self._failure = error
             raise
 
@@ -156,8 +156,8 @@ class GrowingData:
             self._writeback.grown(self._size_bytes)
 
 
-def _sum_up(file: FileIO, size_bytes: int) -> Checksum:
-    """The checksums of the first bytes of a file, behind which it stands then; of all, if it has fewer."""
+def _checksum_start(file: FileIO, size_bytes: int) -> Checksum:
+    """Checksum of the first `size_bytes` of a file, or of all if it has fewer; leaves the file position after them."""
     checksum = Checksum()
     buffer = memoryview(bytearray(_STEP_BYTES))
     while count := file.readinto(buffer[: size_bytes - checksum.size_bytes]):
@@ -166,7 +166,7 @@ def _sum_up(file: FileIO, size_bytes: int) -> Checksum:
 
 
 def _remove(file: FileIO, partial: Path, pid: int) -> None:
-    """What is left to do for a file that nobody closed; a forked process leaves it to the one that wrote it."""
+    """Close and remove a file that was abandoned without being closed; in a forked process only close it."""
     file.close()
     if os.getpid() == pid:
         partial.unlink(missing_ok=True)

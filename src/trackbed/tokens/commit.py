@@ -1,8 +1,8 @@
-"""Letting a pair replace another as one, although two files cannot be renamed at once.
+"""Atomic replacement of a pair, although two files cannot be renamed at once.
 
 The new files first get names that end in `.pending`, the index last. Removing the old `.idx` commits the new pair: from
-then on `finish_pair` completes it, whoever calls it. So whatever is interrupted leaves the old pair, the new one, or no
-`.idx` and an error that says how to finish; never the `.bin` of one under the `.idx` of the other.
+then on any process can complete it by `finish_pair`. An interruption therefore leaves the old pair, the new pair, or no
+`.idx` and an error that says how to finish, but never the `.bin` of one pair under the `.idx` of the other.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class PairFiles:
 
     @property
     def pending(self) -> "PairFiles":
-        """Where the files are when they are complete, until they get these names."""
+        """Paths of the complete files until they are renamed to these."""
         return PairFiles(*(Path(f"{path}{_PENDING}") for path in (self.bin, self.seal, self.idx)))
 
 
@@ -59,14 +59,14 @@ def is_pending_name(name: str) -> bool:
 
 
 def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
-    """Lets complete files appear under their final names, in place of an older pair.
+    """Renames complete files to their final names, replacing an older pair.
 
-    Of several processes that commit to one name, each waits for the one before it. If this fails before the old
-    `.idx` is removed, the old pair stays and the `.bin` goes back to its partial name.
+    Processes that commit to the same name wait for each other. If this fails before the old `.idx` is removed, the old
+    pair stays and the `.bin` gets its partial name back.
 
     Args:
-        partials: complete and flushed to the disk, on the file system of the final names.
-        finals: the names to give them.
+        partials: files that are complete and flushed to disk, on the file system of the final names.
+        finals: final paths.
 
     Raises:
         TrackbedError: another process has been committing to this name for a minute.
@@ -75,7 +75,7 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
     pending = finals.pending
     with _locked(finals.idx):
         _finish(finals)
-        pending.idx.unlink(missing_ok=True)  # of a writer that ended before it committed
+        pending.idx.unlink(missing_ok=True)  # left by a writer that was interrupted before it committed
         try:
             for partial, path in (
                 (partials.bin, pending.bin),
@@ -93,7 +93,7 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
 
 
 def finish_pair(path_prefix: str) -> bool:
-    """Completes a pair whose writer ended after it had committed the new files.
+    """Completes a pair whose writer was interrupted after it committed the new files.
 
     Args:
         path_prefix: path of the pair without `.bin` and `.idx`.
@@ -109,27 +109,27 @@ def finish_pair(path_prefix: str) -> bool:
     if finals.idx.exists() or not finals.pending.idx.exists():
         return False
     if not finals.pending.bin.exists() and not finals.bin.exists():
-        msg = f"{finals.pending.idx}: its .bin must be beside it, found none: write the pair again"
+        msg = f"{finals.pending.idx}: its .bin must be in the same folder, found none: write the pair again"
         raise TrackbedError(msg)
     with _locked(finals.idx):
         return _finish(finals)
 
 
 def interruption(path_prefix: str) -> str:
-    """Says how to finish a pair that has no `.idx`, to be appended to an error; empty if no writer was interrupted."""
+    """Hint for an error message about a missing `.idx`: how to finish the pair. Empty if no writer was interrupted."""
     finals = PairFiles.of(path_prefix)
     if finals.idx.exists() or not finals.pending.idx.exists():
         return ""
-    return f"; a writer ended while it replaced the pair: finish by trackbed finish {path_prefix}"
+    return f"; a writer was interrupted while it replaced the pair: run trackbed finish {path_prefix}"
 
 
 def _finish(finals: PairFiles) -> bool:
-    """Gives pending files their final names, if there is no old `.idx` any more. True if there were such files."""
+    """Renames pending files to their final names if the old `.idx` is gone. Returns True if there were such files."""
     pending = finals.pending
     if finals.idx.exists() or not pending.idx.exists():
         return False
     for path, final in ((pending.bin, finals.bin), (pending.seal, finals.seal), (pending.idx, finals.idx)):
-        if path.exists():  # else it has its final name already
+        if path.exists():  # else it already has its final name
             publish(path, final)
             path.unlink(missing_ok=True)  # renaming one of two links to the same file does nothing
     _flush_folders(finals)
@@ -137,7 +137,7 @@ def _finish(finals: PairFiles) -> bool:
 
 
 def _undo(partials: PairFiles, finals: PairFiles) -> None:
-    """Takes back what has become pending. Nothing was committed, or all of it has its final name."""
+    """Reverts pending files. Called only if nothing was committed, or if all files have their final names."""
     pending = finals.pending
     pending.idx.unlink(missing_ok=True)
     pending.seal.unlink(missing_ok=True)
@@ -152,9 +152,9 @@ def _flush_folders(finals: PairFiles) -> None:
 
 @contextlib.contextmanager
 def _locked(idx: Path) -> Iterator[None]:
-    """Holds the lock of a pair's name. The system frees it when a process ends, however it does.
+    """Holds the lock of a pair's name. The system releases it when the process ends, even if it is killed.
 
-    On a file system without locks there is none.
+    Does nothing on a file system without locks.
     """
     path = Path(f"{idx}{_LOCK}")
     descriptor = _acquire(path)
@@ -175,7 +175,7 @@ def _acquire(path: Path) -> int | None:
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except FileNotFoundError:
-            pass  # its last owner has just removed it
+            pass  # the previous owner has just removed it
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The token types that an indexed file can hold, and their codes in the header."""
+"""Token types of indexed files, and their codes in the header."""
 
 from enum import Enum
 from typing import Any
@@ -40,7 +40,7 @@ class DType(Enum):
 
     @classmethod
     def dtype_from_code(cls, value: int) -> type[np.number[Any]]:
-        """NumPy type of a code in `[1, 8]`; any other raises ValueError.
+        """NumPy type of a code in `[1, 8]`; other codes raise ValueError.
 
         >>> DType.dtype_from_code(4)
         <class 'numpy.int32'>

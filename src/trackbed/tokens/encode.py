@@ -1,4 +1,4 @@
-"""Tokens of any kind, as the bytes that stand in a `.bin`.
+"""Conversion of tokens from tensors, arrays and lists to the bytes of a `.bin`.
 
 Shapes: T tokens.
 """
@@ -18,21 +18,22 @@ __all__ = ["Buffer", "as_numbers", "encode"]
 Buffer = bytes | memoryview
 
 _KINDS: Final = {"i": "iu", "u": "iu", "f": "iuf"}
-"""Kinds of numbers that a file of each kind of type can hold."""
+"""NumPy kinds that can be stored, by the kind of the file's dtype."""
 
 
 def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
-    """`[T]` numbers of a tensor, array or list, of a kind that can be stored as `dtype`.
+    """Converts a tensor, array or list to `[T]` numbers of a kind that can be stored as `dtype`.
 
     Raises:
-        ArgumentError: they are no numbers, or fractions for an integer file; the message starts with `where`.
+        ArgumentError: an element is not a number, or is a fraction for an integer file; the message starts with
+            `where`.
     """
     if isinstance(tensor, np.ndarray):
         found = tensor.dtype
         if found.kind in _KINDS[dtype.kind] and found.isnative and tensor.ndim == 1 and tensor.flags.c_contiguous:
             return tensor
     if isinstance(tensor, (list, tuple)) and dtype.kind in "iu":
-        # The quickest way from a list that looks at every number; what it refuses is looked at below.
+        # The fastest conversion that checks every number of a list; lists that it rejects are handled below.
         with contextlib.suppress(struct.error):
             return np.frombuffer(struct.pack(f"{len(tensor)}{dtype.char}", *tensor), dtype=dtype)
     wanted = "numbers" if dtype.kind == "f" else "integers"
@@ -44,22 +45,22 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
         raise ArgumentError(msg) from None
     if given.dtype == dtype:
         return given
-    if given.dtype.kind == "U":  # numbers in words, as Megatron Core takes them
+    if given.dtype.kind == "U":  # numbers as strings, as Megatron Core accepts them
         with contextlib.suppress(ValueError, OverflowError):
             given = given.astype(dtype if dtype.kind == "f" else np.int64)
     if given.dtype.kind in _KINDS[dtype.kind]:
         return np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("="))
     if given.size == 0:
-        return np.empty(0, dtype=dtype)  # NumPy makes a float vector of an empty list
+        return np.empty(0, dtype=dtype)  # NumPy converts an empty list to floats
     msg = f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}"
     raise ArgumentError(msg)
 
 
 def encode(tokens: npt.NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Buffer:
-    """`[T]` numbers in the bytes of `dtype`, every one of them unchanged. Shares no memory with them.
+    """Encodes `[T]` numbers as `dtype` without changing any value. The result shares no memory with the input.
 
     Raises:
-        ArgumentError: `dtype` cannot hold one of them; the message starts with `where`.
+        ArgumentError: a number does not fit `dtype`; the message starts with `where`.
     """
     if tokens.dtype == dtype:
         return tokens.tobytes()

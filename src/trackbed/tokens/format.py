@@ -21,7 +21,7 @@ from trackbed.files import (
     RawIndexEnds,
     Stamp,
     check_stamp,
-    let_go,
+    drop_pages,
     map_readonly,
     open_regular,
     read_ahead,
@@ -35,8 +35,8 @@ __all__ = [
     "Header",
     "IndexEnds",
     "SequenceIndex",
+    "as_format_error",
     "encode_header",
-    "explained",
     "is_indexed",
     "map_file",
     "open_index",
@@ -48,11 +48,11 @@ VERSION: Final = 1
 _FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 1
 HEADER_BYTES: Final = _FIELDS.size
 _MOST_READ: Final = 1024
-"""Files of a call: 8 MiB of what is read of them."""
+"""Files per kernel call, which limits its buffers to 8 MiB."""
 
 
-class explained:  # noqa: N801  it is used like a function; a generator would take longer than the calls inside
-    """Inside the block, an error of the system becomes one of Trackbed's that names the file, or else `path`."""
+class as_format_error:  # noqa: N801  used like a function; a generator would take longer than the calls inside
+    """Context manager that converts an OSError to a FormatError naming the file, or `path` if the error names none."""
 
     __slots__ = ("_path",)
 
@@ -65,32 +65,32 @@ class explained:  # noqa: N801  it is used like a function; a generator would ta
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, OSError):
             where = error.filename or self._path
-            msg = f"{where}: a pair must be two files that can be read, found: {error.strerror}"
+            msg = f"{where}: both files of a pair must be readable, found: {error.strerror}"
             raise FormatError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first 34 bytes of an `.idx` say."""
+    """Contents of the first 34 bytes of an `.idx`."""
 
     dtype: type[np.number[Any]]
     sequence_count: int
     document_count: int
-    """Document borders, one more than there are documents."""
+    """Number of document borders, one more than the number of documents."""
 
     @property
     def pointers_at(self) -> int:
-        """Byte at which the pointers begin, after the lengths."""
+        """Byte offset of the pointers, which follow the lengths."""
         return HEADER_BYTES + 4 * self.sequence_count
 
     @property
     def borders_at(self) -> int:
-        """Byte at which the document borders begin, after the pointers."""
+        """Byte offset of the document borders, which follow the pointers."""
         return self.pointers_at + 8 * self.sequence_count
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file without modes; with them it has one byte a sequence more."""
+        """Size of the file without modes; modes add one byte per sequence."""
         return self.borders_at + 8 * self.document_count
 
 
@@ -101,7 +101,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
-    """What the first bytes of the file at `path` say.
+    """Decodes the header from the first bytes of the file at `path`.
 
     Raises:
         FormatError: too few bytes, another magic or version, an unknown dtype code, or no document border.
@@ -128,7 +128,7 @@ def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
 
 
 def is_indexed(path_prefix: str) -> bool:
-    """True if there is an `.idx` of this prefix that begins as one of this format does."""
+    """True if there is an `.idx` of this prefix that begins with the magic of this format."""
     try:
         if not Path(f"{path_prefix}.idx").is_file():
             return False
@@ -139,12 +139,12 @@ def is_indexed(path_prefix: str) -> bool:
 
 
 class SequenceIndex:
-    """The arrays of an `.idx`: views of one memory map, made when the first of them is asked for.
+    """The arrays of an `.idx`: views of one memory map, which is created on first use.
 
     Args:
         path: the file.
-        ends: what was read of it.
-        multimodal: whether its modes are wanted.
+        ends: metadata read when the file was opened.
+        multimodal: True to read the modes of sequences.
     """
 
     def __init__(self, path: str | Path, ends: "IndexEnds", *, multimodal: bool) -> None:
@@ -155,41 +155,41 @@ class SequenceIndex:
         self.ends = ends
         self.path = path
         self.is_releasable = False
-        """Whether the map may be dropped where there are too many: it is made again when it is needed."""
+        """True if the map may be released when too many are open; it is created again on next use."""
         self._multimodal = multimodal
         self._has_own_borders = False
 
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
         check_stamp(self.path, self.ends.stamp)
-        with explained(self.path):
+        with as_format_error(self.path):
             mapped = map_file(self.path)
         if self.is_releasable:
-            MAPS.use(self)  # not before: to make room for the map it might be released, and not be known again
+            MAPS.use(self)  # after mapping, which may release this object to stay within the limit
         return mapped
 
     def map(self) -> None:
-        """Map the file now: who reads it later reads it as it is."""
+        """Map the file now, so that later reads see its current content."""
         _ = self._mapped
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Have the system begin to read the lengths of sequences `[start, stop)`, up to 8 million of them."""
+        """Start reading the lengths of sequences `[start, stop)` in the background, up to 8 million of them."""
         read_ahead(self.sequence_lengths[start:stop])
 
-    def let_go(self) -> None:
-        """Give back the memory of what was read of it, if it is mapped."""
+    def drop_pages(self) -> None:
+        """Free the memory of pages that were read, if the file is mapped."""
         if "_mapped" in vars(self):
-            let_go(self._mapped)
+            drop_pages(self._mapped)
 
     def release(self) -> bool:
-        """Drop the map, to be made again when it is needed; arrays that were cut from it stay valid. Always True."""
+        """Drop the map, which is created again on next use. Arrays cut from it stay valid. Always returns True."""
         for name in ("_mapped", "sequence_lengths", "sequence_pointers", "sequence_modes", "document_indices"):
             if name != "document_indices" or not self._has_own_borders:
                 vars(self).pop(name, None)
         return True
 
     def replace_document_indices(self, borders: npt.NDArray[np.int64]) -> None:
-        """Use other document borders than those of the file."""
+        """Replace the document borders of the file."""
         self.document_indices = borders
         self._has_own_borders = True
 
@@ -224,22 +224,22 @@ class SequenceIndex:
 
     @property
     def data_bytes(self) -> int:
-        """Size that the `.bin` must have at least, from the last sequence; 0 without any."""
+        """Minimum size of the `.bin`: the end of the last sequence, or 0 without sequences."""
         return self.ends.data_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEnds:
-    """What is read of an `.idx` to open it: a few of its bytes, whatever its size."""
+    """Metadata read when an `.idx` is opened: a few bytes from its start and its end."""
 
     header: Header
     size_bytes: int
     sha256: str
-    """Of its header and its first and last 4 KiB."""
+    """SHA-256 of the header and of the first and last 4 KiB."""
     last_length: int
-    """Tokens in the last sequence, 0 without any."""
+    """Tokens in the last sequence, 0 without sequences."""
     last_pointer: int
-    """Byte offset of the last sequence, 0 without any."""
+    """Byte offset of the last sequence, 0 without sequences."""
     last_border: int
     """The last document border, which must be N."""
     stamp: Stamp
@@ -250,23 +250,23 @@ class IndexEnds:
 
     @property
     def data_bytes(self) -> int:
-        """Size that the `.bin` must have at least, from the last sequence; 0 without any."""
+        """Minimum size of the `.bin`: the end of the last sequence, or 0 without sequences."""
         return self.last_pointer + self.last_length * np.dtype(self.header.dtype).itemsize
 
 
 def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
-    """Open an `.idx` file. Costs neither time nor memory by sequence, and keeps no descriptor.
+    """Open an `.idx` file. Time and memory do not depend on the number of sequences, and no descriptor stays open.
 
     Args:
         path: the file.
-        multimodal: whether modes must be there; without it they are ignored.
+        multimodal: True to require modes; if False, modes are ignored.
 
     Raises:
-        FormatError: the header is not one, or the file's size is not what its counts say.
+        FormatError: the header is invalid, or the size of the file does not match its counts.
         OSError: the file cannot be read.
     """
     (raw,) = read_index_ends([os.fsdecode(path)])
-    while isinstance(raw, InterruptedError):  # by a signal that Python has seen to meanwhile
+    while isinstance(raw, InterruptedError):  # by a signal, whose handler has already run
         (raw,) = read_index_ends([os.fsdecode(path)])
     if isinstance(raw, FileNotFoundError):
         hint = interruption(os.fsdecode(path).removesuffix(".idx"))
@@ -277,11 +277,11 @@ def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
 
 
 def read_ends(paths: Sequence[str], *, num_threads: int = 1) -> Iterator[IndexEnds | None]:
-    """What opening each `.idx` file finds out; None of one that cannot be opened: `open_index` says why.
+    """Reads the metadata of many `.idx` files; None for a file that cannot be opened, where `open_index` raises.
 
     Args:
         paths: the files.
-        num_threads: how many are read at once.
+        num_threads: number of files read concurrently.
     """
     for first in range(0, len(paths), _MOST_READ):
         some = paths[first : first + _MOST_READ]
@@ -317,7 +317,7 @@ def _ends_of(raw: RawIndexEnds, path: str | Path, *, multimodal: bool) -> IndexE
 
 
 def map_file(path: str | Path) -> npt.NDArray[np.uint8]:
-    """The bytes of a file, mapped read-only. The map lives as long as any array cut from it."""
+    """Maps the bytes of a file read-only. The map lives as long as any array cut from it."""
     descriptor, size = open_regular(path)
     try:
         return map_readonly(descriptor, size)

@@ -1,4 +1,4 @@
-"""Several pairs read as one, document after document, without copying them.
+"""Groups: several pairs read as one dataset without copying.
 
 Shapes: G pairs, N sequences and D documents of all pairs together.
 """
@@ -28,13 +28,13 @@ __all__ = ["GroupIndex", "IndexedGroup"]
 
 
 class IndexedGroup:
-    """The documents of all pairs, in the order given: what `merge` would make of them, read where they are.
+    """The documents of all pairs in the given order, as `merge` would write them, read from the original files.
 
-    A few bytes of each index are looked at when the group is opened; a file is mapped when it is first read. The object
-    can be pickled, and used after a fork.
+    Opening a group reads a few bytes of each index; a file is mapped when it is first read. The object can be pickled
+    and used after a fork.
 
     Args:
-        path_prefix: the name of the whole, used as the prefix of one pair would be.
+        path_prefix: name of the group, used like the prefix of a pair.
         members: `[G]` the pairs, at least one.
     """
 
@@ -48,15 +48,15 @@ class IndexedGroup:
 
     @classmethod
     def open(cls, path_prefix: str, pairs: Sequence[str], *, mmap: bool = True) -> "IndexedGroup":
-        """The group of the pairs at these prefixes.
+        """Opens a group by the prefixes of its pairs.
 
         Args:
-            path_prefix: the name of the whole.
+            path_prefix: name of the group.
             pairs: `[G]` prefixes, at least one.
-            mmap: whether to map the `.bin` files, or to read them piece by piece.
+            mmap: True to map the `.bin` files, False to read them piece by piece.
 
         Raises:
-            ArgumentError: no pair, a pair whose files are missing, or pairs of different token types.
+            ArgumentError: `pairs` is empty, a file is missing, or the pairs have different token types.
             FormatError: an index is damaged, or points outside its data.
         """
         if not pairs:
@@ -74,28 +74,28 @@ class IndexedGroup:
         return cls(path_prefix, members)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy opens the pairs anew."""
+        """Pickles the group; a copy reopens the pairs."""
         return type(self), (self.path_prefix, self.members)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells these files from others of the same names: of all of them, and of their order."""
+        """Identity of all files and of their order, which tells them from other files of the same names."""
         found = [member.identity for member in self.members]
         digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
         return {"bin_bytes": sum(one["bin_bytes"] for one in found), "pairs": len(found), "pairs_sha256": digest}
 
     def __len__(self) -> int:
-        """Sequences in all pairs."""
+        """Number of sequences in all pairs."""
         return self._first_sequences[-1]
 
     @cached_property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
-        """`[N]` tokens in each sequence; copied together when it is first asked for."""
+        """`[N]` tokens in each sequence, concatenated on first use."""
         return np.concatenate([_index_of(member).sequence_lengths for member in self.members])
 
     @cached_property
     def document_indices(self) -> npt.NDArray[np.int64]:
-        """`[D + 1]` first sequence of each document, then N; copied together when it is first asked for."""
+        """`[D + 1]` first sequence of each document, then N; concatenated on first use."""
         first = zip(self.members, self._first_sequences, strict=False)
         borders = [_index_of(member).document_indices[1:] + before for member, before in first]
         return np.concatenate([np.zeros(1, dtype=np.int64), *borders])
@@ -118,7 +118,7 @@ class IndexedGroup:
     def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | np.integer[Any] | None = None) -> Tokens:
         """Tokens `[offset, offset + length)` of sequence `idx`, to its end if `length` is None.
 
-        The range may reach into the sequences that follow, and into the pairs that follow: not past the last of them.
+        The range may extend into the following sequences and pairs, but not past the last pair.
 
         Raises:
             IndexError: there is no such sequence.
@@ -136,7 +136,7 @@ class IndexedGroup:
         return self._read(start, start + count)
 
     def _read(self, start: int, stop: int) -> Tokens:
-        """Tokens `[start, stop)` of all pairs; a view of one of them unless they reach into the next one."""
+        """Tokens `[start, stop)` of the concatenated pairs; a view if they lie in one pair, else a copy."""
         pieces = []
         while start < stop:
             member = bisect_right(self._first_tokens, start) - 1
@@ -149,7 +149,7 @@ class IndexedGroup:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def find(self, idx: int | np.integer[Any]) -> tuple[int, int]:
-        """The pair in which a sequence lies, and its number there.
+        """Number of the pair that contains a sequence, and the sequence's number in that pair.
 
         Raises:
             IndexError: there is no such sequence.
@@ -163,12 +163,12 @@ class IndexedGroup:
         return member, wanted - self._first_sequences[member]
 
     def tokens_before_pair(self, member: int) -> int:
-        """Tokens of all pairs before one of them; of all of them before the G-th."""
+        """Number of tokens in the pairs before `member`, which is in `[0, G]`."""
         return self._first_tokens[member]
 
 
 class GroupIndex:
-    """What the index of the merged pair would say, entry by entry.
+    """The index that the merged pair would have, with entries computed on demand.
 
     Args:
         group: the pairs.
@@ -193,11 +193,11 @@ class GroupIndex:
 
 
 class _Entries(Sequence[int]):
-    """`[N]` entries of an index, each looked up in the pair that it stands in.
+    """`[N]` entries of an index, each looked up in the pair that contains it.
 
     Args:
         group: the pairs.
-        look_up: the entry of a sequence, from the number of its pair and its own number in it.
+        look_up: returns the entry of a sequence, given the number of its pair and its number in that pair.
     """
 
     def __init__(self, group: IndexedGroup, look_up: Callable[[int, int], int]) -> None:
@@ -218,7 +218,7 @@ class _Entries(Sequence[int]):
 
 
 def _index_of(member: IndexedDataset) -> SequenceIndex:
-    """The index of a pair, opened to be read once and let go: thousands of maps would need as many descriptors."""
+    """Reopens the index of a pair for one read. Keeping thousands of maps open would exceed the limit on maps."""
     path = Path(get_idx_path(member.path_prefix))
     check_stamp(path, member.index.ends.stamp)
     return open_index(path)

@@ -1,4 +1,4 @@
-"""What tells the files of a pair from others of the same name: sizes, and a digest of the index's ends."""
+"""Identity of a pair's files: their sizes, and a digest of both ends of the index."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ __all__ = ["identity", "identity_of"]
 def identity(path_prefix: str) -> dict[str, Any]:
     """Sizes of both files, and the SHA-256 of the index's header and of its first and last 4 KiB.
 
-    No times, so that a copied corpus is the same; cheap whatever the size.
+    Contains no times, so a copied corpus has the same identity. The cost does not depend on the size of the files.
 
     Raises:
         FormatError: the index is damaged.
@@ -24,5 +24,5 @@ def identity(path_prefix: str) -> dict[str, Any]:
 
 
 def identity_of(index: SequenceIndex, *, bin_bytes: int) -> dict[str, Any]:
-    """The identity of a pair whose index is open already."""
+    """Identity of a pair whose index is already open."""
     return {"bin_bytes": bin_bytes, "idx_bytes": index.ends.size_bytes, "idx_ends_sha256": index.ends.sha256}

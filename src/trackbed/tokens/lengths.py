@@ -1,6 +1,6 @@
-"""Lengths of sequences, read from many small index files at once.
+"""Batched reads of sequence lengths from many small index files.
 
-Each pair of thousands would else be mapped for them: memory, and a few calls of the system that other threads wait for.
+Mapping each of thousands of indexes instead would take memory, and several system calls for which other threads wait.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ __all__ = ["read_lengths"]
 
 
 def read_lengths(
-    indexes: Sequence[SequenceIndex], runs: Sequence[tuple[int, int]]
+    indexes: Sequence[SequenceIndex], ranges: Sequence[tuple[int, int]]
 ) -> list[npt.NDArray[np.int32] | None]:
-    """Of each index, the tokens in each sequence of a run; None where it is not the file that was opened.
+    """Lengths of a range of sequences of each index, or None if the file was replaced since it was opened.
 
     Args:
-        indexes: are not mapped, or stay so.
-        runs: of each, the first sequence and the one after the last.
+        indexes: opened indexes; the call does not map them.
+        ranges: `(first, last + 1)` sequence of each index.
     """
-    starts = [HEADER_BYTES + 4 * start for start, _ in runs]
-    sizes = [4 * (stop - start) for start, stop in runs]
+    starts = [HEADER_BYTES + 4 * start for start, _ in ranges]
+    sizes = [4 * (stop - start) for start, stop in ranges]
     content, stamps = read_parts([f"{index.path}" for index in indexes], starts, sizes)
     found: list[npt.NDArray[np.int32] | None] = []
     first = 0

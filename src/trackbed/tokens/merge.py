@@ -1,4 +1,4 @@
-"""Several pairs made into one."""
+"""Merging of several pairs into one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +22,12 @@ def merge(
 
     Args:
         path_prefixes: at least one pair, all of one dtype.
-        output_prefix: where the result appears, whole; an older pair of that name is replaced.
-        multimodal: whether the sequences carry modes.
+        output_prefix: prefix of the result, which appears complete and replaces an older pair of that name.
+        multimodal: True if the sequences have modes.
         progress: called with the number of bytes of each pair after it was copied.
 
     Raises:
-        ArgumentError: no pair, or pairs of different dtypes.
+        ArgumentError: `path_prefixes` is empty, or the pairs have different dtypes.
         FormatError: a pair is damaged.
     """
     if not path_prefixes:

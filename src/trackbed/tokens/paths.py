@@ -1,4 +1,4 @@
-"""The names of the files that belong to one prefix."""
+"""Paths of the files of a prefix."""
 
 import os
 
@@ -6,7 +6,7 @@ __all__ = ["get_bin_path", "get_idx_path", "get_seal_path"]
 
 
 def get_bin_path(path_prefix: str | os.PathLike[str]) -> str:
-    """Path of the data file: the tokens.
+    """Path of the data file, which contains the tokens.
 
     >>> get_bin_path("corpus_text_document")
     'corpus_text_document.bin'
@@ -15,10 +15,10 @@ def get_bin_path(path_prefix: str | os.PathLike[str]) -> str:
 
 
 def get_idx_path(path_prefix: str | os.PathLike[str]) -> str:
-    """Path of the index file: where sequences and documents begin."""
+    """Path of the index file, which contains the starts of sequences and documents."""
     return os.fspath(path_prefix) + ".idx"
 
 
 def get_seal_path(path_prefix: str | os.PathLike[str]) -> str:
-    """Path of the seal: counts, sizes and checksums of the other two."""
+    """Path of the seal, which contains counts, sizes and checksums of the other two files."""
     return os.fspath(path_prefix) + ".trackbed.json"

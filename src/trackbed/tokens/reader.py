@@ -1,4 +1,4 @@
-"""Reading indexed token files.
+"""Reader of indexed token files.
 
 Shapes: N sequences, D documents, T tokens of one sequence.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
 from trackbed.tokens.commit import interruption
-from trackbed.tokens.format import IndexEnds, SequenceIndex, explained, open_index
+from trackbed.tokens.format import IndexEnds, SequenceIndex, as_format_error, open_index
 from trackbed.tokens.headers import PairHeader
 from trackbed.tokens.identity import identity_of
 from trackbed.tokens.paths import get_bin_path, get_idx_path
@@ -32,17 +32,17 @@ _OPENED: Final = ("index", "identity", "bin_reader")
 class IndexedDataset:
     """A `.bin`/`.idx` pair: sequences of tokens, grouped into documents.
 
-    Opening maps the files and looks at a few of their bytes, whatever their size. What is read from a mapped
-    pair are read-only views, valid as long as somebody holds them. The object can be pickled (it reopens the
-    files) and used after a fork.
+    Opening maps the files and reads a few of their bytes, at a cost that does not depend on their size. Reads from a
+    mapped pair return read-only views, which keep the map alive. The object can be pickled (a copy reopens the files)
+    and used after a fork.
 
     Args:
         path_prefix: path without `.bin` and `.idx`.
-        multimodal: whether sequences carry a mode.
-        mmap: whether to map the `.bin`, or to read it piece by piece.
-        object_storage_config: must be None: object stores are not read yet.
+        multimodal: True if sequences have a mode.
+        mmap: True to map the `.bin`, False to read it piece by piece.
+        object_storage_config: must be None: object stores are not supported yet.
         s3_config: the older name of `object_storage_config`.
-        fast_cache_load: leave the checks to the first read: for pairs that were checked before.
+        fast_cache_load: True to skip the checks at opening, for pairs that were checked before.
         sequences_per_dataset: (sequences, document borders) that the index must have, or None.
         dtype_code: ignored, as the header says the type; here for Megatron Core's signature.
         open_when_read: open and map each file when it is first read, so that thousands of pairs take no descriptors
@@ -70,7 +70,7 @@ class IndexedDataset:
         header: PairHeader | None = None,
     ) -> None:
         if object_storage_config is not None or s3_config is not None:
-            msg = f"{path_prefix}: object_storage_config must be None until object stores are read"
+            msg = f"{path_prefix}: object_storage_config must be None: object stores are not supported yet"
             raise ArgumentError(msg)
         self.path_prefix = path_prefix
         self.multimodal = multimodal
@@ -93,7 +93,7 @@ class IndexedDataset:
 
     def _read_header(self) -> PairHeader:
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
-        with explained(self.path_prefix):
+        with as_format_error(self.path_prefix):
             index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
             if index_stamp is None or bin_stamp is None:
                 missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
@@ -114,19 +114,19 @@ class IndexedDataset:
         path = get_bin_path(self.path_prefix)
         if self.open_when_read:
             check_stamp(path, self._bin_stamp)
-        with explained(path):
+        with as_format_error(path):
             source = MappedSource.open(path) if self.mmap else FileSource.open(path)
-        self.note_use()  # not before: to make room it might be released, and not be known again
+        self.note_use()  # after opening, which may release this object to stay within the limit
         return source
 
     def note_use(self) -> None:
-        """Record that its files are in use now: those of other pairs are released first, where too many are open."""
+        """Mark the files as most recently used; when too many are open, those of other pairs are released first."""
         if self.open_when_read:
             (MAPS if self.mmap else DESCRIPTORS).use(self)
             MAPS.use(self)
 
     def release(self) -> bool:
-        """Close its files until they are read again; what was read of them stays valid. Always True."""
+        """Close the files until they are read again. Arrays that were read stay valid. Always returns True."""
         self.index.release()
         vars(self).pop("bin_reader", None)
         return True
@@ -138,18 +138,18 @@ class IndexedDataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         boot, index_stamp, bin_stamp = state["_opened"]
         vars(self).update({name: value for name, value in state.items() if name != "_opened"})
-        if self.open_when_read and boot and boot == boot_id():  # on another host, the same files have other numbers
+        if self.open_when_read and boot and boot == boot_id():  # on another host, the same files have other inodes
             check_stamp(get_idx_path(self.path_prefix), index_stamp)
             check_stamp(get_bin_path(self.path_prefix), bin_stamp)
         self._open()
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells these files from others of the same name."""
+        """Identity of the files, which tells them from other files of the same name."""
         return identity_of(self.index, bin_bytes=self._bin_stamp.size_bytes)
 
     def __len__(self) -> int:
-        """Sequences in the file."""
+        """Number of sequences in the file."""
         return len(self.index)
 
     def __getitem__(
@@ -160,12 +160,12 @@ class IndexedDataset:
         Raises:
             IndexError: there is no such sequence.
             ValueError: the slice has a step.
-            TypeError: `idx` is neither a number nor a slice.
+            TypeError: `idx` is neither an integer nor a slice.
         """
         if isinstance(idx, (int, np.integer)):
             return self.get(int(idx))
         if not isinstance(idx, slice):
-            msg = f"{self.path_prefix}: an index must be a number or a slice, found {type(idx).__name__}"
+            msg = f"{self.path_prefix}: an index must be an integer or a slice, found {type(idx).__name__}"
             raise TypeError(msg)
         start, stop, step = idx.indices(len(self))
         if step != 1:
@@ -191,14 +191,14 @@ class IndexedDataset:
     ) -> Tokens | Moded:
         """Tokens `[offset, offset + length)` of sequence `idx`, to its end if `length` is None.
 
-        As in Megatron Core, the range may reach into the sequences that follow, though not past the file.
+        As in Megatron Core, the range may extend into the following sequences, but not past the end of the file.
 
         Raises:
             IndexError: there is no such sequence.
             FormatError: the range lies outside the `.bin`.
         """
         try:
-            pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy numbers index arrays too
+            pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy integers index arrays too
         except OverflowError:
             msg = f"{self.path_prefix}: an index must be below {len(self)}, found {idx}"
             raise IndexError(msg) from None
@@ -224,7 +224,7 @@ class IndexedDataset:
         return self.index.document_indices
 
     def set_document_indices(self, document_indices: npt.NDArray[np.int64]) -> None:
-        """Use other document borders; the file stays as it is."""
+        """Replace the document borders of this object; the file does not change."""
         self.index.replace_document_indices(document_indices)
 
     @property
@@ -241,7 +241,7 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix: str) -> bool:
-        """Whether both files are there."""
+        """True if both files exist."""
         return Path(get_idx_path(path_prefix)).exists() and Path(get_bin_path(path_prefix)).exists()
 
 
@@ -249,14 +249,14 @@ def _check_counts(ends: IndexEnds, wanted: tuple[int, ...], path_prefix: str) ->
     found = (ends.header.sequence_count, ends.header.document_count)
     if found != wanted:
         msg = (
-            f"{get_idx_path(path_prefix)}: sequences_per_dataset says {wanted} sequences and document borders, "
-            f"found {found}"
+            f"{get_idx_path(path_prefix)}: the counts of sequences and document borders must be {wanted} "
+            f"as in sequences_per_dataset, found {found}"
         )
         raise FormatError(msg)
 
 
 def _check_ends(ends: IndexEnds, path_prefix: str, bin_bytes: int) -> None:
-    """What can be checked without reading the arrays; `verify` reads them."""
+    """Checks the ends of the index, without reading the arrays as `verify` does."""
     if ends.last_border != ends.header.sequence_count:
         msg = (
             f"{get_idx_path(path_prefix)}: the last document border must be the sequence_count "

@@ -1,4 +1,4 @@
-"""The seal of a pair: `<prefix>.trackbed.json`, with what its files should be (docs/formats/indexed.md)."""
+"""The seal of a pair: `<prefix>.trackbed.json`, with sizes and checksums of its files (docs/formats/indexed.md)."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What the two files of a pair should be."""
+    """Expected counts, sizes and checksums of the two files of a pair."""
 
     dtype: str
     sequences: int
@@ -49,7 +49,7 @@ class Seal:
     def of(
         cls, *, dtype: type[np.number[Any]], sequences: int, documents: int, data: Checksum, index: Checksum
     ) -> "Seal":
-        """The seal of files whose checksums are `data` and `index`."""
+        """Creates the seal of files whose checksums are `data` and `index`."""
         return cls(
             dtype=np.dtype(dtype).name,
             sequences=sequences,
@@ -61,11 +61,11 @@ class Seal:
 
 
 def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None) -> Seal:
-    """Write the seal of a pair that has none, or an outdated one, from the files as they are now.
+    """Write the seal of a pair from its current files, replacing an older seal.
 
     Args:
         path_prefix: path of the pair without `.bin` and `.idx`.
-        progress: called with the number of bytes after each piece read.
+        progress: called with the number of bytes of each piece that was read.
     """
     index = open_index(Path(get_idx_path(path_prefix)))
     made = Seal.of(
@@ -95,10 +95,10 @@ def write_seal(sealed: Seal, path: Path) -> None:
 
 
 def read_seal(path: Path) -> Seal:
-    """The seal in the file at `path`.
+    """Reads the seal in the file at `path`.
 
     Raises:
-        FormatError: it is not one, or of another version.
+        FormatError: the file is not a seal, or has another version.
         FileNotFoundError: there is no such file.
     """
     raw = read_regular(path)

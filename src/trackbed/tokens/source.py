@@ -1,4 +1,4 @@
-"""Where token bytes come from: a memory map, or a plain file."""
+"""Sources of token bytes: memory maps and plain files."""
 
 import os
 from pathlib import Path
@@ -23,18 +23,18 @@ class Source(Protocol):
         """`[count]` tokens from byte `offset` on.
 
         Raises:
-            FormatError: those bytes are not all inside the file.
+            FormatError: the range is not inside the file.
         """
         ...
 
 
 class MappedSource:
-    """A file in memory. What it reads are read-only views, which keep the map alive.
+    """A memory-mapped file. Reads return read-only views, which keep the map alive.
 
     Args:
         data: the bytes of the file.
-        path: its name.
-        stamp: the file as it was when it was mapped, or None where there was none any more.
+        path: path of the file.
+        stamp: identity of the file when it was mapped, or None if it was already gone.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], path: str | Path, stamp: Stamp | None) -> None:
@@ -48,19 +48,21 @@ class MappedSource:
         return cls(map_file(path), path, stamp_of(path))
 
     def check_size(self, found: Stamp | None) -> None:
-        """Refuse to go on reading a file that was cut short: what is mapped beyond its end cannot be read.
+        """Check that the file was not truncated: mapped pages beyond its end cannot be read.
+
+        A file that was renamed or removed cannot be checked, and passes.
 
         Args:
-            found: the file that has the name now; None if none has.
+            found: current identity of the file at this path, or None if there is none.
 
         Raises:
-            FormatError: it was cut short. Of a file that has lost its name nothing is known.
+            FormatError: the file was truncated.
         """
         if found is None or self.stamp is None or found.inode != self.stamp.inode:
-            return  # what is mapped is another file, which has lost its name
+            return  # the mapped file no longer has this path
         if found.size_bytes < len(self.data):
             wanted = f"the file must keep the {len(self.data)} bytes that were mapped"
-            msg = f"{self.path}: {wanted}, found it cut to {found.size_bytes}"
+            msg = f"{self.path}: {wanted}, found it truncated to {found.size_bytes}"
             raise FormatError(msg)
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
@@ -72,14 +74,14 @@ class MappedSource:
 
 
 class FileSource:
-    """A file that is read piece by piece. What it reads are fresh arrays.
+    """A file that is read piece by piece. Reads return new arrays.
 
-    The descriptor stays open, so that a file that is replaced meanwhile goes on being read as it was, and
-    reading at a position shares no state between threads or forked processes.
+    The descriptor stays open, so the original content is read even if the file is replaced. Positional reads share no
+    state between threads or forked processes.
 
     Args:
         descriptor: a file descriptor open for reading, closed with this object.
-        path: the file's name, for errors.
+        path: path of the file, for error messages.
     """
 
     def __init__(self, descriptor: int, path: str | Path) -> None:
@@ -88,7 +90,7 @@ class FileSource:
 
     @classmethod
     def open(cls, path: str | Path) -> "FileSource":
-        """Open the file at `path`. Where too many are open, those used least recently are closed first."""
+        """Open the file at `path`. If too many files are open, the least recently used ones are closed first."""
         DESCRIPTORS.make_room()
         descriptor, _ = open_regular(path)
         DESCRIPTORS.opened(descriptor)
@@ -99,7 +101,7 @@ class FileSource:
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy opens the file anew."""
+        """Pickles the path; a copy reopens the file."""
         return FileSource.open, (self._path,)
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:

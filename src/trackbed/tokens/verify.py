@@ -1,4 +1,4 @@
-"""Checking a pair: first what its header, sizes and offsets say, then every byte against its seal."""
+"""Verification of a pair: header, sizes and offsets, and every byte against its seal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.files import FileSum, checksum_file, let_go
+from trackbed.files import FileSum, checksum_file, drop_pages
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
@@ -15,12 +15,12 @@ from trackbed.tokens.seal import read_seal
 
 __all__ = ["Verified", "verify", "verify_content"]
 
-_STEP = 1 << 20  # sequences looked at together: bounds the memory that a check takes
+_STEP = 1 << 20  # sequences checked at a time, which bounds the memory of a check
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found right."""
+    """Properties of a verified pair."""
 
     dtype: str
     sequences: int
@@ -34,12 +34,12 @@ def verify(path_prefix: str) -> Verified:
     """Check header, sizes, lengths, offsets and document borders of a pair.
 
     Raises:
-        FormatError: the first thing that is wrong: file, field, and both values.
+        FormatError: a check failed. The message names the file and the field of the first failure, with both values.
         FileNotFoundError: one of the files is missing.
     """
     idx_path, bin_path = Path(get_idx_path(path_prefix)), Path(get_bin_path(path_prefix))
     if interruption(path_prefix):
-        open_index(idx_path)  # there is none: the error says how to finish
+        open_index(idx_path)  # raises an error that says how to finish the pair
     bin_bytes = bin_path.stat().st_size
     index = open_index(idx_path)
     tokens = _check_sequences(index, idx_path)
@@ -65,11 +65,11 @@ def verify_content(path_prefix: str, *, progress: Callable[[int], None] | None =
 
     Args:
         path_prefix: path of the pair without `.bin` and `.idx`.
-        progress: called with the number of bytes after each piece read.
+        progress: called with the number of bytes of each piece that was read.
 
     Raises:
-        FormatError: the first thing that is wrong: file, field, and both values.
-        FileNotFoundError: a file is missing; without a seal, `seal` makes one.
+        FormatError: a check failed. The message names the file and the field of the first failure, with both values.
+        FileNotFoundError: a file is missing. `seal` creates a missing seal.
     """
     verified = verify(path_prefix)
     sealed = read_seal(Path(get_seal_path(path_prefix)))
@@ -84,7 +84,7 @@ def verify_content(path_prefix: str, *, progress: Callable[[int], None] | None =
 
 
 def _check_sequences(index: SequenceIndex, path: Path) -> int:
-    """Each sequence must begin where the one before it ends. Returns the number of tokens."""
+    """Check that each sequence begins where the previous one ends. Returns the number of tokens."""
     tokens = 0
     for start in range(0, index.sequence_count, _STEP):
         lengths = index.sequence_lengths[start : start + _STEP]
@@ -101,13 +101,13 @@ def _check_sequences(index: SequenceIndex, path: Path) -> int:
             msg = f"{path}: the offset of sequence {start + at} must be {wanted[at]}, found {pointers[at]}"
             raise FormatError(msg)
         tokens = int(ends[-1])
-        let_go(lengths)
-        let_go(pointers)
+        drop_pages(lengths)
+        drop_pages(pointers)
     return tokens
 
 
 def _check_borders(index: SequenceIndex, path: Path) -> None:
-    """Document borders must begin at 0, never fall, and end at the number of sequences."""
+    """Check that document borders begin at 0, never decrease, and end at the number of sequences."""
     borders = index.document_indices
     if borders[0] != 0 or borders[-1] != index.sequence_count:
         msg = (
@@ -122,7 +122,7 @@ def _check_borders(index: SequenceIndex, path: Path) -> None:
             at = start + int(falls[0])
             msg = f"{path}: document border {at + 1} must be at least {borders[at]}, found {borders[at + 1]}"
             raise FormatError(msg)
-        let_go(part)
+        drop_pages(part)
 
 
 def _check_bytes(path: Path, sealed: FileSum, progress: Callable[[int], None] | None) -> None:

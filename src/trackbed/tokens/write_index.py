@@ -1,4 +1,4 @@
-"""Writing an `.idx`, in pieces that take no memory by sequence.
+"""Writer of `.idx` files, in pieces of bounded size.
 
 Shapes: N sequences, D documents.
 """
@@ -15,7 +15,7 @@ from trackbed.tokens.format import Header, encode_header
 
 __all__ = ["write_index"]
 
-_STEP: Final = 1 << 18  # a few MiB, which stay in the processor's cache
+_STEP: Final = 1 << 18  # elements per piece: a few MiB, which stay in the CPU cache
 
 
 def write_index(
@@ -25,10 +25,10 @@ def write_index(
     borders: npt.NDArray[np.int64],
     modes: npt.NDArray[np.int8] | None,
 ) -> Checksum:
-    """Write the new file `path`. Returns its checksums.
+    """Write the new file `path`. Returns its checksum.
 
     Args:
-        path: of the file, which must not be there.
+        path: path of the file, which must not exist.
         dtype: type of the tokens in the `.bin`.
         lengths: `[N]` tokens in each sequence, each at least 0.
         borders: `[D + 1]` first sequence of each document, then N.

@@ -1,4 +1,4 @@
-"""Writing indexed token files.
+"""Writer of indexed token files.
 
 Shapes: N sequences, D documents, T tokens.
 """
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
-from trackbed.files import FileSum, clear_dead_partials, flush_to_disk, let_go, new_partial
-from trackbed.tokens.append_file import GrowingData
+from trackbed.files import FileSum, clear_dead_partials, drop_pages, flush_to_disk, new_partial
+from trackbed.tokens.append_file import AppendFile
 from trackbed.tokens.commit import PairFiles, commit_pair
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
@@ -27,23 +27,23 @@ from trackbed.tokens.write_index import write_index
 __all__ = ["IndexedDatasetBuilder"]
 
 _COPY_BYTES: Final = 4 << 20
-_STEP: Final = 1 << 18  # sequences looked at together: a few MiB, which stay in the processor's cache
-_MANY: Final = 1 << 16  # tokens that are not copied before they are written
+_STEP: Final = 1 << 18  # sequences handled at a time: a few MiB, which stay in the CPU cache
+_MANY: Final = 1 << 16  # number of tokens from which they are written without a copy
 _MOST_TOKENS: Final = 2**31 - 1
 
 
 class IndexedDatasetBuilder:
     """Writes a `.bin`/`.idx` pair, which appears under its final names when `finalize` returns.
 
-    Until then the tokens go to a partial file beside the `.bin`. A pair that is there already stays until
-    `finalize` replaces it by renaming, the `.idx` last; who has it open goes on reading the old one. If the process is
-    killed meanwhile, the old pair or the new one is there, or `finish_pair` completes the new one. Several builders of
-    one name do not mix: the pair of the one that is finalized last stays.
+    Until then the tokens go to a partial file beside the `.bin`. `finalize` replaces an existing pair by renaming, the
+    `.idx` last; readers that have the old pair open keep reading it. If the process is killed in `finalize`, either the
+    old pair or the new one exists, or `finish_pair` completes the new one. Builders of the same name do not interfere:
+    the pair of the last one to be finalized stays.
 
     Args:
         bin_path: path of the data file, ending in `.bin`.
         dtype: type of the tokens in the file.
-        multimodal: whether sequences carry a mode.
+        multimodal: True if sequences have a mode.
     """
 
     def __init__(
@@ -52,38 +52,38 @@ class IndexedDatasetBuilder:
         dtype: type[np.number[Any]] = np.int32,
         multimodal: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
     ) -> None:
-        self.dtype = np.dtype(DType.dtype_from_code(DType.code_from_dtype(dtype)))  # of this byte order
+        self.dtype = np.dtype(DType.dtype_from_code(DType.code_from_dtype(dtype)))  # in native byte order
         self.multimodal = multimodal
-        # Arrays, as a list takes five times as much memory for each document.
+        # Arrays, because a list takes five times as much memory per document.
         self.sequence_lengths = array.array("i")
         self.document_indices = array.array("q", [0])
         self.sequence_modes = array.array("b") if multimodal else None
         self._bin_path = Path(bin_path)
         self._where = str(bin_path)
-        self._data = GrowingData.create(self._bin_path)
+        self._data = AppendFile.create(self._bin_path)
 
     @classmethod
     def reopen(
         cls, bin_path: str, dtype: type[np.number[Any]], *, partial: Path, written: FileSum, lengths: npt.NDArray[Any]
     ) -> "IndexedDatasetBuilder":
-        """A builder that goes on where another one, maybe of a process that is gone, has kept its work.
+        """Creates a builder that resumes from the data that another builder, maybe of a dead process, has kept.
 
         Args:
-            bin_path: path of the data file, as that one had it.
-            dtype: type of the tokens in the file, as that one had it.
-            partial: where it kept its data.
-            written: what `keep` returned.
-            lengths: `[D]` tokens in each of its documents then, of one sequence each.
+            bin_path: path of the data file, as for that builder.
+            dtype: type of the tokens in the file, as for that builder.
+            partial: path of the kept data.
+            written: result of `keep`.
+            lengths: `[D]` tokens in each kept document; each document has one sequence.
 
         Raises:
-            FormatError: the data do not begin with what was written.
-            ArgumentError: the lengths do not fit them.
+            FormatError: the kept data do not begin with the written bytes.
+            ArgumentError: the lengths do not match the data.
         """
         builder = cls(bin_path, dtype)
         builder._data.discard()
         counts = _as_count_array(lengths, written.size_bytes // builder.dtype.itemsize, where=bin_path)
-        builder._data = GrowingData.reopen(Path(bin_path), partial, written)
-        builder._note(counts)
+        builder._data = AppendFile.reopen(Path(bin_path), partial, written)
+        builder._append_lengths(counts)
         return builder
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
@@ -94,7 +94,7 @@ class IndexedDatasetBuilder:
             mode: mode of the sequence, in `[-128, 127]`; used in multimodal files only.
 
         Raises:
-            ArgumentError: a token does not fit the file's dtype, or the mode its byte.
+            ArgumentError: a token does not fit the file's dtype, or `mode` is out of range.
         """
         self._check_modes([mode])
         tokens = as_numbers(tensor, self.dtype, where=self._where)
@@ -112,18 +112,18 @@ class IndexedDatasetBuilder:
             modes: mode of each sequence, 0 if None; used in multimodal files only.
 
         Raises:
-            ArgumentError: a token does not fit the file's dtype, or lengths or modes do not fit the tokens.
+            ArgumentError: a token does not fit the file's dtype, or lengths or modes do not match the tokens.
         """
         tokens = as_numbers(tensor, self.dtype, where=self._where)
         counts = _as_counts(lengths, where=self._where)
         if sum(counts) != len(tokens) or (len(counts) > 1 and min(counts) < 0):
             msg = f"{self._bin_path}: lengths must add up to the {len(tokens)} tokens, found {counts}"
             raise ArgumentError(msg)
-        if len(tokens) > _MOST_TOKENS:  # else none of its sequences can be too long
+        if len(tokens) > _MOST_TOKENS:  # else no sequence can be too long
             self._check_lengths(counts)
         if modes is not None:
             if len(modes) != len(counts):
-                msg = f"{self._bin_path}: modes must be as many as {len(counts)} lengths, found {len(modes)}"
+                msg = f"{self._bin_path}: there must be one mode for each of {len(counts)} lengths, found {len(modes)}"
                 raise ArgumentError(msg)
             self._check_modes(modes)
         self._append(tokens)
@@ -133,27 +133,27 @@ class IndexedDatasetBuilder:
             self.sequence_modes.extend(modes if modes is not None else [0] * len(counts))
 
     def end_document(self) -> None:
-        """End the document that `add_item` has been appending to."""
+        """End the current document."""
         self.document_indices.append(len(self.sequence_lengths))
 
     def add_documents(self, tensor: Any, lengths: Any) -> None:
-        """Append many documents of one sequence each, at the speed of the disk.
+        """Append many documents of one sequence each, at disk speed.
 
-        Tokens of the file's own type are written from where they are; others take as much memory as they take in
-        the file. In a multimodal file the mode of the sequences is 0.
+        Tokens of the file's dtype are written without a copy; others are converted, which takes as much memory as they
+        take in the file. In a multimodal file the mode of the sequences is 0.
 
         Args:
-            tensor: `[T]` tokens of all documents, one behind the other: tensor, array or list.
+            tensor: `[T]` concatenated tokens of all documents: tensor, array or list.
             lengths: `[D]` tokens in each document, each in `[0, 2**31)`: tensor, array or list; their sum is T.
 
         Raises:
-            ArgumentError: a token does not fit the file's dtype, or the lengths do not fit the tokens. Nothing has
-                been taken then.
+            ArgumentError: a token does not fit the file's dtype, or the lengths do not match the tokens. Nothing is
+                appended in this case.
         """
         tokens = as_numbers(tensor, self.dtype, where=self._where)
         counts = _as_count_array(lengths, len(tokens), where=self._where)
         self._append(tokens)
-        self._note(counts)
+        self._append_lengths(counts)
 
     def add_index(self, path_prefix: str) -> None:
         """Append all documents of another pair.
@@ -162,8 +162,8 @@ class IndexedDatasetBuilder:
             path_prefix: path of that pair without `.bin` and `.idx`.
 
         Raises:
-            ArgumentError: it has another dtype, or no modes where this file has them.
-            FormatError: it is damaged, as `verify` finds.
+            ArgumentError: the pair has another dtype, or only one of the two files has modes.
+            FormatError: `verify` found the pair damaged.
         """
         verify(path_prefix)
         index = self._open_source(Path(get_idx_path(path_prefix)))
@@ -175,10 +175,10 @@ class IndexedDatasetBuilder:
         with Path(get_bin_path(path_prefix)).open("rb", buffering=0) as source, memoryview(buffer) as view:
             while count := source.readinto(view):
                 self._data.append(view[:count])
-        self._take_over(index)
+        self._append_index(index)
 
     def finalize(self, idx_path: str) -> None:
-        """Write the index and let the pair appear, replacing one of that name. Closes the builder.
+        """Write the index and publish the pair, replacing an older one of that name. Closes the builder.
 
         Args:
             idx_path: path of the index file, ending in `.idx`.
@@ -201,7 +201,7 @@ class IndexedDatasetBuilder:
             written = self._data.checksum.size_bytes
             wanted = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
             if written != wanted:
-                msg = f"{self._bin_path}: sequences must make {written} bytes as written, found {wanted}"
+                msg = f"{self._bin_path}: the sequences must have the {written} bytes written, found {wanted}"
                 raise ArgumentError(msg)
             seal = Seal.of(
                 dtype=self.dtype.type,
@@ -221,25 +221,25 @@ class IndexedDatasetBuilder:
                 path.unlink(missing_ok=True)
 
     def keep(self, partial: Path) -> FileSum:
-        """Write all tokens taken so far to a file that stays at `partial` whatever becomes of this process.
+        """Write all tokens appended so far to a file that stays at `partial` even if this process ends.
 
-        The lengths are the caller's to keep: `reopen` asks for both.
+        The caller must store the lengths of the documents, which `reopen` needs too.
 
         Args:
-            partial: a name on the file system of the pair; the same at every call.
+            partial: a path on the file system of the pair, the same at every call.
 
         Returns:
-            What has been written.
+            Size and checksum of the written bytes.
         """
         self._data.check_open()
         return self._data.keep(partial)
 
     def leave(self) -> None:
-        """Close the builder. What was kept stays where it is."""
+        """Close the builder without removing kept data."""
         self._data.close()
 
     def discard(self) -> None:
-        """Give up: remove what has been written so far. A pair of the final name stays as it was."""
+        """Close the builder and remove its partial file. An existing pair of the final name is not changed."""
         self._data.discard()
 
     def _check_lengths(self, counts: Sequence[int]) -> None:
@@ -254,19 +254,19 @@ class IndexedDatasetBuilder:
             raise ArgumentError(msg)
 
     def _open_source(self, idx_path: Path) -> SequenceIndex:
-        """The index of a pair that is known to be whole."""
+        """Opens the index of a verified pair."""
         index = open_index(idx_path)
         index.map()
         bare = Header(index.dtype, index.sequence_count, index.document_count).size_bytes
         has_modes = idx_path.stat().st_size > bare
         if len(index) and has_modes != self.multimodal:
             kinds = ("with", "without") if self.multimodal else ("without", "with")
-            msg = f"{idx_path}: a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
+            msg = f"{idx_path}: only a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
             raise ArgumentError(msg)
         return open_index(idx_path, multimodal=self.multimodal)
 
-    def _note(self, counts: npt.NDArray[np.int32]) -> None:
-        """Take note of documents of one sequence each, whose tokens have been taken."""
+    def _append_lengths(self, counts: npt.NDArray[np.int32]) -> None:
+        """Append the lengths of documents of one sequence each. Their tokens have been appended."""
         first = len(self.sequence_lengths)
         self.sequence_lengths.frombytes(counts.data.cast("B"))
         for start in range(0, len(counts), _STEP):
@@ -276,22 +276,22 @@ class IndexedDatasetBuilder:
         if self.sequence_modes is not None:
             self.sequence_modes.frombytes(bytes(len(counts)))
 
-    def _take_over(self, index: SequenceIndex) -> None:
-        """Append the sequences and documents of another pair, whose tokens have been."""
+    def _append_index(self, index: SequenceIndex) -> None:
+        """Append the sequences and documents of another pair. Its tokens have been appended."""
         offset = len(self.sequence_lengths)
         for start in range(0, len(index), _STEP):
             lengths = index.sequence_lengths[start : start + _STEP]
             self.sequence_lengths.frombytes(np.ascontiguousarray(lengths, dtype=np.int32).data.cast("B"))
-            let_go(lengths)
+            drop_pages(lengths)
         for start in range(1, index.document_count, _STEP):
             borders = index.document_indices[start : start + _STEP]
             self.document_indices.frombytes((borders + offset).data.cast("B"))
-            let_go(borders)
+            drop_pages(borders)
         if self.sequence_modes is not None and index.sequence_modes is not None:
             self.sequence_modes.frombytes(index.sequence_modes.data.cast("B"))
 
     def _append(self, tokens: npt.NDArray[Any]) -> int:
-        """Take the tokens, every one of them unchanged. Returns how many there are."""
+        """Append tokens without changing any value. Returns their number."""
         self._data.check_open()
         if len(tokens) >= _MANY and tokens.dtype == self.dtype:
             self._data.append(np.ascontiguousarray(tokens).data)
@@ -301,10 +301,10 @@ class IndexedDatasetBuilder:
 
 
 def _check_targets(*paths: Path) -> None:
-    """Refuse names that cannot become files, while the builder can still be finalized under others."""
+    """Reject paths that cannot become files, while the builder can still be finalized under others."""
     for path in paths:
         if not path.parent.is_dir() or path.is_dir():
-            msg = f"{path}: must be a file in a folder that is there"
+            msg = f"{path}: must be a file in an existing folder"
             raise ArgumentError(msg)
 
 

@@ -1,4 +1,4 @@
-"""Hostile blend files: each is planned or built as it says, or refused in sentences."""
+"""Hostile blend files: each is planned or built, or refused with error messages."""
 
 import json
 import os
@@ -119,11 +119,11 @@ KNOWN = [
     ("weight = 0.5", "weight = 1" + "0" * 400),
     ("train = 100", "train = 9223372036854775807"),
 ]
-"""What was once wrong with a file, so that it is tried each time."""
+"""Changes that once caused a fault; always tested."""
 
 
 def write_data(folder):
-    """Pairs that are right, and files that are not."""
+    """Writes valid pairs and invalid files."""
     for number, name in enumerate(("web", "a", "b-1", "b-2", "half1")):
         builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), np.uint16)
         lengths = [number * 10 + n for n in range(30)]
@@ -139,7 +139,7 @@ def write_data(folder):
 
 
 def value(draw, key):
-    """A value for a key: mostly one of the right kind."""
+    """Returns a value for a key, mostly one of the right type."""
     if draw.random() < 0.2:
         return draw.choice([*WRONG, *OTHERS, *(f'"{text}"' for text in [*TEXTS, *PATHS])])
     if key in FLAGS.split():
@@ -155,7 +155,7 @@ def value(draw, key):
 
 
 def change_values(draw, lines):
-    """Other values under some of the keys."""
+    """Changes the values of some keys."""
     for _ in range(draw.choice([1, 1, 2, 4])):
         at = draw.choice([number for number, line in enumerate(lines) if " = " in line])
         key = lines[at].partition(" = ")[0]
@@ -164,7 +164,7 @@ def change_values(draw, lines):
 
 
 def add_keys(draw, lines):
-    """Further keys, mostly in the table that knows them."""
+    """Adds keys, mostly to the table that has them."""
     for _ in range(draw.choice([1, 1, 2, 5])):
         table = draw.choice(list(TABLES))
         key = draw.choice(TABLES[table if draw.random() < 0.9 else draw.choice(list(TABLES))])
@@ -175,7 +175,7 @@ def add_keys(draw, lines):
 
 
 def move_lines(draw, lines):
-    """Lines twice, elsewhere or left out."""
+    """Repeats, moves or deletes lines."""
     for _ in range(draw.choice([1, 2, 5])):
         at, to = draw.randrange(len(lines)), draw.randrange(len(lines))
         lines[to:to] = [lines[at]] * draw.choice([0, 1, 1, 300])
@@ -185,7 +185,7 @@ def move_lines(draw, lines):
 
 
 def change_bytes(draw, lines):
-    """Other bytes, cut and doubled parts."""
+    """Changes bytes, and deletes or duplicates parts."""
     raw = bytearray("\n".join(lines).encode())
     for _ in range(draw.choice([1, 1, 3, 20])):
         at = draw.randrange(len(raw))
@@ -199,7 +199,7 @@ def change_bytes(draw, lines):
 
 
 def make_huge(draw, lines):
-    """More of something than anybody writes."""
+    """Makes some element very large or very frequent."""
     text = "\n".join(lines)
     return draw.choice(
         [
@@ -224,7 +224,7 @@ def make_huge(draw, lines):
 
 
 def hostile_file(seed):
-    """The bytes of a blend file, and what was done to it."""
+    """Returns the bytes of a blend file, and a description of the change."""
     if seed < len(KNOWN):
         old, new = KNOWN[seed]
         return WHOLE.format(order='"megatron"').replace(old, new).encode(), f"{old} made {new[:80]}"

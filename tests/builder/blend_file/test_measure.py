@@ -7,7 +7,7 @@ import pytest
 
 from blends import VOCAB, gpt_config, write_pair, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
-from trackbed.builder.blend_file.weights import Wanted, plan_weights
+from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError
 from trackbed.tokens import IndexedDataset
@@ -17,7 +17,7 @@ TOP = "version = 1\nsequence_length = 16\nseed = 7\n"
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """pair0, pair1 and pair2 in the working directory."""
+    """Writes pair0, pair1 and pair2 to the working directory."""
     monkeypatch.chdir(tmp_path)
     write_pairs(tmp_path)
     return tmp_path
@@ -77,10 +77,10 @@ def test_everything_that_is_missing_or_damaged_is_named_with_its_line(data):
     both = "a .bin and an .idx file must exist, missing"
     assert list(caught.value.problems) == [
         f"blend.toml:7: dataset.path names nowhere: {both} nowhere.idx and nowhere.bin",
-        "blend.toml:10: dataset.glob must match whole pairs, found pair1.idx without its .bin; "
-        'incomplete = "skip" leaves such files out',
+        "blend.toml:10: dataset.glob must match complete pairs, found pair1.idx without its .bin; "
+        'incomplete = "skip" ignores such files',
         "blend.toml:10: dataset.glob names pair2.idx: the magic must be b'MMIDIDX\\x00\\x00', found b'xxxxxxxxx'",
-        "blend.toml:13: dataset.group must match an .idx file at least, found none for none*",
+        "blend.toml:13: dataset.group must match at least one .idx file, found none for none*",
     ]
 
 
@@ -89,11 +89,11 @@ PATTERNS = ["glob = 'pair*'", "group = ['pair0', 'pair[12]*']\nname = 'g'", "glo
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(("gone", "left"), [("pair1.idx", "pair1.bin"), ("pair2.bin", "pair2.idx")])
-def test_half_a_pair_among_the_matches_of_a_pattern_is_named_unless_it_is_to_be_skipped(data, pattern, gone, left):
+def test_half_a_pair_among_the_matches_of_a_pattern_is_named_unless_it_is_skipped(data, pattern, gone, left):
     text = f"split = '1'\nsize.train = 5\n[[dataset]]\n{pattern}\nweight = 1\n"
     whole = measured(text)
     (data / gone).unlink()
-    what = f'must match whole pairs, found {left} without its {gone[-4:]}; incomplete = "skip" leaves such files out'
+    what = f'must match complete pairs, found {left} without its {gone[-4:]}; incomplete = "skip" ignores such files'
     with pytest.raises(BlendFileError, match=re.escape(what)) as caught:
         measured(text)
     assert len(caught.value.problems) == 1
@@ -108,7 +108,9 @@ def test_where_half_pairs_are_all_that_a_pattern_matches_nothing_is_left_after_s
     for number in range(3):
         (data / f"pair{number}.idx").unlink()
     text = "split = '1'\nsize.train = 5\n[[dataset]]\nglob = 'pair*'\nweight = 1\nincomplete = 'skip'"
-    with pytest.raises(BlendFileError, match=r"dataset\.glob must match an \.idx file at least, found none for pair\*"):
+    with pytest.raises(
+        BlendFileError, match=r"dataset\.glob must match at least one \.idx file, found none for pair\*"
+    ):
         measured(text)
 
 
@@ -116,7 +118,7 @@ def test_a_pair_whose_writer_was_killed_says_how_to_finish_it(data):
     for name in ("pair1.idx", "pair1.trackbed.json"):
         (data / name).touch()
         (data / name).rename(f"{name}.pending")
-    with pytest.raises(BlendFileError, match=r"pair1\.bin without its \.idx; .*: finish by trackbed finish pair1"):
+    with pytest.raises(BlendFileError, match=r"pair1\.bin without its \.idx; .*: run trackbed finish pair1"):
         measured("split = '1'\nsize.train = 5\n[[dataset]]\nglob = 'pair*'\nweight = 1")
 
 
@@ -164,7 +166,7 @@ def test_pairs_of_different_types_are_no_group(data):
         measured("split = '1'\n[[dataset]]\ngroup = ['pair0', 'wide']\nname = 'g'")
 
 
-def test_fields_that_contradict_each_other_are_told_with_the_options_line(data):
+def test_contradictory_fields_are_reported_with_the_line_of_the_option(data):
     text = "split = '1'\nsize.train = 5\n[[dataset]]\npath = 'pair0'\nweight = 1\n[options]\nshuffle_block = 4\n"
     with pytest.raises(BlendFileError, match=r"blend.toml:10: options.shuffle_block .*needs order='instant'"):
         measured(text)
@@ -183,7 +185,7 @@ def test_a_file_may_be_moved_with_its_data(data):
 
 
 def wanted(measure, amount, tokens, part=1.0):
-    return Wanted(measure=measure, amount=amount, tokens=2 * tokens, split_tokens=tokens, part=part)
+    return DatasetRequest(measure=measure, amount=amount, tokens=2 * tokens, split_tokens=tokens, part=part)
 
 
 def test_ratios_are_weights_by_token_and_epochs_come_first():
@@ -199,5 +201,5 @@ def test_epochs_that_leave_nothing_to_the_others_are_refused_with_what_is_short(
     datasets = [wanted("epochs", 2, 100), wanted("weight", 1, 100)]
     with pytest.raises(PlanError, match=r"found that they need 20 of 15: short by 6"):
         plan_weights(datasets, size=15, sequence_length=10)
-    with pytest.raises(PlanError, match="must have tokens or weights to be drawn by, found 2 with neither"):
+    with pytest.raises(PlanError, match="must have tokens or weights to draw by, found 2 with neither"):
         plan_weights([wanted("ratio", 1, 0), wanted("ratio", 1, 0)], size=15, sequence_length=10)

@@ -1,4 +1,4 @@
-"""The dry run against what the builder really makes of the same file."""
+"""The dry run compared with the datasets that the builder makes of the same file."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TOP = "version = 1\nsequence_length = 16\nseed = 7\ncache = 'cache'\n"
 
 @pytest.fixture
 def data(tmp_path):
-    """pair0, pair1 and pair2."""
+    """Writes pair0, pair1 and pair2."""
     write_pairs(tmp_path)
     return tmp_path
 
@@ -29,13 +29,13 @@ def measured(folder, text):
 
 
 def build(blend):
-    """What the builder makes of the file."""
+    """Builds the datasets of the file."""
     config = blend.config(tokenizer=NullTokenizer(VOCAB))
     return BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()
 
 
 def draws(dataset):
-    """How often each dataset of a blend is drawn."""
+    """Returns the number of draws from each dataset of a blend."""
     count = len(dataset.datasets)
     if len(dataset) == 0:
         return [0] * count
@@ -46,7 +46,7 @@ def draws(dataset):
 
 
 def check(plan, built, order):
-    """Compare every number of the plan that the builder has too."""
+    """Compares every number of the plan with that of the builder."""
     planned = {one.split: one for one in plan.splits}
     for split, dataset in zip(Split, built, strict=True):
         if dataset is None:
@@ -125,7 +125,7 @@ def test_the_plan_has_the_builders_numbers_for_any_blend(tmp_path, order, shapes
     try:
         built = build(blend)
     except PlanError as error:
-        if not isinstance(error, OversampleError) or order != "megatron":  # whose draws are known give or take one
+        if not isinstance(error, OversampleError) or order != "megatron":  # its draws are known to within one
             with pytest.raises(BlendFileError):
                 plan.problems.stop()
         return
@@ -217,7 +217,7 @@ def test_where_datasets_run_out_the_others_take_their_place(data):
     assert train.stages[1].ended == ("pair0",)
     plan_blend(blend).problems.stop()
     every = CAPPED.format(1).replace("weight = 1", "weight = 1\nmax_epochs = 0.1")
-    with pytest.raises(BlendFileError, match="dataset of train: a dataset must be left for every sample"):
+    with pytest.raises(BlendFileError, match="dataset of train: at least one dataset must have samples left"):
         plan_blend(measured(data, text + every)).problems.stop()
 
 

@@ -49,7 +49,7 @@ def read(tmp_path, text):
 
 
 def problems(tmp_path, text):
-    """What is wrong with a text, without the path."""
+    """Returns the problems of a text, without the path."""
     with pytest.raises(BlendFileError) as caught:
         read(tmp_path, text)
     start = f"{tmp_path}/blend.toml:"
@@ -58,7 +58,7 @@ def problems(tmp_path, text):
     return [problem.removeprefix(start) for problem in caught.value.problems]
 
 
-def test_a_file_says_everything(tmp_path):
+def test_all_settings_of_a_file_are_read(tmp_path):
     found = read(tmp_path, WHOLE)
     web, code = found.datasets
     assert (found.seed, found.sequence_length, found.order, found.split) == (5, 8, "instant", "9,1")
@@ -81,7 +81,7 @@ def test_paths_stay_relative_where_the_files_own_is(tmp_path, monkeypatch):
 
 
 def job(tmp_path, size):
-    """The sizes that a `[size]` means."""
+    """Returns the sizes that a `[size]` table gives."""
     sizes = read(tmp_path, WHOLE.replace("train = 100\nvalid = 10\n", size)).sizes
     return [sizes.of(split) for split in Split]
 
@@ -106,39 +106,43 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ("version = 1", "version = 2", ["1: version must be one of 1, found 2"]),
         ("version = 1", "", ["1: version must be given: one of 1"]),
         ("seed = 5", "seed = 4294967296", ["4: seed must be a whole number in [0, 2**32), found 4294967296"]),
-        ("seed = 5", "sed = 5", ["4: sed is not a key that a blend file has here; 'seed' may be meant"]),
+        ("seed = 5", "sed = 5", ["4: sed is an unknown key; did you mean 'seed'?"]),
         ("order = ", "order = 1 #", ["5: order must be one of 'megatron', 'balanced', 'instant', found 1"]),
         ('"9,1"', '"9,x,1,1"', ["3: split must be up to three numbers that are not all 0, such as '98,1,1', found "]),
         ("weight = 0.5", "weight = true", ["19: dataset.weight must be a finite number of at least 0, found true"]),
         ("weight = 0.5", "weight = nan", ["19: dataset.weight must be a finite number of at least 0, found nan"]),
-        ("weight = 0.5", "", ["16: dataset.weight must be given where other datasets of train say how much of "]),
-        ("weight = 0.5", "ratio = 2", ["19: dataset.ratio must be left out where other datasets of train have wei"]),
-        ("weight = 0.5", "weight = 1\nratio = 2", ["20: dataset.ratio must be left out with dataset.weight, found"]),
+        ("weight = 0.5", "", ["16: dataset.weight must be given if other datasets of train have a weight, "]),
+        ("weight = 0.5", "ratio = 2", ["19: dataset.ratio must be omitted if other datasets of train have weights, "]),
+        ("weight = 0.5", "weight = 1\nratio = 2", ["20: dataset.ratio must be omitted with dataset.weight, found"]),
         ("max_epochs = 2", "max_epochs = 0", ["20: dataset.max_epochs must be a finite number above 0, found 0"]),
-        ("max_epochs = 2", "max_epoch = 2", ["20: dataset.max_epoch is not a key that a blend file has here; 'max_"]),
-        ("path =", "glob = 'x'\npath =", ["13: dataset.glob must be the one of path, glob and group, found path and"]),
-        ("path =", "#", ["12: dataset.path must be the one of path, glob and group, found none"]),
-        ('name = "code"', 'name = "web"', ["12: dataset.name must be given where two", "17: dataset.name must be"]),
-        ('["/abs/a", "b-*"]', "[]", ["18: dataset.group must be a list of at least one text, found []"]),
-        ("weight = 0.5", "weight = 1\ndivide = 'equally'", ["20: dataset.divide must stand beside the weight of a "]),
-        ("max_epochs", "splits = ['train']\nmax_epochs", ["20: dataset.splits must be left out where split divides"]),
+        ("max_epochs = 2", "max_epoch = 2", ["20: dataset.max_epoch is an unknown key; did you mean 'max_epochs'?"]),
+        (
+            "path =",
+            "glob = 'x'\npath =",
+            ["13: dataset.glob must be the only one of path, glob and group, found path and"],
+        ),
+        ("path =", "#", ["12: dataset.path must be the only one of path, glob and group, found none"]),
+        ('name = "code"', 'name = "web"', ["12: dataset.name must be unique among", "17: dataset.name must be"]),
+        ('["/abs/a", "b-*"]', "[]", ["18: dataset.group must be a list of at least one string, found []"]),
+        ("weight = 0.5", "weight = 1\ndivide = 'equally'", ["20: dataset.divide must be combined with the weight of"]),
+        ("max_epochs", "splits = ['train']\nmax_epochs", ["20: dataset.splits must be omitted if split divides"]),
         ('split = "9,1"', "", ["1: split must be given, such as '98,1,1', or splits in every dataset, found neith"]),
-        ("{code = 1}", "{cod = 1}", ["24: stage.weights.cod is not a key that a blend file has here; 'code' may"]),
-        ("{code = 1}", "{code = 0}", ["24: stage.weights must be above 0 for one dataset at least, found 0 for all"]),
-        ("from_token = 81", "", ["22: stage.from_sample must be the one of from_sample, from_token, from_iterat"]),
+        ("{code = 1}", "{cod = 1}", ["24: stage.weights.cod is an unknown key; did you mean 'code'?"]),
+        ("{code = 1}", "{code = 0}", ["24: stage.weights must be above 0 for at least one dataset, found 0 for all"]),
+        ("from_token = 81", "", ["22: stage.from_sample must be the only one of from_sample, from_token, from_iterat"]),
         ("from_token = 81", "from_iteration = 3", ["23: stage.from_iteration needs size.global_batch_size, found"]),
         ('"instant"', '"megatron"', ["22: stage needs order = 'instant', found 'megatron'"]),
         ("shuffle_block = 4", "shuffle_block = 0", ["27: options.shuffle_block must be a whole number of at least"]),
-        ("shuffle_block = 4", "random_seed = 0", ["27: options.random_seed is not a key that a blend file has here"]),
+        ("shuffle_block = 4", "random_seed = 0", ["27: options.random_seed is an unknown key; "]),
         ("train = 100", "train_tokens = 'much'", ["9: size.train_tokens must be a whole number of at least 1 and "]),
-        ("train = 100", "", ["8: size must say the size of train, whose datasets have weights: by train, train_"]),
-        ("valid = 10", "", ["8: size must say the size of valid, whose datasets have weights: by valid, eval"]),
+        ("train = 100", "", ["8: size must give the size of train, whose datasets have weights: one of train, t"]),
+        ("valid = 10", "", ["8: size must give the size of valid, whose datasets have weights: one of valid, "]),
         ("valid = 10", "train_iters = 1", ["10: size.train_iters must be the only size of training", "10: size.tr"]),
-        ("valid = 10", "valid = 1\neval_iters = 1", ["10: size.valid must be left out where eval_iters says the"]),
+        ("valid = 10", "valid = 1\neval_iters = 1", ["10: size.valid must be omitted if eval_iters gives the"]),
         ("[size]", "[size]]", ["8: must be TOML: Expected newline or end of document after a statement, column 7"]),
         ("shuffle_block = 4", "x = [", ["28: must be TOML: Invalid value"]),
         ("[options]", "[tokenizer]\neod = 7\n[options]", ["26: tokenizer.vocab_size must be given, as eod and voc"]),
-        ("[options]", "[tokenizer]\nfile = 'x'\neod = 7\n[options]", ["28: tokenizer.eod must be left out with tok"]),
+        ("[options]", "[tokenizer]\nfile = 'x'\neod = 7\n[options]", ["28: tokenizer.eod must be omitted with token"]),
         ("[options]", "[tokenizer]\neod = 9\nvocab_size = 9\n[options]", ["27: tokenizer.eod must be below tokeniz"]),
         ("weight = 0.5", "weight = 1" + "0" * 400, ["19: dataset.weight must be a finite number of at least 0, found"]),
         (
@@ -152,23 +156,27 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
             "train_tokens = '9999999999T'",
             ["9: size.train_tokens must be a whole number of at least 1 a"],
         ),
-        ('"data/web.bin"', '"data/\\u0000"', ["13: dataset.path must be a text without NUL that is not empty, found "]),
-        ('"b-*"', '"\\u0000"', ["18: dataset.group must be a list of at least one text, found ['/abs/a', '"]),
-        ('cache = "', 'cache = "\\u0000', ["6: cache must be a text without NUL that is not empty, found"]),
+        ('"data/web.bin"', '"data/\\u0000"', ["13: dataset.path must be a non-empty string without NUL, found "]),
+        ('"b-*"', '"\\u0000"', ["18: dataset.group must be a list of at least one string, found ['/abs/a', '"]),
+        ('cache = "', 'cache = "\\u0000', ["6: cache must be a non-empty string without NUL, found"]),
         ("max_epochs = 2", "incomplete = 3", ["20: dataset.incomplete must be one of 'error', 'skip', found 3"]),
         (
             '["/abs/a", "b-*"]',
             "['a', 'b']\nincomplete = 'skip'",
-            ["19: dataset.incomplete must stand beside a glob, or a"],
+            ["19: dataset.incomplete must be combined with a glob, "],
         ),
-        ('"data/web.bin"', "'w*'\nincomplete = 'skip'", ["14: dataset.incomplete must stand beside a glob, or a g"]),
-        ("shuffle_block = 4", "x = " + "[" * 5000 + "]" * 5000, ["1: must be TOML of few levels, found arrays or tab"]),
+        ('"data/web.bin"', "'w*'\nincomplete = 'skip'", ["14: dataset.incomplete must be combined with a glob, or"]),
+        (
+            "shuffle_block = 4",
+            "x = " + "[" * 5000 + "]" * 5000,
+            ["1: must be TOML with little nesting, found arrays or"],
+        ),
         (
             "shuffle_block = 4",
             "x = " + "{a = " * 5000 + "1" + "}" * 5000,
-            ["1: must be TOML of few levels, found array"],
+            ["1: must be TOML with little nesting, found array"],
         ),
-        ("shuffle_block = 4", "x = " + "9" * 5000, ["1: must be TOML whose numbers can be read: Exceeds the limit"]),
+        ("shuffle_block = 4", "x = " + "9" * 5000, ["1: must be TOML with readable numbers: Exceeds the limit"]),
         ("shuffle_block = 4", "a" + ".a" * 300_000 + " = 1", ["27: must have keys of fewer than 256 parts, found mor"]),
         (
             "shuffle_block = 4",
@@ -180,17 +188,17 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
             '[tokenizer]\nmegatron = {class = "\\u0000"}\n[options]',
             ["27: "],
         ),
-        ("[options]", "tokenizer = 3\n[options]", ["26: stage.tokenizer is not a key that a blend file has here"]),
+        ("[options]", "tokenizer = 3\n[options]", ["26: stage.tokenizer is an unknown key; "]),
     ],
 )
-def test_what_is_wrong_is_told_with_line_and_key(tmp_path, old, new, expected):
+def test_a_problem_is_reported_with_line_and_key(tmp_path, old, new, expected):
     assert WHOLE.count(old) >= 1
     found = problems(tmp_path, WHOLE.replace(old, new, 1))
     for start in expected:
         assert [problem for problem in found if problem.startswith(start)], found
 
 
-def test_everything_that_is_wrong_is_told_at_once_in_the_order_of_lines(tmp_path):
+def test_all_problems_are_reported_at_once_in_the_order_of_lines(tmp_path):
     text = (
         WHOLE.replace("seed = 5", "seed = -1")
         .replace("weight = 0.5", "weight = -2")
@@ -213,7 +221,7 @@ def test_epochs_say_the_size_of_training(tmp_path):
     text = "version = 1\nsequence_length = 8\nsplit = '1'\n[[dataset]]\npath = 'a'\nepochs = 2\n"
     assert read(tmp_path, text).sizes.train is None
     assert problems(tmp_path, text + "[size]\ntrain = 5") == [
-        "7: size must not say the size of train where its datasets say their epochs, found both"
+        "7: size must not give the size of train if its datasets give their epochs, found both"
     ]
 
 
@@ -232,8 +240,8 @@ splits = ["valid", "test"]
 """
     assert [entry.splits for entry in read(tmp_path, text).datasets] == [(Split.train,), (Split.valid, Split.test)]
     found = problems(tmp_path, text.replace('splits = ["train"]', ""))
-    assert "4: dataset.splits must be given in every dataset, or in none and split for all, found some" in found
-    said = "must be given where other datasets of valid say how much of them is wanted, found none"
+    assert "4: dataset.splits must be given in every dataset, or in none and split for all, found only some" in found
+    said = "must be given if other datasets of valid have a weight, ratio or epochs, found none"
     assert f"8: dataset.weight {said}" in found
     assert problems(tmp_path, text.replace('"valid", "test"', '"valid", "valid"'))[-1].startswith(
         "10: dataset.splits must be a list of at least one of 'train', 'valid', 'test', each at most once"
@@ -259,7 +267,7 @@ def test_a_tokenizer_may_be_a_file_or_what_datasets_must_know(tmp_path):
 
 
 def test_every_field_of_the_configuration_has_its_place():
-    """A field that is added is either an option, or said in another way, or left out on purpose."""
+    """A new field must become an option, be set in another way, or be excluded on purpose."""
     said = {
         "random_seed",
         "sequence_length",
@@ -275,7 +283,7 @@ def test_every_field_of_the_configuration_has_its_place():
     assert {one.name for one in fields(GPTDatasetConfig) if one.init} == said | left_out | set(OPTIONS)
 
 
-def test_counts_are_read_as_people_write_them():
+def test_counts_may_have_separators_and_units():
     assert parse_count("1234567890123456789012345678901234567") == 1234567890123456789012345678901234567
     with pytest.raises(ArgumentError, match=r"found '9{64}\.\.\.'"):
         parse_count("9" * 1_000_000)

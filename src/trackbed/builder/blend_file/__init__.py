@@ -1,8 +1,8 @@
-"""A blend as a file: datasets, weights, sizes, stages, and what they come to (docs/formats/blend-file.md)."""
+"""Blend files: datasets, weights, sizes and stages in TOML, and their plan (docs/formats/blend-file.md)."""
 
 from trackbed.builder.blend_file.counts import parse_count
 from trackbed.builder.blend_file.description import BlendFile, DatasetEntry, SizeEntry, StageEntry, TokenizerEntry
-from trackbed.builder.blend_file.draws import StagePlan
+from trackbed.builder.blend_file.draws import StageDraws
 from trackbed.builder.blend_file.measure import MeasuredBlend, measure_blend
 from trackbed.builder.blend_file.members import Member
 from trackbed.builder.blend_file.plan import BlendPlan, DatasetPlan, SplitPlan, plan_blend
@@ -19,8 +19,8 @@ __all__ = [
     "Member",
     "SizeEntry",
     "SplitPlan",
+    "StageDraws",
     "StageEntry",
-    "StagePlan",
     "StatedTokenizer",
     "TokenizerEntry",
     "measure_blend",

@@ -1,4 +1,4 @@
-"""Large numbers as people write them: 2T, 1.5B, 300_000."""
+"""Parsing of large numbers: 2T, 1.5B, 300_000."""
 
 import re
 from fractions import Fraction
@@ -14,19 +14,19 @@ _COUNT: Final = re.compile(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMBT]?)")
 
 
 def parse_count(text: str) -> int:
-    """The whole number that is meant.
+    """Parses a whole number with an optional unit.
 
     Args:
-        text: digits, which may be grouped by `_` or `,`, then K, M, B or T: thousands to trillions.
+        text: digits, optionally grouped by `_` or `,`, then optionally K, M, B or T: thousands to trillions.
 
     Raises:
-        ArgumentError: the text is not one, or a fraction is left.
+        ArgumentError: the text is no such number, or the number is not whole.
 
     >>> parse_count("1.5T"), parse_count("300_000")
     (1500000000000, 300000)
     """
     match = _COUNT.fullmatch(text.strip()) if len(text) <= _MOST_CHARS else None
-    # Exact: a context would round to so many digits.
+    # Exact, unlike Decimal, which rounds to the precision of its context.
     number = Fraction(re.sub("[_,]", "", match[1])) * 10 ** _POWERS[match[2]] if match else None
     if number is None or number.denominator > 1:
         shown = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

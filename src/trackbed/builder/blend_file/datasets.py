@@ -1,4 +1,4 @@
-"""Reading `[[dataset]]`: a pair, many pairs, or many pairs as one, and how much of it is wanted."""
+"""Reader of `[[dataset]]`: a pair, many pairs, or a group of pairs, and the amount to draw."""
 
 from collections import Counter
 from glob import has_magic
@@ -21,24 +21,24 @@ _SPLITS: Final = Rule(
 
 
 def read_datasets(reader: TableReader, folder: Path, *, split: str | None) -> tuple[DatasetEntry, ...]:
-    """All `[[dataset]]` of a file.
+    """Reads every `[[dataset]]` of a file.
 
     Args:
         reader: the whole file.
-        folder: what paths are relative to.
-        split: the shares of every dataset, or None where datasets must name their splits.
+        folder: folder that paths are relative to.
+        split: shares of every dataset; None if the datasets name their splits.
     """
     tables = reader.tables("dataset")
     if not tables:
-        reader.refuse("dataset", "must be given at least once, as a table that begins with [[dataset]]")
+        reader.refuse("dataset", "must be given at least once, as a [[dataset]] table")
     entries = [_read_dataset(table, folder) for table in tables]
     _check_splits(reader, tables, split)
     _check_measures(tables, entries)
     counts = Counter(entry.name for entry in entries)
     for table, entry in zip(tables, entries, strict=True):
         if counts[entry.name] > 1:
-            table.refuse("name", f"must be given where two datasets would share it, found {entry.name!r} twice")
-        table.done()
+            table.refuse("name", f"must be unique among datasets, found {entry.name!r} twice")
+        table.refuse_unknown()
     return tuple(entries)
 
 
@@ -47,14 +47,14 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     kinds = table.given(*_KINDS)
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"
-        table.refuse(kinds[-1] if kinds else "path", f"must be the one of path, glob and group, found {found}")
+        table.refuse(kinds[-1] if kinds else "path", f"must be the only one of path, glob and group, found {found}")
     kind = kinds[0] if kinds else "path"
     value = values[kind] or "unnamed"
     patterns = tuple(value) if isinstance(value, list) else (value,)
     measures = {measure: table.take(measure, NUMBER if measure == "weight" else POSITIVE) for measure in _MEASURES}
     given = table.given(*_MEASURES)
     for measure in given[1:]:
-        table.refuse(measure, f"must be left out with dataset.{given[0]}, found both")
+        table.refuse(measure, f"must be omitted with dataset.{given[0]}, found both")
     amount = measures[given[0]] if given else None
     splits = table.take("splits", _SPLITS)
     return DatasetEntry(
@@ -72,12 +72,12 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
 
 
 def _as_double(number: Any) -> Any:
-    """Returns a whole number beyond those that a double counts as a double, so that arithmetic does not overflow."""
+    """Converts a whole number of 2**53 or more to a double, so that arithmetic does not overflow."""
     return float(number) if isinstance(number, int) and number >= 2**53 else number
 
 
 def _last_part(pattern: str) -> str:
-    """A dataset's name where it has none of its own.
+    """Returns the default name of a dataset.
 
     >>> _last_part("data/web-*.bin")
     'web-*'
@@ -87,29 +87,29 @@ def _last_part(pattern: str) -> str:
 
 def _read_divide(table: TableReader, kind: str) -> Any:
     if table.given("divide") and (kind != "glob" or not table.given("weight")):
-        table.refuse("divide", "must stand beside the weight of a glob, found no such thing")
+        table.refuse("divide", "must be combined with the weight of a glob, found none")
     return table.take("divide", one_of(["tokens", "equally"]), "tokens")
 
 
 def _read_incomplete(table: TableReader, kind: str, patterns: tuple[str, ...]) -> Any:
     if table.given("incomplete") and (kind == "path" or not any(map(has_magic, patterns))):
-        table.refuse("incomplete", "must stand beside a glob, or a group with a pattern, found no such thing")
+        table.refuse("incomplete", "must be combined with a glob, or a group with a pattern, found neither")
     return table.take("incomplete", one_of(["error", "skip"]), "error")
 
 
 def _check_splits(reader: TableReader, tables: list[TableReader], split: str | None) -> None:
     named = [table for table in tables if table.given("splits")]
     for table in named if reader.given("split") else []:
-        table.refuse("splits", f"must be left out where split divides every dataset, found split {split!r}")
+        table.refuse("splits", f"must be omitted if split divides every dataset, found split {split!r}")
     if not reader.given("split") and not named:
         reader.refuse("split", "must be given, such as '98,1,1', or splits in every dataset, found neither")
     for table in tables if named and not reader.given("split") else []:
         if table not in named:
-            table.refuse("splits", "must be given in every dataset, or in none and split for all, found some")
+            table.refuse("splits", "must be given in every dataset, or in none and split for all, found only some")
 
 
 def _check_measures(tables: list[TableReader], entries: list[DatasetEntry]) -> None:
-    """In each split, weights for all datasets or for none; and weights and ratios are different scales."""
+    """Checks that in each split all datasets or none have a measure, and that weights and ratios are not mixed."""
     for split in Split:
         members = [
             (table, entry)
@@ -118,16 +118,16 @@ def _check_measures(tables: list[TableReader], entries: list[DatasetEntry]) -> N
         ]
         _check_measures_together(split, members)
         if all(entry.splits is None for entry in entries):
-            break  # all splits have the same
+            break  # the datasets are the same in all splits
 
 
 def _check_measures_together(split: Split, members: list[tuple[TableReader, DatasetEntry]]) -> None:
     measures = {entry.measure for _, entry in members}
     for table, entry in members:
-        others = f"where other datasets of {split.name}"
+        others = f"if other datasets of {split.name}"
         if entry.measure is None and len(measures) > 1:
-            table.refuse("weight", f"must be given {others} say how much of them is wanted, found none")
+            table.refuse("weight", f"must be given {others} have a weight, ratio or epochs, found none")
         if entry.measure == "ratio" and "weight" in measures:
-            table.refuse("ratio", f"must be left out {others} have weights, found both")
+            table.refuse("ratio", f"must be omitted {others} have weights, found both")
     if measures == {"weight"} and not any(entry.amount for _, entry in members):
-        members[0][0].refuse("weight", "must be above 0 for one dataset at least, found 0 for all")
+        members[0][0].refuse("weight", "must be above 0 for at least one dataset, found 0 for all")

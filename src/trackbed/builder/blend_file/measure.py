@@ -1,4 +1,4 @@
-"""What a blend file means for the data that is there: weights, sizes, and the configuration that builds it.
+"""Blend file applied to the existing data: weights, sizes, and the configuration that builds it.
 
 Shapes: K datasets of a split.
 """
@@ -11,7 +11,7 @@ from trackbed.builder.blend_file.description import BlendFile
 from trackbed.builder.blend_file.members import Member, find_members
 from trackbed.builder.blend_file.tables import Problems
 from trackbed.builder.blend_file.tokenizer import StatedTokenizer, make_tokenizer
-from trackbed.builder.blend_file.weights import Wanted, plan_weights
+from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.builder.sizes import check_sizes
 from trackbed.datasets.config import Blend
 from trackbed.datasets.gpt_config import GPTDatasetConfig
@@ -25,36 +25,36 @@ from trackbed.index.splits import (
 
 __all__ = ["MeasuredBlend", "measure_blend"]
 
-_NOBODY: Final = StatedTokenizer(eod=0, vocab_size=1)
+_PLANNING_TOKENIZER: Final = StatedTokenizer(eod=0, vocab_size=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBlend:
-    """A blend file and the data that it names: everything that a builder asks for."""
+    """A blend file and the data that it names, with everything that a builder needs."""
 
     file: BlendFile
     members: tuple[Member, ...]
-    """All datasets, in the file's order."""
+    """All datasets, in the order of the file."""
     weights: tuple[tuple[float, ...] | None, ...]
-    """For each split `[K]` weights of its datasets; None where they are taken whole."""
+    """For each split, the `[K]` weights of its datasets; None if they are used whole."""
     sizes: tuple[int | None, int | None, int | None]
-    """Samples of each split, as `BlendedMegatronDatasetBuilder` takes them."""
+    """Number of samples of each split, in the form that `BlendedMegatronDatasetBuilder` takes."""
 
     @property
     def dataset_class(self) -> Any:
-        """The class of the datasets that are blended."""
+        """Class of the blended datasets."""
         return self.file.dataset_class
 
     def of(self, split: Split) -> tuple[Member, ...]:
-        """The `[K]` datasets of a split."""
+        """Returns the `[K]` datasets of a split."""
         return tuple(member for member in self.members if member.split_tokens[split.value] is not None)
 
     def config(self, *, tokenizer: Any | None = None, cache: str | None = None) -> GPTDatasetConfig:
-        """The configuration that builds this blend.
+        """Returns the configuration that builds this blend.
 
         Args:
-            tokenizer: in place of the one that the file names.
-            cache: in place of the folder that the file names.
+            tokenizer: replaces the one that the file names.
+            cache: replaces the folder that the file names.
 
         Raises:
             BlendFileError: neither the file nor the caller names a tokenizer, or fields contradict each other.
@@ -69,8 +69,8 @@ class MeasuredBlend:
         return self._config(tokenizer, cache or self.file.cache)
 
     def plan_config(self) -> GPTDatasetConfig:
-        """A configuration to plan with: the same, but for the tokenizer, which decides no sizes."""
-        return self._config(_NOBODY, self.file.cache)
+        """Returns the configuration for planning, with a placeholder for the tokenizer, which does not affect sizes."""
+        return self._config(_PLANNING_TOKENIZER, self.file.cache)
 
     def _config(self, tokenizer: Any, cache: str | None) -> GPTDatasetConfig:
         file = self.file
@@ -110,7 +110,7 @@ class MeasuredBlend:
         members = self.of(Split.train)
         limits = [member.entry.max_epochs for member in members]
         stages = [(stage.first_sample, _stage_weights(dict(stage.weights), members)) for stage in self.file.stages]
-        several = len(members) > 1  # one alone is not blended: its limit is checked by the plan
+        several = len(members) > 1  # a single dataset is not blended: the plan checks its limit
         return {
             "blend_stages": stages or None,
             "blend_max_epochs": limits if several and any(limits) else None,
@@ -122,16 +122,16 @@ def _stage_weights(weights: dict[str, float], members: Sequence[Member]) -> list
 
 
 def measure_blend(file: BlendFile) -> MeasuredBlend:
-    """Find the data that a blend file names, and work out weights and sizes.
+    """Finds the data that a blend file names, and computes weights and sizes.
 
     Raises:
-        BlendFileError: a dataset is missing or damaged, or cannot give what is wanted of it; all that is wrong, each
-            with its line.
+        BlendFileError: datasets are missing or damaged, or cannot provide the requested amounts; lists all problems,
+            each with its line.
     """
     problems = file.problems()
     members = find_members(file.datasets, _bounds(file), problems)
     problems.stop()
-    blend = _weighed(file, members, problems)
+    blend = _with_weights(file, members, problems)
     problems.stop()
     config = blend.plan_config()
     try:
@@ -148,8 +148,8 @@ def _bounds(file: BlendFile) -> tuple[Bounds | None, ...]:
     return tuple(convert_split_vector_to_split_matrix(parse_and_normalize_split(file.split)))
 
 
-def _weighed(file: BlendFile, members: tuple[Member, ...], problems: Problems) -> MeasuredBlend:
-    """The blend with weights and sizes. A file that divides every dataset has the same weights in all splits."""
+def _with_weights(file: BlendFile, members: tuple[Member, ...], problems: Problems) -> MeasuredBlend:
+    """Computes weights and sizes. If the file divides every dataset, all splits have the same weights."""
     weights: list[tuple[float, ...] | None] = []
     sizes = [file.sizes.of(split) for split in Split]
     if file.options.get("full_validation"):
@@ -162,9 +162,9 @@ def _weighed(file: BlendFile, members: tuple[Member, ...], problems: Problems) -
         found = None
         try:
             if mine:
-                wanted = [_wanted(one, split) for one in mine]
+                requests = [_request(one, split) for one in mine]
                 found, sizes[split.value] = plan_weights(
-                    wanted, size=sizes[split.value], sequence_length=file.sequence_length
+                    requests, size=sizes[split.value], sequence_length=file.sequence_length
                 )
         except PlanError as error:
             problems.add(mine[0].entry.where[:1], f"of {split.name}: {error}")
@@ -172,9 +172,9 @@ def _weighed(file: BlendFile, members: tuple[Member, ...], problems: Problems) -
     return MeasuredBlend(file=file, members=members, weights=tuple(weights), sizes=(sizes[0], sizes[1], sizes[2]))
 
 
-def _wanted(member: Member, split: Split) -> Wanted:
+def _request(member: Member, split: Split) -> DatasetRequest:
     entry = member.entry
-    return Wanted(
+    return DatasetRequest(
         measure=entry.measure,
         amount=entry.amount,
         tokens=member.tokens,

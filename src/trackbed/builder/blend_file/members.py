@@ -1,6 +1,6 @@
-"""Finding the datasets that a blend file names, and how much is in them.
+"""Lookup of the datasets that a blend file names, and of their sizes.
 
-Only headers of the `.idx` files and single entries of them are read.
+Reads only the headers and single entries of the `.idx` files.
 """
 
 from collections.abc import Sequence
@@ -19,36 +19,36 @@ from trackbed.tokens.commit import interruption
 
 __all__ = ["Member", "find_members"]
 
-_THREADS: Final = 4  # they wait for file systems; more of them stand in each other's way where files are near
+_THREADS: Final = 4  # they wait for the file system; on a fast one, more threads only contend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One dataset: a pair, or a group of pairs."""
+    """One dataset of a blend: a pair, or a group of pairs."""
 
     name: str
-    """That of its entry; a dataset of a glob is called by its prefix's last part."""
+    """Name of its entry; for a dataset of a glob, the last part of its prefix."""
     prefix: str
-    """What the configuration calls it."""
+    """Name in the configuration."""
     pairs: tuple[str, ...]
     entry: DatasetEntry
     documents: int
     tokens: int
     split_tokens: tuple[int | None, int | None, int | None]
-    """Tokens of its part in each split; None where it has none."""
+    """Tokens of its part of each split; None for a split that it is not in."""
     part: float
-    """Its part of the entry's weight: 1, or less if it is one of a glob's."""
+    """Its fraction of the entry's weight: 1, or less for a dataset of a glob."""
 
 
 def find_members(
     entries: Sequence[DatasetEntry], bounds: Sequence[Bounds | None], problems: Problems
 ) -> tuple[Member, ...]:
-    """All datasets that the entries stand for, in their order, measured.
+    """Finds and measures the datasets that the entries stand for, in order.
 
     Args:
-        entries: what the file says.
-        bounds: for each split, its part of every dataset.
-        problems: takes what is missing or damaged.
+        entries: entries of the file.
+        bounds: for each split, its range of every dataset.
+        problems: receives missing and damaged datasets.
     """
     found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -60,7 +60,7 @@ def find_members(
 
 
 def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[str, ...]]]:
-    """Prefix and pairs of each dataset that an entry stands for."""
+    """Returns prefix and pairs of each dataset that an entry stands for."""
     pairs: list[str] = []
     for number, pattern in enumerate(entry.patterns):
         prefix = pattern.removesuffix(".bin").removesuffix(".idx")
@@ -72,7 +72,7 @@ def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[
         for half in halves if entry.incomplete == "error" else []:
             problems.add(key, _why_incomplete(half))
         if not found and (not halves or entry.incomplete == "skip"):
-            problems.add(key, f"must match an .idx file at least, found none for {pattern}")
+            problems.add(key, f"must match at least one .idx file, found none for {pattern}")
         pairs += found
     if entry.kind == "group":
         return [(_name_of_group(entry), tuple(pairs))]
@@ -80,7 +80,7 @@ def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[
 
 
 def _match(pattern: str) -> tuple[list[str], list[Path]]:
-    """Returns the prefixes of the pairs that a pattern matches, by name, and the files that have no other half."""
+    """Returns the sorted prefixes of the pairs that a pattern matches, and the files without their other half."""
     indices, data = (glob(f"{pattern}{suffix}") for suffix in (".idx", ".bin"))  # noqa: PTH207  may be absolute
     with_data = {path.removesuffix(".bin") for path in data}
     with_index = {path.removesuffix(".idx") for path in indices}
@@ -92,12 +92,12 @@ def _match(pattern: str) -> tuple[list[str], list[Path]]:
 
 def _why_incomplete(half: Path) -> str:
     other = ".bin" if half.suffix == ".idx" else ".idx"
-    hint = interruption(str(half.with_suffix(""))) or '; incomplete = "skip" leaves such files out'
-    return f"must match whole pairs, found {half} without its {other}{hint}"
+    hint = interruption(str(half.with_suffix(""))) or '; incomplete = "skip" ignores such files'
+    return f"must match complete pairs, found {half} without its {other}{hint}"
 
 
 def _name_of_group(entry: DatasetEntry) -> str:
-    """What stands for its prefix: the name, in the folder of its first pair."""
+    """Returns the prefix of a group: its name, in the folder of its first pair."""
     folder, separator, _ = entry.patterns[0].rpartition("/")
     return f"{folder}{separator}{entry.name}"
 
@@ -105,7 +105,7 @@ def _name_of_group(entry: DatasetEntry) -> str:
 def _try_measure(
     entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], *, bounds: Sequence[Bounds | None]
 ) -> Member | Exception:
-    """The dataset, or what is wrong with it: of many, all that are wrong are to be told."""
+    """Returns the dataset, or its error, so that the errors of all datasets can be reported."""
     try:
         return _measure(entry, prefix, pairs, bounds)
     except (ArgumentError, FormatError, OSError) as error:
@@ -136,10 +136,10 @@ def _measure(entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], bounds: S
 
 
 def _tokens_before(dataset: IndexedDataset | IndexedGroup, sequence: int) -> int:
-    """Tokens before a sequence in `[0, len]`: one entry of an index, as sequences lie one after the other."""
+    """Returns the tokens before a sequence in `[0, len]`: one lookup, as sequences are contiguous."""
     index = dataset.index
     if sequence == 0:
-        return 0  # without a look, which would map the file
+        return 0  # a lookup would map the file
     end = index.data_bytes if sequence == len(dataset) else int(index.sequence_pointers[sequence])
     if not 0 <= end <= index.data_bytes:
         msg = f"{dataset.path_prefix}: sequence {sequence} must begin in [0, {index.data_bytes}], found {end}"
@@ -148,7 +148,7 @@ def _tokens_before(dataset: IndexedDataset | IndexedGroup, sequence: int) -> int
 
 
 def _with_parts(members: Sequence[Member]) -> tuple[Member, ...]:
-    """The same, with the part that each has in the weight of its entry."""
+    """Returns the members with their fractions of the weights of their entries."""
     totals: dict[Any, tuple[int, int]] = {}
     for member in members:
         tokens, count = totals.get(member.entry.where, (0, 0))

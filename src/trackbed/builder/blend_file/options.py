@@ -1,4 +1,4 @@
-"""The fields of `GPTDatasetConfig` that a blend file's `[options]` may set, each with its rule."""
+"""Fields of `GPTDatasetConfig` that `[options]` of a blend file may set, each with its rule."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -31,15 +31,15 @@ OPTIONS: Final[Mapping[str, Rule]] = {
     "shuffle_block": WHOLE_POSITIVE,
     "shuffle_window": WHOLE_POSITIVE,
 }
-_MUST_BE_GIVEN: Final = ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
-"""Fields without a default in Megatron Core; a blend file leaves them at false."""
+_REQUIRED: Final = ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
+"""Fields without a default in Megatron Core; False by default in a blend file."""
 
 
 def read_options(table: TableReader) -> dict[str, Any]:
-    """The options that are given, and those that a configuration cannot do without."""
+    """Reads the given options, and adds those that a configuration requires."""
     given = {name: table.take(name, rule) for name, rule in OPTIONS.items()}
-    table.done()
+    table.refuse_unknown()
     return {
-        **dict.fromkeys(_MUST_BE_GIVEN, False),
+        **dict.fromkeys(_REQUIRED, False),
         **{name: value for name, value in given.items() if value is not None},
     }

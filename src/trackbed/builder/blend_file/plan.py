@@ -1,11 +1,11 @@
-"""The dry run of a blend: what every dataset gives to every split and stage, by the builder's own rules.
+"""Dry run of a blend: draws from every dataset by split and stage, by the rules of the builder.
 
 Shapes: K datasets of a split, T stages.
 """
 
 from dataclasses import dataclass
 
-from trackbed.builder.blend_file.draws import DrawCounter, Draws, StagePlan
+from trackbed.builder.blend_file.draws import DrawCounter, SplitDraws, StageDraws
 from trackbed.builder.blend_file.measure import MeasuredBlend
 from trackbed.builder.blend_file.members import Member
 from trackbed.builder.blend_file.tables import Problems
@@ -17,59 +17,59 @@ __all__ = ["BlendPlan", "DatasetPlan", "SplitPlan", "plan_blend"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPlan:
-    """What one dataset gives to a split."""
+    """Draws from one dataset in a split."""
 
     name: str
     prefix: str
     pairs: int
-    """Pairs that it is read from."""
+    """Number of pairs that it is read from."""
     documents: int
-    """In the whole dataset."""
+    """Documents in the whole dataset."""
     tokens: int
-    """In its part of the split."""
+    """Tokens in its part of the split."""
     weight: float
     """Its share of the samples."""
     samples: int
-    """Samples that the blend draws from it; in the order "megatron" give or take one."""
+    """Samples that the blend draws from it; in the order "megatron", to within one."""
     samples_built: int
-    """Samples that its indices are built for at least: with the surplus."""
+    """Minimum number of samples that its indices are built for, including the surplus."""
     tokens_drawn: int
     epochs: float
-    """How often the samples drawn go through its tokens."""
+    """Epochs over its tokens that the drawn samples take."""
     max_epochs: float | None
     shortfall: str | None
-    """What it falls short of, and by how much; None if of nothing."""
+    """Description of its shortfall; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """What a split is made from."""
+    """Plan of one split."""
 
     split: str
     samples: int
-    """Samples of the blend: at least as many as were asked for."""
+    """Samples of the blend, at least as many as requested."""
     tokens: int
     datasets: tuple[DatasetPlan, ...]
-    stages: tuple[StagePlan, ...]
-    """`[T]` at least one."""
+    stages: tuple[StageDraws, ...]
+    """`[T]` stages, at least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendPlan:
-    """What a blend file comes to."""
+    """Plan of a blend file."""
 
     order: str
     sequence_length: int
     splits: tuple[SplitPlan, ...]
-    """Those that have data."""
+    """Splits that have data."""
     problems: Problems
-    """The shortfalls of all datasets; `stop` raises them."""
+    """Shortfalls of all datasets; `stop` raises them."""
 
 
 def plan_blend(blend: MeasuredBlend) -> BlendPlan:
-    """What every dataset gives, if this blend is built. Takes no look at the data.
+    """Plans the draws from every dataset, as the builder would make them. Does not read the data.
 
-    A dataset that cannot give what is wanted of it is no error here: `problems` has them all.
+    A shortfall of a dataset is not raised, but added to `problems` of the plan.
     """
     problems = blend.file.problems()
     config = blend.plan_config()
@@ -104,7 +104,7 @@ def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, pr
 
 
 def _plan_dataset(
-    counter: DrawCounter, member: Member, number: int, draws: Draws, shortfall: str | None
+    counter: DrawCounter, member: Member, number: int, draws: SplitDraws, shortfall: str | None
 ) -> DatasetPlan:
     built = draws.built[number]
     drawn = draws.drawn[number]

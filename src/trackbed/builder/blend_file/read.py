@@ -1,4 +1,4 @@
-"""Reading a blend file: what it says is checked as far as it can be without looking at the data."""
+"""Reader of blend files, with all checks that need no data."""
 
 import os
 import re
@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from trackbed.builder.blend_file.datasets import read_datasets
 from trackbed.builder.blend_file.description import BlendFile, DatasetEntry, SizeEntry
+from trackbed.builder.blend_file.key_lines import KeyPath, find_key_lines
 from trackbed.builder.blend_file.options import read_options
-from trackbed.builder.blend_file.positions import KeyPath, find_keys
-from trackbed.builder.blend_file.sizes import WAYS, read_sizes
+from trackbed.builder.blend_file.sizes import SIZE_KEYS, read_sizes
 from trackbed.builder.blend_file.stages import read_stages
 from trackbed.builder.blend_file.tables import (
     TEXT,
@@ -29,7 +29,7 @@ from trackbed.index.splits import Split, convert_split_vector_to_split_matrix, p
 __all__ = ["VERSION", "read_blend_file"]
 
 VERSION: Final = 1
-"""The version of the format that is read."""
+"""Supported version of the format."""
 
 _MOST_BYTES: Final = 16 << 20
 _MOST_PARTS: Final = 256
@@ -40,7 +40,7 @@ _AT_END: Final = " (at end of document)"
 
 
 def _is_split(value: object) -> bool:
-    """Whether it is a list of numbers. The configuration, as Megatron Core, looks for numbers among any words."""
+    """True for a list of numbers. The configuration, like Megatron Core, accepts numbers among any words."""
     try:
         return isinstance(value, str) and bool(_NUMBERS.fullmatch(value) and parse_and_normalize_split(value))
     except ArgumentError:
@@ -52,10 +52,10 @@ _SEED: Final = Rule("a whole number in [0, 2**32)", lambda value: WHOLE.holds(va
 
 
 def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
-    """What the blend file at `path` says. Paths in it are relative to its folder.
+    """Reads the blend file at `path`. Paths in it are relative to its folder.
 
     Raises:
-        BlendFileError: the file is no TOML, or says what cannot be meant; all that is wrong, each with its line.
+        BlendFileError: the file is no TOML, or has invalid settings; lists all problems, each with its line.
         OSError: the file cannot be read.
     """
     path = Path(path)
@@ -63,9 +63,9 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
     problems = Problems(path, lines)
     reader = TableReader(table, (), problems)
     reader.need("version", one_of([VERSION]), VERSION)
-    problems.stop()  # the keys of another version mean nothing here
+    problems.stop()  # another version has other keys
     fields = _fields(reader, path.parent)
-    reader.done()
+    reader.refuse_unknown()
     problems.stop()
     return BlendFile(path=path, lines=lines, **fields)
 
@@ -75,24 +75,26 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     with path.open("rb") as file:
         raw = file.read(_MOST_BYTES + 1)
     if len(raw) > _MOST_BYTES:
-        text = f"must have at most {_MOST_BYTES:,} bytes, found more: a glob or a group names many pairs at once"
+        text = f"must have at most {_MOST_BYTES:,} bytes, found more: use globs or groups to name many pairs"
         raise BlendFileError([f"{path}:1: {text}"])
     try:
         text = raw.decode()
         _check_key_lengths(path, text)
-        return tomllib.loads(text), find_keys(text)
+        return tomllib.loads(text), find_key_lines(text)
     except UnicodeDecodeError as error:
         raise BlendFileError([f"{path}:1: must be UTF-8, found byte {error.object[error.start]:#x}"]) from error
     except tomllib.TOMLDecodeError as error:
         raise BlendFileError([_syntax_problem(path, text, str(error))]) from error
-    except ValueError as error:  # a number of more digits than Python reads
-        raise BlendFileError([f"{path}:1: must be TOML whose numbers can be read: {error}"]) from error
+    except ValueError as error:  # a number with more digits than Python parses
+        raise BlendFileError([f"{path}:1: must be TOML with readable numbers: {error}"]) from error
     except RecursionError as error:
-        raise BlendFileError([f"{path}:1: must be TOML of few levels, found arrays or tables too deep"]) from error
+        raise BlendFileError(
+            [f"{path}:1: must be TOML with little nesting, found arrays or tables nested too deeply"]
+        ) from error
 
 
 def _check_key_lengths(path: Path, text: str) -> None:
-    """Refuses keys of hundreds of parts: the time that it takes to read one grows with the square of them."""
+    """Refuses keys of hundreds of parts, as parsing one takes quadratic time."""
     for number, line in enumerate(text.split("\n"), start=1):
         if len(line) > 2 * _MOST_PARTS and _LONG_KEY.search(line):
             raise BlendFileError([f"{path}:{number}: must have keys of fewer than {_MOST_PARTS} parts, found more"])
@@ -136,7 +138,7 @@ def _check_sizes(
     split: str | None,
     options: dict[str, Any],
 ) -> None:
-    """Sizes that weights need, and sizes that follow from epochs."""
+    """Checks that sizes are given where weights need them, and omitted where they follow from epochs."""
     bounds = None if split is None else convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
     for one in Split:
         if bounds is not None and bounds[one.value] is None:
@@ -145,7 +147,7 @@ def _check_sizes(
         follows = one is Split.train and measures == {"epochs"}
         is_full = one is Split.valid and options.get("full_validation")
         if follows and sizes.train is not None:
-            table.refuse("", "must not say the size of train where its datasets say their epochs, found both")
-        if measures - {None} and not follows and not is_full and not table.given(*WAYS[one]):
-            ways = ", ".join(WAYS[one])
-            table.refuse("", f"must say the size of {one.name}, whose datasets have weights: by {ways}")
+            table.refuse("", "must not give the size of train if its datasets give their epochs, found both")
+        if measures - {None} and not follows and not is_full and not table.given(*SIZE_KEYS[one]):
+            ways = ", ".join(SIZE_KEYS[one])
+            table.refuse("", f"must give the size of {one.name}, whose datasets have weights: one of {ways}")

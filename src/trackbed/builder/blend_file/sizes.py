@@ -1,4 +1,4 @@
-"""The sizes of the splits, stated in samples, in tokens, or as a Megatron job states them."""
+"""Sizes of the splits: in samples, in tokens, or by the arguments of a Megatron job."""
 
 from typing import Final
 
@@ -7,21 +7,21 @@ from trackbed.builder.blend_file.description import SizeEntry
 from trackbed.builder.blend_file.tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader
 from trackbed.index.splits import Split
 
-__all__ = ["WAYS", "Stated", "read_sizes", "samples_for"]
+__all__ = ["SIZE_KEYS", "SizesAndBatch", "read_sizes", "samples_for"]
 
-WAYS: Final = {
+SIZE_KEYS: Final = {
     Split.train: ("train", "train_tokens", "train_iters"),
     Split.valid: ("valid", "eval_iters"),
     Split.test: ("test", "eval_iters"),
 }
-"""The keys that say the size of a split."""
+"""Keys that give the size of a split."""
 _EVALUATION: Final = ("eval_interval", "eval_iters")
-Stated = tuple[SizeEntry, int | None]
-"""Sizes, and the global batch size if there is one."""
+SizesAndBatch = tuple[SizeEntry, int | None]
+"""Sizes, and the global batch size if given."""
 
 
 def samples_for(tokens: int, sequence_length: int) -> int:
-    """The fewest samples that hold so many tokens.
+    """Returns the minimum number of samples that hold `tokens` tokens.
 
     >>> samples_for(100, 8)
     13
@@ -29,8 +29,8 @@ def samples_for(tokens: int, sequence_length: int) -> int:
     return -(-tokens // sequence_length)
 
 
-def read_sizes(table: TableReader, *, sequence_length: int) -> Stated:
-    """What `[size]` says."""
+def read_sizes(table: TableReader, *, sequence_length: int) -> SizesAndBatch:
+    """Reads `[size]`."""
     numbers = {key: table.take(key, WHOLE) for key in ("train", "valid", "test")}
     tokens = table.take("train_tokens", COUNT)
     job = {key: table.take(key, WHOLE_POSITIVE) for key in ("train_iters", "global_batch_size", "eval_interval")}
@@ -42,7 +42,7 @@ def read_sizes(table: TableReader, *, sequence_length: int) -> Stated:
     if job["train_iters"] is not None and job["global_batch_size"] is not None:
         train = job["train_iters"] * job["global_batch_size"]
     valid, test = _evaluation_sizes(job, train)
-    table.done()
+    table.refuse_unknown()
     return (
         SizeEntry(
             train=train,
@@ -54,7 +54,7 @@ def read_sizes(table: TableReader, *, sequence_length: int) -> Stated:
 
 
 def _evaluation_sizes(job: dict[str, int | None], train: int | None) -> tuple[int | None, int | None]:
-    """Samples of validation and test, by the rule of Megatron-LM's training loop."""
+    """Returns the samples of validation and test, by the rule of Megatron-LM's training loop."""
     batch, interval, iterations = job["global_batch_size"], job["eval_interval"], job["eval_iters"]
     if batch is None or iterations is None:
         return None, None
@@ -64,8 +64,8 @@ def _evaluation_sizes(job: dict[str, int | None], train: int | None) -> tuple[in
 
 
 def _check_keys(table: TableReader) -> None:
-    for key in table.given(*WAYS[Split.train])[1:]:
-        table.refuse(key, f"must be the only size of training, found {table.given(*WAYS[Split.train])[0]} too")
+    for key in table.given(*SIZE_KEYS[Split.train])[1:]:
+        table.refuse(key, f"must be the only size of training, found {table.given(*SIZE_KEYS[Split.train])[0]} too")
     for key in table.given("train_iters", *_EVALUATION):
         if not table.given("global_batch_size"):
             table.refuse(key, "needs size.global_batch_size, found none")
@@ -74,4 +74,4 @@ def _check_keys(table: TableReader) -> None:
             table.refuse(key, f"needs size.{other}, found none")
     for split in (Split.valid, Split.test):
         if table.given(split.name) and table.given("eval_iters"):
-            table.refuse(split.name, f"must be left out where eval_iters says the size of {split.name}, found both")
+            table.refuse(split.name, f"must be omitted if eval_iters gives the size of {split.name}, found both")

@@ -1,4 +1,4 @@
-"""Reading `[[stage]]`: from where on which weights hold."""
+"""Reader of `[[stage]]`: the weights from a given sample on."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ def read_stages(
     sequence_length: int,
     global_batch_size: int | None,
 ) -> tuple[StageEntry, ...]:
-    """All `[[stage]]` of a file, none of which begins before the one above it."""
+    """Reads every `[[stage]]` of a file; none may start before the previous one."""
     names = [entry.name for entry in datasets if entry.splits is None or Split.train in entry.splits]
     found: list[StageEntry] = []
     tables = reader.tables("stage")
@@ -32,9 +32,9 @@ def read_stages(
         stage = StageEntry(first_sample=start, weights=_weights(table, names), where=table.where)
         if found and start < found[-1].first_sample:
             before = found[-1].first_sample
-            table.refuse(table.given(*_STARTS)[0], f"must not go back, found sample {start} after {before}")
+            table.refuse(table.given(*_STARTS)[0], f"must not decrease, found sample {start} after {before}")
         found.append(stage)
-        table.done()
+        table.refuse_unknown()
     return tuple(found)
 
 
@@ -43,7 +43,9 @@ def _first_sample(table: TableReader, sequence_length: int, global_batch_size: i
     given = table.given(*_STARTS)
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        table.refuse(given[-1] if given else "from_sample", f"must be the one of {', '.join(_STARTS)}, found {found}")
+        table.refuse(
+            given[-1] if given else "from_sample", f"must be the only one of {', '.join(_STARTS)}, found {found}"
+        )
         return 0
     value: Any = values[given[0]]
     if value is None:
@@ -60,6 +62,6 @@ def _weights(table: TableReader, names: list[str]) -> tuple[tuple[str, float], .
     inner = table.table("weights")
     weights = [(name, inner.take(name, NUMBER)) for name in names]
     if inner.keys and not any(weight for _, weight in weights):
-        table.refuse("weights", "must be above 0 for one dataset at least, found 0 for all")
-    inner.done()
+        table.refuse("weights", "must be above 0 for at least one dataset, found 0 for all")
+    inner.refuse_unknown()
     return tuple((name, float(weight)) for name, weight in weights if weight is not None)

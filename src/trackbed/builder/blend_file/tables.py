@@ -1,4 +1,4 @@
-"""Reading the tables of a TOML file: every key by a rule, and everything that is wrong at once.
+"""Readers of TOML tables that check every key by a rule, and report all problems at once.
 
 A problem names the file, the line, and the key.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.builder.blend_file.counts import parse_count
-from trackbed.builder.blend_file.positions import KeyPath
+from trackbed.builder.blend_file.key_lines import KeyPath
 from trackbed.errors import ArgumentError, BlendFileError
 
 __all__ = [
@@ -38,10 +38,10 @@ _LARGEST: Final = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be."""
+    """Condition on a value."""
 
-    says: str
-    """Goes on after "must be"."""
+    text: str
+    """Description that follows "must be" in a message."""
     holds: Callable[[Any], bool]
 
 
@@ -56,17 +56,17 @@ def _is_whole(value: object) -> bool:
 def _is_count(value: object) -> bool:
     try:
         count = parse_count(value) if isinstance(value, str) else value
-        return _is_whole(count) and count >= 1  # type: ignore[operator]  # a whole number it is
+        return _is_whole(count) and count >= 1  # type: ignore[operator]  # it is an int
     except ArgumentError:
         return False
 
 
 FLAG: Final = Rule("true or false", lambda value: isinstance(value, bool))
 TEXT: Final = Rule(
-    "a text without NUL that is not empty", lambda value: isinstance(value, str) and value != "" and "\0" not in value
+    "a non-empty string without NUL", lambda value: isinstance(value, str) and value != "" and "\0" not in value
 )
 TEXTS: Final = Rule(
-    "a list of at least one text",
+    "a list of at least one string",
     lambda value: isinstance(value, list) and len(value) > 0 and all(TEXT.holds(one) for one in value),
 )
 NUMBER: Final = Rule("a finite number of at least 0", lambda value: _is_number(value) and value >= 0)
@@ -75,16 +75,18 @@ WHOLE: Final = Rule("a whole number of at least 0 and below 2**63", lambda value
 WHOLE_POSITIVE: Final = Rule(
     "a whole number of at least 1 and below 2**63", lambda value: _is_whole(value) and value >= 1
 )
-COUNT: Final = Rule("a whole number of at least 1 and below 2**63, or a text such as '20M', '1.5B' or '2T'", _is_count)
+COUNT: Final = Rule(
+    "a whole number of at least 1 and below 2**63, or a string such as '20M', '1.5B' or '2T'", _is_count
+)
 TABLE: Final = Rule("a table", lambda value: isinstance(value, dict))
 TABLES: Final = Rule(
-    "a list of tables, each begun by its name in double brackets",
+    "a list of tables, each with a header in double brackets",
     lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value),
 )
 
 
 def one_of(choices: Sequence[str | int]) -> Rule:
-    """A rule that names all that there are."""
+    """Returns the rule that a value is one of the choices."""
     return Rule(f"one of {', '.join(map(repr, choices))}", lambda value: _is_plain(value) and value in choices)
 
 
@@ -93,11 +95,11 @@ def _is_plain(value: object) -> bool:
 
 
 class Problems:
-    """Everything that is wrong in a file.
+    """Collection of the problems of a file.
 
     Args:
-        path: the file, as errors call it.
-        lines: where its keys stand.
+        path: path of the file, for messages.
+        lines: line numbers of its keys.
     """
 
     def __init__(self, path: Path, lines: Mapping[KeyPath, int]) -> None:
@@ -106,7 +108,7 @@ class Problems:
         self._found: list[tuple[int, str]] = []
 
     def add(self, where: KeyPath, text: str) -> None:
-        """Note that something is wrong with a key, or with the table in which it should be."""
+        """Adds a problem with a key, or with the table that should contain it."""
         at = where
         while at and at not in self._lines:
             at = at[:-1]
@@ -116,22 +118,22 @@ class Problems:
         self._found.append((line, _shortened(" ".join(problem.splitlines()))))
 
     def stop(self) -> None:
-        """Raise what was found, in the order of lines, if anything was.
+        """Raises all problems in the order of lines, if there are any.
 
         Raises:
-            BlendFileError: something is wrong.
+            BlendFileError: there is a problem.
         """
         if self._found:
             raise BlendFileError([text for _, text in sorted(self._found, key=lambda found: found[0])])
 
 
 class TableReader:
-    """One table, from which keys are taken; `done` refuses what is left.
+    """Reader of one table, which records the keys that are read; `refuse_unknown` refuses all others.
 
     Args:
-        table: as `tomllib` reads it.
-        where: the keys that lead to it.
-        problems: takes what is wrong.
+        table: table, as `tomllib` returns it.
+        where: path of keys to the table.
+        problems: receives the problems.
     """
 
     def __init__(self, table: Mapping[str, Any], where: KeyPath, problems: Problems) -> None:
@@ -141,62 +143,62 @@ class TableReader:
         self._known: list[str] = []
 
     def take(self, key: str, rule: Rule, default: Any = None) -> Any:
-        """The value of a key, or the default where it is missing or breaks the rule, which is a problem."""
+        """Returns the value of a key; the default if it is missing, or breaks the rule, which adds a problem."""
         self._known.append(key)
         if key not in self._table:
             return default
         value = self._table[key]
         if rule.holds(value):
             return value
-        self.refuse(key, f"must be {rule.says}, found {_shown(value)}")
+        self.refuse(key, f"must be {rule.text}, found {_shown(value)}")
         return default
 
     def need(self, key: str, rule: Rule, default: Any) -> Any:
-        """`take` for a key that must be there; the default stands in where it is not, to go on looking."""
+        """Does the same as `take` for a required key; a missing one adds a problem."""
         if key not in self._table:
-            self.refuse(key, f"must be given: {rule.says}")
+            self.refuse(key, f"must be given: {rule.text}")
         return self.take(key, rule, default)
 
     def table(self, key: str) -> "TableReader":
-        """The table under a key; an empty one where it is missing."""
+        """Returns a reader of the table under a key; an empty one if the key is missing."""
         return TableReader(self.take(key, TABLE, {}), (*self.where, key), self._problems)
 
     def tables(self, key: str) -> "list[TableReader]":
-        """The tables of the list under a key."""
+        """Returns readers of the tables in the list under a key."""
         found = self.take(key, TABLES, [])
         return [TableReader(one, (*self.where, key, number), self._problems) for number, one in enumerate(found)]
 
     def given(self, *keys: str) -> list[str]:
-        """Those of the keys that are there."""
+        """Returns those of the given keys that are in the table."""
         return [key for key in keys if key in self._table]
 
     @property
     def keys(self) -> list[str]:
-        """All keys that are there."""
+        """All keys of the table."""
         return list(self._table)
 
     def refuse(self, key: str, text: str) -> None:
-        """Note that something is wrong with a key; with the table itself if it is empty."""
+        """Adds a problem with a key, or with the table itself if `key` is empty."""
         self._problems.add((*self.where, key), text)
 
-    def done(self) -> None:
-        """Refuse the keys that nobody took, and say which one may be meant."""
+    def refuse_unknown(self) -> None:
+        """Refuses keys that were never read, and suggests similar ones."""
         for key in self._table:
             if key not in self._known:
                 near = get_close_matches(key, self._known, n=1, cutoff=0.5)
-                names = f"{near[0]!r} may be meant" if near else f"known are {', '.join(sorted(self._known))}"
-                self.refuse(key, f"is not a key that a blend file has here; {names}")
+                names = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(self._known))}"
+                self.refuse(key, f"is an unknown key; {names}")
 
 
 def _shortened(text: str) -> str:
-    """The text, without its middle if it is longer than anybody reads."""
+    """Returns the text, without its middle if it is very long."""
     return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]} ... {text[-_MOST_CHARS // 2 :]}"
 
 
 def _shown(value: object) -> str:
-    """A value as TOML writes it, or nearly so, and not too much of it."""
+    """Formats a value almost as TOML writes it, truncated."""
     try:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
-    except (ValueError, RecursionError):  # of thousands of digits, or of lists in lists
+    except (ValueError, RecursionError):  # thousands of digits, or deeply nested lists
         return "a number of thousands of digits" if isinstance(value, int) else "a value too large to show"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""The tokenizer that a blend file names, or says what datasets must know of."""
+"""Tokenizer of a blend file: a file, or the properties that datasets need."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ _FILE_OR_TABLE: Final = Rule("the name of a file, or a table", lambda value: TEX
 
 @dataclass(frozen=True, slots=True)
 class StatedTokenizer:
-    """What datasets know of a tokenizer that is not here: all that building indices needs."""
+    """Properties of a tokenizer that is not available here, sufficient to build indices."""
 
     eod: int
-    """Id that ends a document."""
+    """Id of the end-of-document token."""
     vocab_size: int
-    """Ids are in `[0, vocab_size)`."""
+    """Number of ids, which are in `[0, vocab_size)`."""
     pad: int | None = None
-    """Id that fills up short samples, or None."""
+    """Id that pads short samples, or None."""
     megatron_identity: MegatronIdentity | None = None
-    """What it is called in a Megatron job that is to share the cache."""
+    """Identity in a Megatron job that shares the cache."""
 
     @property
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
-        """What the names of indices are made from."""
+        """Identifiers that the names of indices depend on."""
         if self.megatron_identity is not None:
             return self.megatron_identity.unique_identifiers()
         return OrderedDict([("class", type(self).__name__), ("eod", self.eod), ("vocab_size", self.vocab_size)])
 
 
 def make_tokenizer(entry: TokenizerEntry) -> Any:
-    """The tokenizer that an entry means: an object with `eod`, `pad`, `vocab_size` and `unique_identifiers`.
+    """Creates the tokenizer of an entry: an object with `eod`, `pad`, `vocab_size` and `unique_identifiers`.
 
     Raises:
-        ArgumentError: its file is no tokenizer, or lacks a token that was named.
+        ArgumentError: its file is no tokenizer, or lacks a named token.
     """
     if entry.file is None:
         return StatedTokenizer(entry.eod or 0, entry.vocab_size or 1, entry.pad, entry.megatron)
@@ -51,7 +51,7 @@ def make_tokenizer(entry: TokenizerEntry) -> Any:
 
 
 def read_tokenizer(reader: TableReader, folder: Path) -> TokenizerEntry | None:
-    """What `tokenizer` says, as a text or as a table; None where there is none."""
+    """Reads `tokenizer`, a string or a table; None if there is none."""
     given = reader.take("tokenizer", _FILE_OR_TABLE)
     if given is None:
         return None
@@ -69,7 +69,7 @@ def read_tokenizer(reader: TableReader, folder: Path) -> TokenizerEntry | None:
         megatron=_read_identity(table.table("megatron")),
     )
     _check_tokenizer(table, entry)
-    table.done()
+    table.refuse_unknown()
     return entry
 
 
@@ -82,10 +82,10 @@ def _check_tokenizer(table: TableReader, entry: TokenizerEntry) -> None:
     by_ids = table.given("eod", "vocab_size", "pad")
     if "file" not in by_file:
         for key in {"eod", "vocab_size"} - set(by_ids):
-            table.refuse(key, "must be given, as eod and vocab_size stand for the tokenizer where no file does")
+            table.refuse(key, "must be given, as eod and vocab_size describe the tokenizer if there is no file")
     for key in by_ids if "file" in by_file else by_file:
         table.refuse(
-            key, f"must be left out {'with' if 'file' in by_file else 'without'} tokenizer.file, found it given"
+            key, f"must be omitted {'with' if 'file' in by_file else 'without'} tokenizer.file, found it given"
         )
     for key, found in (("eod", entry.eod), ("pad", entry.pad)):
         if found is not None and entry.vocab_size is not None and found >= entry.vocab_size:
@@ -100,5 +100,5 @@ def _read_identity(table: TableReader) -> MegatronIdentity | None:
         path=table.take("path", TEXT),
         options=table.take("options", TABLE, {}),
     )
-    table.done()
+    table.refuse_unknown()
     return identity

@@ -1,4 +1,4 @@
-"""From what a blend file wants of each dataset to the weights of a blend. Pure arithmetic.
+"""Weights of a blend from the amounts that a blend file requests of each dataset. Pure arithmetic.
 
 Shapes: K datasets.
 """
@@ -12,55 +12,57 @@ from trackbed.builder.blend_file.sizes import samples_for
 from trackbed.builder.sizes import MOST_SAMPLES
 from trackbed.errors import PlanError
 
-__all__ = ["Wanted", "plan_weights"]
+__all__ = ["DatasetRequest", "plan_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is wanted of one dataset of a split."""
+class DatasetRequest:
+    """Amount requested of one dataset in a split."""
 
     measure: Literal["weight", "ratio", "epochs"] | None
     amount: float
     tokens: int
-    """Tokens of the whole dataset: what weights are divided by, and ratios multiplied with."""
+    """Tokens of the whole dataset; ratios are multiplied by it."""
     split_tokens: int
-    """Tokens of its part in the split: what epochs are of."""
+    """Tokens of its part in the split; epochs are multiplied by it."""
     part: float = 1.0
-    """Which part of the amount is this dataset's, where it is one of a glob's."""
+    """Fraction of the amount for this dataset, if it is one of a glob."""
 
 
 def plan_weights(
-    wanted: Sequence[Wanted], *, size: int | None, sequence_length: int
+    requests: Sequence[DatasetRequest], *, size: int | None, sequence_length: int
 ) -> tuple[list[float] | None, int | None]:
-    """The weights that give every dataset what is wanted of it, and the size of the blend.
+    """Computes the weights that draw the requested amount from every dataset, and the size of the blend.
 
-    A weight is a share of the samples; a ratio a share of the samples for each token. Epochs are served first: what
-    they leave of the size is shared out by the weights or ratios of the others.
+    A weight is a share of the samples; a ratio is a share of the samples per token. Epochs are served first: the rest
+    of the size is divided by the weights or ratios of the other datasets.
 
     Args:
-        wanted: `[K]` at least one; a measure for all or for none.
-        size: samples of the blend; None where all datasets say their epochs, from which it follows.
+        requests: `[K]` requests, at least one; all have a measure, or none has.
+        size: samples of the blend; None if all datasets give epochs, which determine it.
         sequence_length: tokens of a sample, at least 1.
 
     Returns:
-        `[K]` weights whose proportions count, or None to take all samples of every dataset once; and the size.
+        `[K]` weights, of which only the proportions matter, or None to take all samples of every dataset once; and the
+        size.
 
     Raises:
-        PlanError: there are no tokens to weigh, or epochs leave nothing of the size to the others.
+        PlanError: all weights are 0 or their sum is infinite; or epochs give too many samples, or leave none of the
+            size to the others.
 
     >>> web, code = (
-    ...     Wanted(measure=measure, amount=amount, tokens=800, split_tokens=800)
+    ...     DatasetRequest(measure=measure, amount=amount, tokens=800, split_tokens=800)
     ...     for measure, amount in (("weight", 3.0), ("epochs", 2.0))
     ... )
     >>> plan_weights([web, code], size=400, sequence_length=8)
     ([200.0, 200.0], 400)
     """
-    measures = {one.measure for one in wanted}
+    measures = {one.measure for one in requests}
     if measures == {None}:
         return None, size
     if "epochs" not in measures:
-        return _checked([_plain_weight(one) for one in wanted]), size
-    samples = [one.amount * one.split_tokens / sequence_length if one.measure == "epochs" else 0.0 for one in wanted]
+        return _checked([_plain_weight(one) for one in requests]), size
+    samples = [one.amount * one.split_tokens / sequence_length if one.measure == "epochs" else 0.0 for one in requests]
     if not sum(samples) < MOST_SAMPLES:
         msg = f"datasets must give fewer than 2**62 samples by their epochs, found {sum(samples):g}"
         raise PlanError(msg)
@@ -74,14 +76,14 @@ def plan_weights(
             f"of {size or 0:,}: short by {needed - (size or 0) + 1:,}"
         )
         raise PlanError(msg)
-    others = [0.0 if one.measure == "epochs" else _plain_weight(one) for one in wanted]
+    others = [0.0 if one.measure == "epochs" else _plain_weight(one) for one in requests]
     _checked(others)
     total = sum(others)
     return [mine + other * left / total for mine, other in zip(samples, others, strict=True)], size
 
 
-def _plain_weight(one: Wanted) -> float:
-    """Its weight as it was given, untouched: Megatron Core names indices by it."""
+def _plain_weight(one: DatasetRequest) -> float:
+    """Returns the weight exactly as given, since Megatron Core's names of indices contain it."""
     if one.measure == "ratio":
         return one.amount * one.tokens
     return one.amount if one.part == 1.0 else one.amount * one.part
@@ -89,7 +91,7 @@ def _plain_weight(one: Wanted) -> float:
 
 def _checked(weights: list[float]) -> list[float]:
     if not any(weights):
-        msg = f"datasets must have tokens or weights to be drawn by, found {len(weights)} with neither"
+        msg = f"datasets must have tokens or weights to draw by, found {len(weights)} with neither"
         raise PlanError(msg)
     if not math.isfinite(sum(weights)):
         msg = f"weights must have a finite sum, found that {len(weights)} of up to {max(weights):g} have none"

@@ -1,4 +1,4 @@
-"""Packed files, and Parquet: the same pair as from the same texts in plain files."""
+"""Compressed files and Parquet give the same pair as the same texts in plain files."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import read_lines
 from trackbed.tokens import IndexedDataset
 
-PACK = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
+COMPRESS = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
 TEXTS = ["one", "", " zwei\u2028 ", "東京 <|endoftext|>", "x" * 5000, "last"]
 
 
@@ -47,9 +47,9 @@ def write_table(path, columns, **options):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("end", PACK)
-def test_packed_lines_give_what_plain_ones_give(tmp_path, end, workers):
-    (tmp_path / f"a.jsonl{end}").write_bytes(PACK[end](lines_of(TEXTS * 40)))
+@pytest.mark.parametrize("end", COMPRESS)
+def test_compressed_lines_give_what_plain_ones_give(tmp_path, end, workers):
+    (tmp_path / f"a.jsonl{end}").write_bytes(COMPRESS[end](lines_of(TEXTS * 40)))
     (tmp_path / "b.jsonl").write_bytes(lines_of(["after"]))
     report = run(tmp_path, f"a.jsonl{end}", "b.jsonl", workers=workers, chunk_bytes=3000)
     assert texts_in(tmp_path) == [text for text in TEXTS if text] * 40 + ["after"]
@@ -61,52 +61,58 @@ def test_packed_lines_give_what_plain_ones_give(tmp_path, end, workers):
 @given(
     raw=st.lists(st.sampled_from([b"\n", b"\r", b"a", b"bc" * 30, b"\xc2\x85"]), max_size=40).map(b"".join),
     chunk_bytes=st.integers(1, 50),
-    end=st.sampled_from([*PACK]),
+    end=st.sampled_from([*COMPRESS]),
     members=st.integers(1, 3),
 )
-def test_however_a_packed_file_is_cut_its_lines_are_those_between_line_feeds(tmp_path, raw, chunk_bytes, end, members):
+def test_however_a_compressed_file_is_cut_its_lines_are_those_between_line_feeds(
+    tmp_path, raw, chunk_bytes, end, members
+):
     path = tmp_path / f"a.jsonl{end}"
     cuts = [len(raw) * number // members for number in range(members + 1)]
-    path.write_bytes(b"".join(PACK[end](raw[a:b]) for a, b in pairwise(cuts)))
+    path.write_bytes(b"".join(COMPRESS[end](raw[a:b]) for a, b in pairwise(cuts)))
     chunks = list(plan_chunks(find_inputs([path]).files, chunk_bytes=chunk_bytes, max_record_bytes=1 << 20))
-    found = [line for chunk in chunks for piece in chunk.pieces for line in read_lines(piece, max_bytes=1 << 20)]
+    found = [line for chunk in chunks for segment in chunk.segments for line in read_lines(segment, max_bytes=1 << 20)]
     *whole, rest = raw.split(b"\n")
     assert found == [line + b"\n" for line in whole] + ([rest] if rest else [])
     assert sum(chunk.size_bytes for chunk in chunks) == path.stat().st_size
 
 
-@pytest.mark.parametrize("end", PACK)
-def test_a_packed_plain_text_is_one_document(tmp_path, end):
-    (tmp_path / f"a.txt{end}").write_bytes(PACK[end]("two\nlines é\n".encode()))
+@pytest.mark.parametrize("end", COMPRESS)
+def test_a_compressed_plain_text_is_one_document(tmp_path, end):
+    (tmp_path / f"a.txt{end}").write_bytes(COMPRESS[end]("two\nlines é\n".encode()))
     run(tmp_path, f"a.txt{end}")
     assert texts_in(tmp_path) == ["two\nlines é\n"]
 
 
-@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("end", COMPRESS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bad_records_of_a_packed_file_are_reported_with_their_lines(tmp_path, end, workers):
+def test_bad_records_of_a_compressed_file_are_reported_with_their_lines(tmp_path, end, workers):
     raw = lines_of(["fine" * 10] * 300) + b"bad\n" + lines_of(["fine"] * 300) + b"\n{}\n"
-    (tmp_path / f"a.jsonl{end}").write_bytes(PACK[end](raw))
+    (tmp_path / f"a.jsonl{end}").write_bytes(COMPRESS[end](raw))
     report = run(tmp_path, f"a.jsonl{end}", skip_bad=True, workers=workers, chunk_bytes=500)
     assert [message.partition(f"a.jsonl{end}:")[2].split(":")[0] for message in report.first_bad] == ["301", "603"]
 
 
-@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("end", COMPRESS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_packed_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(tmp_path, end, workers):
+def test_a_compressed_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(tmp_path, end, workers):
     texts = ["".join(map(chr, np.random.default_rng(n).integers(97, 122, 3000))) for n in range(200)]
-    packed = PACK[end](lines_of(texts))
-    for damaged in (packed[:-1], packed[: len(packed) // 2], packed[:200_000] + b"damaged" + packed[200_007:]):
+    compressed = COMPRESS[end](lines_of(texts))
+    for damaged in (
+        compressed[:-1],
+        compressed[: len(compressed) // 2],
+        compressed[:200_000] + b"damaged" + compressed[200_007:],
+    ):
         (tmp_path / f"a.jsonl{end}").write_bytes(damaged)
-        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a whole {end} file, found at byte \d+: "):
+        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a complete {end} file, found at byte \d+: "):
             run(tmp_path, f"a.jsonl{end}", workers=workers, chunk_bytes=10_000)
     assert [path.name for path in tmp_path.iterdir()] == [f"a.jsonl{end}"]
 
 
-def test_what_is_not_packed_at_all_is_an_error_that_names_it(tmp_path):
-    for end in PACK:
+def test_what_is_not_compressed_at_all_is_an_error_that_names_it(tmp_path):
+    for end in COMPRESS:
         (tmp_path / f"a.jsonl{end}").write_bytes(lines_of(TEXTS))
-        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a whole {end} file"):
+        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a complete {end} file"):
             run(tmp_path, f"a.jsonl{end}")
 
 
@@ -162,11 +168,13 @@ def test_a_damaged_parquet_file_is_an_error_that_names_it(tmp_path):
             run(tmp_path, "a.parquet")
 
 
-def test_a_folder_stands_for_its_packed_files_too(tmp_path):
+def test_a_folder_stands_for_its_compressed_files_too(tmp_path):
     (tmp_path / "in").mkdir()
     for name in ("b.jsonl.gz", "c.txt.zst", "a.parquet", "d.gz", "e.parquet.gz", "f.tar.zst"):
         (tmp_path / "in" / name).write_bytes(b"x")
-    found = [(file.path.name, file.layout.value, file.packing.value) for file in find_inputs([tmp_path / "in"]).files]
+    found = [
+        (file.path.name, file.format.value, file.compression.value) for file in find_inputs([tmp_path / "in"]).files
+    ]
     assert found == [("a.parquet", "parquet", ""), ("b.jsonl.gz", "jsonl", ".gz"), ("c.txt.zst", "text", ".zst")]
 
 
@@ -203,5 +211,5 @@ def test_of_many_columns_a_few_are_listed(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
 def test_a_gzip_file_of_an_impossible_block_is_an_error_that_names_it(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:10] + b"\xff" * 50)
-    with pytest.raises(FormatError, match=r"must be a whole \.gz file, found at byte \d+: Error -1"):
+    with pytest.raises(FormatError, match=r"must be a complete \.gz file, found at byte \d+: Error -1"):
         run(tmp_path, name)

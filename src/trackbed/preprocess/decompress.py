@@ -1,4 +1,4 @@
-"""Reading packed files, from their beginning to their end."""
+"""Sequential readers of compressed files."""
 
 import gzip
 import zlib
@@ -9,33 +9,33 @@ from isal import igzip, igzip_lib
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
-from trackbed.preprocess.inputs import InputFile, Packing
-from trackbed.preprocess.pieces import Block, LongRecord, check_size
+from trackbed.preprocess.input_segments import Block, LongRecord, check_size
+from trackbed.preprocess.inputs import Compression, InputFile
 
 __all__ = ["read_blocks", "read_whole"]
 
 _READ_BYTES: Final = 1 << 20
-_PACKED_BYTES: Final = 4 << 10  # unpacked at a time: zstandard makes up to 32,768 times as much of it
+_STEP_BYTES: Final = 4 << 10  # decompressed per step: zstandard expands data up to 32,768 times
 
 
 def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> Iterator[Block | LongRecord]:
-    """Yields the text of a packed file in blocks of whole lines, with a `LongRecord` for each line that is too long.
+    """Yields the text of a compressed file in blocks of whole lines, and a `LongRecord` for each line that is too long.
 
-    A long line is not held in memory beyond `max_line_bytes`.
+    At most `max_line_bytes` of a long line are held in memory.
 
     Args:
-        file: the file.
-        block_bytes: size from which a block ends with its line, at least 1.
-        max_line_bytes: size that a line may have without its end, at least 1.
+        file: compressed file of lines.
+        block_bytes: size at which a block ends with its current line, at least 1.
+        max_line_bytes: maximum size of a line without its end, at least 1.
 
     Raises:
-        FormatError: the file is damaged, cut short, or of another size than it had when the work was planned.
+        FormatError: the file is damaged or truncated, or its size has changed since planning.
     """
     with file.path.open("rb", buffering=0) as raw:
         check_size(raw, file)
         lines = _LineBuffer(max_line_bytes)
         start = 0
-        for data in _unpacked(file, raw):
+        for data in _decompressed(file, raw):
             for text in lines.split(data, block_bytes):
                 stop = raw.tell()
                 yield LongRecord(file, start, stop) if text is None else Block(file, start, stop, text)
@@ -46,16 +46,16 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
 
 
 def read_whole(file: InputFile, *, max_bytes: int) -> Block | LongRecord:
-    """Reads all the text of a packed file, or a `LongRecord` if it has more than `max_bytes` bytes.
+    """Reads all text of a compressed file; returns a `LongRecord` if it has more than `max_bytes` bytes.
 
     Raises:
-        FormatError: as `read_blocks`; damage behind the first `max_bytes` is not looked for.
+        FormatError: as `read_blocks`; damage after the first `max_bytes` is not detected.
     """
     with file.path.open("rb", buffering=0) as raw:
         check_size(raw, file)
         parts: list[bytes] = []
         filled = 0
-        for data in _unpacked(file, raw):
+        for data in _decompressed(file, raw):
             parts.append(data)
             filled += len(data)
             if filled > max_bytes:
@@ -64,23 +64,23 @@ def read_whole(file: InputFile, *, max_bytes: int) -> Block | LongRecord:
 
 
 class _LineBuffer:
-    """Collects unpacked data until it makes blocks of whole lines.
+    """Buffer that turns decompressed data into blocks of whole lines.
 
     Args:
-        max_line_bytes: size that a line may have without its end.
+        max_line_bytes: maximum size of a line without its end.
     """
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max = max_line_bytes
-        self._lines: list[bytes] = []  # whole ones
+        self._lines: list[bytes] = []  # complete lines
         self._lines_bytes = 0
-        self._open: list[bytes] = []  # the beginning of the line that goes on
+        self._open: list[bytes] = []  # beginning of the incomplete line
         self._open_bytes = 0
         self._is_long = False
-        """True inside a line that is too long, of which nothing is kept."""
+        """True inside a line that is too long, whose data is dropped."""
 
     def split(self, data: bytes, block_bytes: int) -> Iterator[bytes | None]:
-        """Takes the next data. Yields blocks of whole lines, and None for each line that is too long."""
+        """Adds data. Yields blocks of whole lines, and None for each line that is too long."""
         cut = data.rfind(b"\n") + 1
         first = data.find(b"\n") + 1
         if not cut:
@@ -101,13 +101,13 @@ class _LineBuffer:
         yield from self._extend(data[cut:])
 
     def rest(self) -> bytes:
-        """Returns what is left at the end of the file."""
+        """Returns the remaining text at the end of the file."""
         self._take(self._open)
         self._open, self._open_bytes = [], 0
         return self._flush()
 
     def _extend(self, data: bytes) -> Iterator[bytes | None]:
-        """Adds to the line that goes on."""
+        """Adds data to the incomplete line."""
         if self._is_long:
             return
         self._open.append(data)
@@ -119,7 +119,7 @@ class _LineBuffer:
             yield None
 
     def _whole_lines(self, text: bytes) -> Iterator[bytes | None]:
-        """Takes lines with their ends; looks at each one only where a line can be too long."""
+        """Adds lines with their ends; scans them one by one only while a line can be too long."""
         start = 0
         while len(text) - start > self._max and start < len(text):
             stop = text.find(b"\n", start) + 1
@@ -142,35 +142,35 @@ class _LineBuffer:
         return text
 
 
-def _unpacked(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
-    unpack = {Packing.GZIP: _gunzip, Packing.ZSTANDARD: _unzstd}[file.packing]
-    library: Any = igzip_lib  # whose types say nothing
+def _decompressed(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
+    decompress = {Compression.GZIP: _gunzip, Compression.ZSTANDARD: _unzstd}[file.compression]
+    library: Any = igzip_lib  # untyped
     failures: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, library.IsalError)
-    if file.packing is Packing.ZSTANDARD:
+    if file.compression is Compression.ZSTANDARD:
         failures = (EOFError, require("zstandard", where=file.path).ZstdError)
     try:
-        yield from unpack(file, raw)
+        yield from decompress(file, raw)
     except failures as error:
-        msg = f"{file.path}: must be a whole {file.packing.value} file, found at byte {raw.tell()}: {error}"
+        msg = f"{file.path}: must be a complete {file.compression.value} file, found at byte {raw.tell()}: {error}"
         raise FormatError(msg) from error
 
 
 def _gunzip(_file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
-    library: Any = igzip  # whose types say nothing
-    with library.IGzipFile(fileobj=raw) as unpacked:
-        while data := unpacked.read(_READ_BYTES):
+    library: Any = igzip  # untyped
+    with library.IGzipFile(fileobj=raw) as decompressed:
+        while data := decompressed.read(_READ_BYTES):
             yield data
 
 
 def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
-    """Not by the library's own reader of files, which takes the end of the file for the end of what it packs."""
+    """Yields the decompressed data. Avoids the file reader of the library, which accepts a truncated file."""
     library = require("zstandard", where=file.path)
     frame = None
-    for packed in _slices(raw):
-        while packed:
+    for data in _slices(raw):
+        while data:
             frame = frame or library.ZstdDecompressor().decompressobj()
-            yield frame.decompress(packed)
-            packed = frame.unused_data
+            yield frame.decompress(data)
+            data = frame.unused_data
             if frame.eof:
                 frame = None
             else:
@@ -182,5 +182,5 @@ def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
 
 def _slices(raw: BinaryIO) -> Iterator[bytes]:
     while data := raw.read(_READ_BYTES):
-        for start in range(0, len(data), _PACKED_BYTES):
-            yield data[start : start + _PACKED_BYTES]
+        for start in range(0, len(data), _STEP_BYTES):
+            yield data[start : start + _STEP_BYTES]

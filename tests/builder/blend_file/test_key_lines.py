@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.builder.blend_file.positions import find_keys
+from trackbed.builder.blend_file.key_lines import find_key_lines
 
 TEXT = """\
 # a = 1
@@ -36,7 +36,7 @@ k = ''
 
 
 def paths(value, path=()):
-    """All key paths of what `tomllib` has read."""
+    """Yields all key paths of a value that `tomllib` returned."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         yield (*path, key)
@@ -44,7 +44,7 @@ def paths(value, path=()):
 
 
 def test_every_key_is_found_on_its_line():
-    found = find_keys(TEXT)
+    found = find_key_lines(TEXT)
     assert set(found) == set(paths(tomllib.loads(TEXT)))
     lines = TEXT.splitlines()
     assert lines[found["quoted key", "with = sign"] - 1].startswith('"quoted key"')
@@ -56,12 +56,12 @@ def test_every_key_is_found_on_its_line():
 
 
 def test_lines_that_end_as_on_windows_count_once():
-    assert find_keys("a = 1\r\n\r\nb = 2\r\n") == {("a",): 1, ("b",): 3}
+    assert find_key_lines("a = 1\r\n\r\nb = 2\r\n") == {("a",): 1, ("b",): 3}
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# only a comment", "a=1", "  a  .  b=1#", "[ a . 'b' ]", "a=[[],[[]]]"])
 def test_short_texts(text):
-    assert set(find_keys(text)) == set(paths(tomllib.loads(text)))
+    assert set(find_key_lines(text)) == set(paths(tomllib.loads(text)))
 
 
 WORDS = st.text(st.sampled_from(list("ab\"'#[]{}=.,\n\\ \t\u00e9")), max_size=6)
@@ -77,7 +77,7 @@ def quoted(text):
 
 
 def string(text, style):
-    """A string in one of TOML's four ways, where that way can say it."""
+    """Writes a string in one of the four styles of TOML, if that style can represent it."""
     plain = not set(text) & set("'\n\\")
     if style == 1 and plain:
         return f"'{text}'"
@@ -114,6 +114,6 @@ def test_the_keys_are_those_that_tomllib_reads(top, tables, data):
             marks[(*prefix, key)] = sum(line.count("\n") + 1 for line in lines) + 1
             lines.append(f"{quoted(key)} = {written(value, data.draw)} # x")
     text = "\n".join(lines)
-    found = find_keys(text)
+    found = find_key_lines(text)
     assert set(found) == set(paths(tomllib.loads(text)))
     assert {path: found[path] for path in marks} == marks
