@@ -70,7 +70,7 @@ def test_what_is_wrong_with_a_pair_is_said_when_it_is_opened(prefixes):
         open_pair(prefixes[2], headers)
     with pytest.raises(ArgumentError, match=r"missing .*-absent\.idx and .*-absent\.bin"):
         open_pair(f"{prefixes[0]}-absent", headers)
-    with pytest.raises(FormatError, match="sequences_per_dataset says"):
+    with pytest.raises(FormatError, match="as in sequences_per_dataset"):
         open_pair(prefixes[3], headers, sequences_per_dataset=(1, 2))
 
 
