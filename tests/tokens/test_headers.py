@@ -9,7 +9,8 @@ import pytest
 from blends import write_pair
 from trackbed.datasets.start import Start
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.tokens import IndexedDataset, IndexedGroup, read_headers
+from trackbed.tokens import IndexedDataset, IndexedGroup
+from trackbed.tokens.headers import read_headers
 
 
 class Opened:

@@ -196,8 +196,8 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
     if aside:
         more = f", and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
         msg = (
-            f"{config.path_to_cache}: every index must lie under {_MEGATRON}'s name, found {len(aside)} names "
-            "that hold an index of other data, as of a corpus that was made again: remove NAME-* and "
+            f"{config.path_to_cache}: every index must have {_MEGATRON}'s name, found {len(aside)} names "
+            "taken by an index of other data, for example of a regenerated corpus: remove NAME-* and "
             f".trackbed/NAME.json of each, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
         )
         raise CacheError(msg)

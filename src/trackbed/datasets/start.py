@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from trackbed.cache import Arrays, Found, LazyArrays, Request, State, build_batch, flush_later, look_up, note_use
 from trackbed.errors import CacheError
-from trackbed.tokens import PairHeader, read_headers
+from trackbed.tokens.headers import PairHeader, read_headers
 
 __all__ = ["Start", "current_start", "find_index", "open_index", "shared"]
 

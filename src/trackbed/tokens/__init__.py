@@ -4,7 +4,6 @@ from trackbed.tokens.commit import finish_pair
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.group import IndexedGroup
-from trackbed.tokens.headers import PairHeader, read_headers
 from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
@@ -20,7 +19,6 @@ __all__ = [
     "IndexedDatasetBuilder",
     "IndexedGroup",
     "MappedSource",
-    "PairHeader",
     "SequenceIndex",
     "Verified",
     "finish_pair",
@@ -30,7 +28,6 @@ __all__ = [
     "identity",
     "merge",
     "open_index",
-    "read_headers",
     "seal",
     "verify",
     "verify_content",
