@@ -21,9 +21,11 @@ import numpy as np
 
 from benchmarks import starts, trillions
 from benchmarks.harness import machine
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, open_or_build
-from trackbed.datasets.balanced import BalancedIndices
-from trackbed.index import InstantOrder, greedy_blend
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, OneByOne, Request, build_batch
+from trackbed.datasets.blend_balanced import BalancedOrder
+from trackbed.datasets.blend_order import BlendSpec
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.index import InstantOrder, Split, greedy_blend
 
 NUM_DATASETS: Final = 1_000
 ARRAYS: Final = ("dataset_index", "dataset_sample_index")
@@ -46,16 +48,33 @@ def in_megatrons_order(folder: Path, num_samples: int) -> dict[str, float]:
         "dataset_sample_index": ArraySpec(np.dtype(np.int64), shape),
     }
 
-    def build(allocate: Allocate) -> Arrays:
+    def build(_: None, allocate: Allocate) -> Arrays:
         made = greedy_blend(weights(), num_samples, allocate=allocate, poll=lambda done: allocate.filled(done, *ARRAYS))
         return dict(zip(ARRAYS, made, strict=True))
 
-    return timed(lambda: open_or_build(entry, expected=lambda: expected, build=build))
+    request = Request(entry, OneByOne(build, lambda _: expected, is_blend=True), None)
+    return timed(lambda: list(build_batch([request])))
 
 
 def in_the_balanced_order(folder: Path, num_samples: int) -> dict[str, float]:
     """The blend with every index in a mapped file, checksummed, on the disk."""
-    return timed(BalancedIndices(weights().tolist(), num_samples, 1234, str(folder)).open)
+    prefixes = [str(number) for number in range(NUM_DATASETS)]
+    config = BlendedMegatronDatasetConfig(
+        random_seed=1234,
+        sequence_length=1,
+        blend=(prefixes, weights().tolist()),
+        split="1",
+        path_to_cache=str(folder),
+        order="balanced",
+    )
+
+    def make() -> None:
+        members: list[Any] = [None] * NUM_DATASETS  # the order does not depend on them
+        order = BalancedOrder(BlendSpec(members, weights().tolist(), num_samples, Split.train, config))
+        request = order.request(lambda: None)
+        list(build_batch([] if request is None else [request]))
+
+    return timed(make)
 
 
 def in_the_instant_order(_folder: Path, num_samples: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from trackbed.datasets.low_level import data_stamps, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
 from trackbed.index import ranges
 from trackbed.index.documents import document_index, document_index_dtype
-from trackbed.index.epochs import EpochPlan, plan_epochs
+from trackbed.index.epochs import EpochPlan, plan_epochs, samples_in
 from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.samples import sample_index, sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
@@ -78,6 +78,12 @@ class GPTIndices:
         if self._plan is None:
             self._plan = self.plan_over(self._own_lengths)
         return self._plan
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the split's tokens give once. Reads the lengths of its documents."""
+        tokens, _ = count_tokens(np.asarray(self._own_lengths, dtype=np.int32))
+        return samples_in(tokens - self.extra_token, self.sequence_length, keep_partial=self.keep_partial)
 
     @property
     def _own_lengths(self) -> npt.NDArray[np.int32]:

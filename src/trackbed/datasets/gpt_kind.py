@@ -9,16 +9,22 @@ import numpy.typing as npt
 from trackbed.cache import Allocate, Arrays, ArraySpec, Request
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_visits import ARRAYS
-from trackbed.datasets.low_level import drop_pages
+from trackbed.datasets.low_level import drop_pages, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens import IndexedDataset
 from trackbed.tokens.lengths import read_lengths
 
-__all__ = ["GPT_KIND", "MOST_VISITS", "build_small"]
+__all__ = ["GPT_KIND", "build_small", "cost_of", "is_small"]
 
 MOST_VISITS: Final = 1 << 16
 """Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""
+_ENTRY_COST: Final = 4e5
+_VISIT_COST: Final = 18.0
+_SAMPLE_COST: Final = 8.0
+"""Nanoseconds of an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
+_SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
+"""Highest cost of indices that are built in batches, as far as is known without reading lengths."""
 _MOST_TOGETHER: Final = 16
 """Datasets of a call: more save little, and whoever waits for the first would wait longer."""
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
@@ -65,6 +71,20 @@ class GPTKind:
 
 
 GPT_KIND: Final = GPTKind()
+
+
+def cost_of(indices: GPTIndices) -> float:
+    """Returns the estimated nanoseconds to build indices, from what is known without reading lengths."""
+    room, documents = most_tokens(indices.dataset), num_sequences(indices.dataset) or 1
+    visits = documents if indices.documents is None else len(indices.documents)
+    tokens = (room or 0) * visits / documents
+    epochs = max(1.0, (indices.num_samples or 0) * indices.sequence_length / tokens) if tokens else 1.0
+    return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / indices.sequence_length * _SAMPLE_COST)
+
+
+def is_small(indices: GPTIndices, cost: float) -> bool:
+    """True if indices of this estimated cost are built in batches with others."""
+    return cost <= _SMALL_COST and isinstance(indices.dataset, IndexedDataset)
 
 
 def build_small(indices: Sequence[GPTIndices]) -> list[Arrays | None]:
