@@ -47,7 +47,8 @@ class SmallKind:
 
     is_blend = False
 
-    def __init__(self, build_small=None, rows=lambda seed: 10):
+    def __init__(self, build_small=None, rows=lambda seed: 10, cost=0.0):
+        self._cost = cost
         self._build_small = build_small or self._make
         self._rows = rows
         self.alone = 0
@@ -70,14 +71,20 @@ class SmallKind:
     def expected(self, request):
         return expected(self._rows(request.ingredients))
 
+    def cost(self, request):
+        return self._cost
+
+    def is_small(self, request):
+        return True
+
     def read_ahead(self, request):
         pass
 
 
-def request(wanted, *, build, wants=expected, is_blend=False, **options):
+def request(wanted, *, build, wants=expected, is_blend=False, cost=0.0):
     """The request for an entry that `build` makes alone."""
-    kind = OneByOne(lambda _, allocate: build(allocate), lambda _: wants(), is_blend=is_blend)
-    return Request(wanted, kind, None, **options)
+    kind = OneByOne(lambda _, allocate: build(allocate), lambda _: wants(), cost=lambda _: cost, is_blend=is_blend)
+    return Request(wanted, kind, None)
 
 
 def open_(folder, *, seed=1, rows=10, build=None, **options):

@@ -30,7 +30,7 @@ if way == "named":
     commit.is_on_this_machine = lambda _: False
 kind = SmallKind()
 entries = [entry(folder, seed=seed, stem=stem) for seed, stem in zip(seeds, sys.argv[5:], strict=True)]
-wanted = [lazy(Request(one, kind, seed, is_small=True)) for seed, one in zip(seeds, entries, strict=True)]
+wanted = [lazy(Request(one, kind, seed)) for seed, one in zip(seeds, entries, strict=True)]
 print("begins", flush=True)
 build_all(wanted)
 assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]

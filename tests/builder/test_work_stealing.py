@@ -23,11 +23,11 @@ def wanted_of(folder, builds, *, cost=COST, small=False, blends=0):
         builds(number)
         return arrays(1, ROWS)
 
-    kind = SmallKind(lambda numbers: [build_one(number) for number in numbers], lambda _: ROWS)
+    kind = SmallKind(lambda numbers: [build_one(number) for number in numbers], lambda _: ROWS, cost)
     entries = [entry(folder, stem=f"{number:032x}-GPTDataset-train") for number in range(40)]
     return [
         lazy(
-            Request(one, kind, number, cost=cost, is_small=True)
+            Request(one, kind, number)
             if small
             else request(
                 one,

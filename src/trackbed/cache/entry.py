@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,8 +32,7 @@ class DataPart(Protocol):
         """CRC-32 of that part in eight hexadecimal digits. May read all of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One index, before anybody knows whether it is there.
 
     Its files are `<directory>/<stem>-description.txt` and `<directory>/<stem>-<array>.npy`, with Megatron
@@ -82,8 +81,7 @@ class Entry:
         return Place(folder, self.stem, f"{folder}/manifest.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where an entry can lie, as text: thousands of entries are looked at."""
 
     directory: str

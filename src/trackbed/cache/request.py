@@ -45,6 +45,14 @@ class Kind(Protocol):
         """Returns dtypes and shapes of the arrays. May read the data; called only where no manifest tells."""
         ...
 
+    def cost(self, request: "Request") -> float:
+        """Estimates the nanoseconds of one thread to build it, without reading the data."""
+        ...
+
+    def is_small(self, request: "Request") -> bool:
+        """True if it is built in batches with others, in less time than its files take."""
+        ...
+
     def read_ahead(self, request: "Request") -> None:
         """Starts to read the data of a request from the disk."""
         ...
@@ -57,10 +65,11 @@ class Request(NamedTuple):
     kind: Kind
     ingredients: Any
     """Input of `kind`."""
-    cost: float = 0.0
-    """Estimated time to build it, in nanoseconds of one thread."""
-    is_small: bool = False
-    """True if it is built in batches with others, in less time than its files take."""
+
+    @property
+    def is_small(self) -> bool:
+        """True if it is built in batches with others."""
+        return self.kind.is_small(self)
 
 
 class OneByOne:
@@ -69,6 +78,7 @@ class OneByOne:
     Args:
         build_one: builds the arrays from the ingredients of a request.
         expected: gives their dtypes and shapes.
+        cost: gives the estimated nanoseconds to build them.
         is_blend: see `Kind`.
     """
 
@@ -77,9 +87,11 @@ class OneByOne:
         build_one: Callable[[Any, Allocate], Arrays],
         expected: Callable[[Any], Mapping[str, ArraySpec]],
         *,
+        cost: Callable[[Any], float] = lambda _: 0.0,
         is_blend: bool = False,
     ) -> None:
         self.is_blend = is_blend
+        self._cost = cost
         self._build_one = build_one
         self._expected = expected
 
@@ -93,6 +105,14 @@ class OneByOne:
     def expected(self, request: Request) -> Mapping[str, ArraySpec]:
         """Returns dtypes and shapes of the arrays."""
         return self._expected(request.ingredients)
+
+    def cost(self, request: Request) -> float:
+        """Estimates the nanoseconds to build it."""
+        return self._cost(request.ingredients)
+
+    def is_small(self, request: Request) -> bool:  # noqa: ARG002  none is
+        """False: none is built in a batch."""
+        return False
 
     def read_ahead(self, request: Request) -> None:
         """Does nothing."""

@@ -68,7 +68,7 @@ class BalancedOrder(IndexedOrder):
             },
             megatron=False,
         )
-        return Request(own, _KIND, self, cost=_DRAW_COST * total)
+        return Request(own, _KIND, self)
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Returns dtypes and shapes of the two arrays."""
@@ -88,4 +88,6 @@ class BalancedOrder(IndexedOrder):
         return dict(zip(ARRAYS, made, strict=True))
 
 
-_KIND: Final = OneByOne(BalancedOrder.build, BalancedOrder.expected, is_blend=True)
+_KIND: Final = OneByOne(
+    BalancedOrder.build, BalancedOrder.expected, cost=lambda order: _DRAW_COST * len(order), is_blend=True
+)

@@ -44,7 +44,7 @@ class GreedyOrder(IndexedOrder):
     def request(self, entry: Callable[[], Entry | None]) -> Request | None:
         """Returns the request for the index."""
         found = entry()
-        return None if found is None else Request(found, _KIND, self, cost=_DRAW_COST * len(self))
+        return None if found is None else Request(found, _KIND, self)
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Returns dtypes and shapes of the two arrays."""
@@ -63,7 +63,9 @@ class GreedyOrder(IndexedOrder):
         return dict(zip(ARRAYS, (chosen, samples), strict=True))
 
 
-_KIND: Final = OneByOne(GreedyOrder.build, GreedyOrder.expected, is_blend=True)
+_KIND: Final = OneByOne(
+    GreedyOrder.build, GreedyOrder.expected, cost=lambda order: _DRAW_COST * len(order), is_blend=True
+)
 
 
 def blend(

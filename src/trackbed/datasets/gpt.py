@@ -19,10 +19,10 @@ from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indexed import IndexedSamples
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.gpt_kind import GPT_KIND, cost_of, is_small
+from trackbed.datasets.gpt_kind import GPT_KIND
 from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
-from trackbed.datasets.low_level import identify, num_sequences
+from trackbed.datasets.low_level import has_stamps, identify, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
 from trackbed.datasets.samples import Draws, Pieces, Samples
 from trackbed.datasets.sources import Layout
@@ -247,16 +247,13 @@ class GPTDataset(MegatronDataset, Gathering):
             arrays=ARRAYS,
             decisions=self._decisions,
             known_fingerprint=self._decided,
-            data=self._indices if self._indices.stamps else None,
+            data=self._indices if has_stamps(self.dataset) else None,
         )
 
     def _request(self) -> Request | None:
         """Returns the request for the indices; None if they are kept in memory."""
-        entry, indices = self._entry(), self._indices
-        if entry is None:
-            return None
-        cost = cost_of(indices)
-        return Request(entry, GPT_KIND, indices, cost=cost, is_small=is_small(indices, cost))
+        entry = self._entry()
+        return None if entry is None else Request(entry, GPT_KIND, self._indices)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process needs."""

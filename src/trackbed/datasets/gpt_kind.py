@@ -15,7 +15,7 @@ from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens import IndexedDataset
 from trackbed.tokens.lengths import read_lengths
 
-__all__ = ["GPT_KIND", "build_small", "cost_of", "is_small"]
+__all__ = ["GPT_KIND", "build_small"]
 
 MOST_VISITS: Final = 1 << 16
 """Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""
@@ -64,6 +64,19 @@ class GPTKind:
         indices: GPTIndices = request.ingredients
         return indices.expected()
 
+    def cost(self, request: Request) -> float:
+        """Estimates the nanoseconds to build them, from what is known without reading lengths."""
+        indices: GPTIndices = request.ingredients
+        room, documents = most_tokens(indices.dataset), num_sequences(indices.dataset) or 1
+        visits = documents if indices.documents is None else len(indices.documents)
+        tokens = (room or 0) * visits / documents
+        epochs = max(1.0, (indices.num_samples or 0) * indices.sequence_length / tokens) if tokens else 1.0
+        return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / indices.sequence_length * _SAMPLE_COST)
+
+    def is_small(self, request: Request) -> bool:
+        """True if they are built in batches with others."""
+        return self.cost(request) <= _SMALL_COST and isinstance(request.ingredients.dataset, IndexedDataset)
+
     def read_ahead(self, request: Request) -> None:
         """Starts to read the lengths of the documents from the disk, where they are many."""
         if not request.is_small and isinstance(request.ingredients.dataset, IndexedDataset):
@@ -71,20 +84,6 @@ class GPTKind:
 
 
 GPT_KIND: Final = GPTKind()
-
-
-def cost_of(indices: GPTIndices) -> float:
-    """Returns the estimated nanoseconds to build indices, from what is known without reading lengths."""
-    room, documents = most_tokens(indices.dataset), num_sequences(indices.dataset) or 1
-    visits = documents if indices.documents is None else len(indices.documents)
-    tokens = (room or 0) * visits / documents
-    epochs = max(1.0, (indices.num_samples or 0) * indices.sequence_length / tokens) if tokens else 1.0
-    return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / indices.sequence_length * _SAMPLE_COST)
-
-
-def is_small(indices: GPTIndices, cost: float) -> bool:
-    """True if indices of this estimated cost are built in batches with others."""
-    return cost <= _SMALL_COST and isinstance(indices.dataset, IndexedDataset)
 
 
 def build_small(indices: Sequence[GPTIndices]) -> list[Arrays | None]:
