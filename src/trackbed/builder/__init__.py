@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         read_blend_file,
     )
     from trackbed.builder.builder import BlendedMegatronDatasetBuilder, build_generic_dataset
-    from trackbed.builder.sizes import Shares, check_sizes, plan_shares
+    from trackbed.builder.plan_split import Shares, check_sizes, plan_shares
 
 __all__ = [
     "BlendFile",
@@ -39,13 +39,13 @@ _MODULES = {
     "BlendPlan": "blend_file",
     "BlendedMegatronDatasetBuilder": "builder",
     "MeasuredBlend": "blend_file",
-    "Shares": "sizes",
+    "Shares": "plan_split",
     "StatedTokenizer": "blend_file",
     "build_generic_dataset": "builder",
-    "check_sizes": "sizes",
+    "check_sizes": "plan_split",
     "measure_blend": "blend_file",
     "plan_blend": "blend_file",
-    "plan_shares": "sizes",
+    "plan_shares": "plan_split",
     "read_blend_file": "blend_file",
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from trackbed.builder.sizes import blend_of
+from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
