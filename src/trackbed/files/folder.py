@@ -53,6 +53,8 @@ def make_partial_folder(final: Path, *, may_replace: Callable[[Path], bool]) -> 
         msg = f"final must end in the name of a folder, but is {str(final)!r}"
         raise ArgumentError(msg)
     _is_to_be_replaced(final, final, may_replace)
+    # A dead partial folder may be an earlier one whose exchange is not on the disk: a loss of power would undo it.
+    flush_to_disk(final.parent)
     clear_dead_partials(final.parent, final_name=final.name)
     partial = new_partial(final)
     partial.mkdir()
