@@ -1,9 +1,10 @@
-"""Atomic publication, mapping, writeback and checksums of files."""
+"""Atomic publication of files and folders; mapping, writeback and checksums of files."""
 
 from trackbed.files.background_writeback import BackgroundWriteback
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.flush import flush_file_system
+from trackbed.files.folder import commit_folder, flush_files, make_partial_folder
 from trackbed.files.index_ends import RawIndexEnds, read_index_ends
 from trackbed.files.local import is_local, is_on_this_machine, local_host_path
 from trackbed.files.many import (
@@ -29,6 +30,7 @@ from trackbed.files.publish import (
     new_partial,
     partial_name,
     publish,
+    remove_partial,
     write_new,
 )
 from trackbed.files.regular import open_regular, read_regular
@@ -61,16 +63,19 @@ __all__ = [
     "claim",
     "clear_dead_partials",
     "commit_file_sets",
+    "commit_folder",
     "crc32",
     "drop_pages",
     "find_partials",
     "flush_file_system",
+    "flush_files",
     "flush_to_disk",
     "is_local",
     "is_on_this_machine",
     "is_partial_name",
     "join_names",
     "local_host_path",
+    "make_partial_folder",
     "map_readonly",
     "mapped_files",
     "new_partial",
@@ -82,6 +87,7 @@ __all__ = [
     "read_parts",
     "read_regular",
     "read_stamps",
+    "remove_partial",
     "remove_unless_changed",
     "stamp_of",
     "write_new",
