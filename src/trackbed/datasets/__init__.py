@@ -1,6 +1,6 @@
-"""What a sample holds: the datasets, their configuration and their tokenizers.
+"""Datasets of samples, their configuration and their tokenizers.
 
-Names are looked up when they are first asked for, so that a program that only tokenises does not import torch.
+Modules are imported on first access to a name, so that a program that only tokenises does not import torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Tokenizers that come with Trackbed: Hugging Face `tokenizers` files, bytes, and none at all."""
+"""Built-in tokenizers: Hugging Face `tokenizers` files, bytes, and numbers written as text."""
 
 import hashlib
 from collections import OrderedDict
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 END_OF_DOCUMENT_TOKENS: Final = ("<|endoftext|>", "<|end_of_text|>", "<eod>", "</s>")
-"""What ends a document where nobody says: the first of these that the tokenizer has."""
+"""Candidates for the default end-of-document token: the first one in the vocabulary is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronIdentity:
-    """What a tokenizer of Megatron Core calls itself in the names of cached indices.
+    """Identity of a tokenizer of Megatron Core, as it appears in the names of cached indices.
 
     A real Megatron job finds an index only if its tokenizer has the identity with which the index was built.
     """
@@ -36,18 +36,18 @@ class MegatronIdentity:
     class_path: str
     """Module and class, for instance that of `DefaultTokenizerText` in megatron-core 0.16.1."""
     path: str | None = None
-    """The path given to `MegatronTokenizer.from_pretrained`."""
+    """Path given to `MegatronTokenizer.from_pretrained`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The keyword arguments given to it, in their order."""
+    """Keyword arguments given to `from_pretrained`, in their order."""
 
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
-        """What Megatron Core hashes."""
+        """Returns the identifiers that Megatron Core hashes."""
         named = {name: str(value) for name, value in self.options.items()}
         return OrderedDict([("class", self.class_path), ("tokenizer_path", self.path), *named.items()])
 
 
 class _Adapter(MegatronTokenizer):
-    """What the adapters share: an identity that may be Megatron's."""
+    """Base of the built-in tokenizers: replaces the identity by that of a Megatron tokenizer if one is given."""
 
     def __init__(self, *paths: str, megatron_identity: MegatronIdentity | None, **options: Any) -> None:
         super().__init__(*paths, **options)
@@ -56,20 +56,20 @@ class _Adapter(MegatronTokenizer):
 
 
 class HuggingFaceTokenizer(_Adapter):
-    """A tokenizer file of Hugging Face `tokenizers` (`tokenizer.json`).
+    """Tokenizer from a file of Hugging Face `tokenizers` (`tokenizer.json`).
 
-    Text that reads like a special token is plain text unless `special_tokens` says otherwise.
+    Text that reads like a special token is tokenised as plain text unless `special_tokens` is True.
 
     Args:
         path: the JSON file.
-        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` there is.
-        pad_token: token that fills up short samples, or None.
-        special_tokens: whether special tokens written out in a text become their ids.
-        megatron_identity: what the tokenizer is called in a Megatron job that is to share the cache.
+        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary.
+        pad_token: token that pads short samples, or None.
+        special_tokens: True to map special tokens written out in a text to their ids.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
 
     Raises:
-        ArgumentError: the file is no tokenizer, or lacks a token that was named. Where no end-of-document token
-            was named and there is none, `eod` raises it.
+        ArgumentError: the file is not a tokenizer, or lacks a token that was named. If no end-of-document token
+            was named and the default is missing, `eod` raises it.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class HuggingFaceTokenizer(_Adapter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        # The library leaves this setting out of what it pickles.
+        # The library does not pickle this setting.
         self._tokenizer.encode_special_tokens = not self._special_tokens
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text; as `tokenize`, on all cores that the library may use."""
+        """Returns the token ids of each text, as `tokenize`, on all cores that the library may use."""
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     @property
     def fingerprint(self) -> str:
-        """What changes where the ids do: the SHA-256 of the tokenizer, and whether it looks for special tokens."""
+        """String that changes when the ids change: SHA-256 of the tokenizer, marked if special tokens are mapped."""
         digest = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
         return f"{digest}{' special' if self._special_tokens else ''}"
 
@@ -144,7 +144,7 @@ class HuggingFaceTokenizer(_Adapter):
 
 
 class ByteTokenizer(_Adapter):
-    """A text's UTF-8 bytes are its ids; 256 ends a document.
+    """Tokenizer whose ids are the UTF-8 bytes of a text; 256 ends a document.
 
     >>> ByteTokenizer().tokenize("hi").tolist()
     [104, 105]
@@ -161,16 +161,16 @@ class ByteTokenizer(_Adapter):
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-        """Token ids of each text."""
+        """Returns the token ids of each text."""
         return [self.tokenize(text) for text in texts]
 
     @property
     def fingerprint(self) -> str:
-        """What changes where the ids do."""
+        """String that changes when the ids change."""
         return "bytes"
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
-        """The text; bytes that are no UTF-8 become the replacement character, the end of a document `<eod>`."""
+        """Returns the text; invalid UTF-8 becomes the replacement character, the end of a document `<eod>`."""
         parts = np.split(np.asarray(ids), np.flatnonzero(np.asarray(ids) >= 256))
         texts = [part[part < 256].astype(np.uint8).tobytes().decode(errors="replace") for part in parts]
         return "<eod>".join(texts)
@@ -189,11 +189,11 @@ class ByteTokenizer(_Adapter):
 
 
 class NullTokenizer(_Adapter):
-    """Numbers in words: for data that is token ids already.
+    """Tokenizer for texts of decimal numbers separated by spaces, which are the ids.
 
     Args:
         vocab_size: ids are in `[0, vocab_size]`; the last one ends a document, as in megatron-core 0.16.1.
-        megatron_identity: what the tokenizer is called in a Megatron job that is to share the cache.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
 
     >>> NullTokenizer(100).tokenize("5 7").tolist()
     [5, 7]
@@ -214,7 +214,7 @@ class NullTokenizer(_Adapter):
         return np.array([int(word) for word in text.split()], dtype=np.int64)
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
-        """Token ids of each text."""
+        """Returns the token ids of each text."""
         return [self.tokenize(text) for text in texts]
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
@@ -234,10 +234,10 @@ class NullTokenizer(_Adapter):
 
 
 def find_token(tokenizer: tokenizers.Tokenizer, candidates: Iterable[str], *, path: str) -> int:
-    """Id of the first of the candidates that the tokenizer has.
+    """Returns the id of the first of the candidates in the vocabulary.
 
     Raises:
-        ArgumentError: it has none; the message lists its special tokens.
+        ArgumentError: there is none; the message lists its special tokens.
     """
     wanted = list(candidates)
     for token in wanted:
@@ -259,7 +259,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     except Exception as error:
         msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
         raise ArgumentError(msg) from error
-    # A file may ask for both, for the use of a model; a document is to keep all of its tokens and no others.
+    # A file may enable both for inference; a document must keep all of its tokens and no others.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

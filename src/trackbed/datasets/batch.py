@@ -1,4 +1,4 @@
-"""A batch: the tensors of several samples, in memory that is written again.
+"""Batches: the tensors of several samples, in reusable memory.
 
 Shapes: B samples of the batch, S tokens of a sample.
 """
@@ -17,21 +17,21 @@ __all__ = ["Batch", "BatchSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """Which tensors the batches of a dataset hold."""
+    """Specification of the tensors in the batches of a dataset."""
 
     length: int
     """S."""
     dataset_id: torch.dtype | None
-    """Type of the dataset's number in a blend, or None where there is none."""
+    """Dtype of the dataset's number in a blend; None without a blend."""
     has_mask: bool
-    """Whether there is an attention mask."""
+    """True if samples have an attention mask."""
     shares_mask: bool
-    """Whether all samples have the same one."""
+    """True if all samples have the same attention mask."""
     has_borders: bool
-    """Whether there are `cu_seqlens` and `max_seqlen`."""
+    """True if samples have `cu_seqlens` and `max_seqlen`."""
 
     def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Type and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
+        """Returns dtype and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
         ids = (torch.int64, (size, self.length))
         wanted = {
             "dataset_id": (self.dataset_id, (size,)),
@@ -47,16 +47,16 @@ class BatchSpec:
 
 
 class Batch(Mapping[str, torch.Tensor]):
-    """The tensors of B samples by name, each `[B, ...]` what stacking those of the samples gives.
+    """The tensors of B samples by name, each `[B, ...]`, equal to the stacked tensors of the samples.
 
-    A dataset writes the next batch into it where it is given as `out`. Until then its tensors stay as they are. Where
-    all samples share one attention mask, it is a view of that one, and must not be written to.
+    A dataset overwrites the batch only if it is given as `out`. If all samples share one attention mask, the batch has
+    a view of it, which must not be written to.
 
     Args:
         tensors: by name.
-        arrays: the same memory, where a kernel writes to it.
-        spec: what they were made after.
-        shared: names of those that are views of what all samples share, and that others see, too.
+        arrays: the same memory as arrays that a kernel writes to; None if samples were stacked.
+        spec: specification that the tensors were allocated for.
+        shared: names of the tensors that are views of one tensor shared by all samples and by other batches.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Batch(Mapping[str, torch.Tensor]):
     def empty(
         cls, spec: BatchSpec, size: int, *, shared_mask: torch.Tensor | None = None, pinned: bool = False
     ) -> "Batch":
-        """Memory for a batch of `size` samples.
+        """Allocates a batch of `size` samples.
 
         Args:
-            spec: which tensors.
+            spec: the tensors to allocate.
             size: B, at least 0.
-            shared_mask: `[1, S, S]` the attention mask of all samples, where they share one.
-            pinned: whether to take page-locked memory, which a GPU copies from while the program goes on.
+            shared_mask: `[1, S, S]` the attention mask that all samples share, if any.
+            pinned: True for page-locked memory, from which copies to a GPU are asynchronous.
         """
         shared = {} if shared_mask is None else {"attention_mask": shared_mask.expand(size, *shared_mask.shape)}
         own = {
@@ -103,7 +103,7 @@ class Batch(Mapping[str, torch.Tensor]):
         return iter(self._tensors)
 
     def __len__(self) -> int:
-        """How many tensors there are."""
+        """Number of tensors."""
         return len(self._tensors)
 
     def __repr__(self) -> str:
@@ -112,28 +112,28 @@ class Batch(Mapping[str, torch.Tensor]):
 
     @property
     def arrays(self) -> BatchArrays | None:
-        """What a kernel writes to, or None where this batch was put together from samples."""
+        """Memory that a kernel writes to; None if the batch was stacked from samples."""
         return self._arrays
 
     @property
     def shared(self) -> frozenset[str]:
-        """Names of the tensors that are views of what all samples share."""
+        """Names of the tensors that are views of one tensor shared by all samples."""
         return self._shared
 
     @property
     def size(self) -> int:
-        """B."""
+        """B, number of samples."""
         return len(next(iter(self._tensors.values())))
 
     def samples(self) -> list[dict[str, torch.Tensor]]:
-        """The samples, each a view of this batch."""
+        """Returns the samples, each a view of this batch."""
         return [{name: tensor[at] for name, tensor in self._tensors.items()} for at in range(self.size)]
 
     def check_fits(self, wanted: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        """Refuse to be written with tensors of other names, types or shapes.
+        """Checks that this batch has exactly the tensors `wanted`.
 
         Raises:
-            ArgumentError: they are others; the message names the first.
+            ArgumentError: names, dtypes or shapes differ; the message names the first difference.
         """
         if list(self) != list(wanted):
             msg = f"out must hold {', '.join(wanted)}, found {', '.join(self)}"
@@ -144,20 +144,20 @@ class Batch(Mapping[str, torch.Tensor]):
                 msg = f"{name} of out must be {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}"
                 raise ArgumentError(msg)
 
-    def is_made_after(self, spec: BatchSpec, size: int) -> bool:
-        """Whether its memory is what `empty` would make."""
+    def is_allocated_for(self, spec: BatchSpec, size: int) -> bool:
+        """True if its memory equals what `empty` would allocate."""
         return self._spec is spec and self._arrays is not None and self._arrays.size == size
 
     def take(self, other: "Batch") -> None:
-        """Hold the memory of another batch from now on."""
+        """Adopts the memory of another batch."""
         vars(self).update(vars(other))
 
     def copy(self, tensors: Mapping[str, Any]) -> None:
-        """Hold the values of tensors that fit, in this batch's own memory where it has any."""
+        """Copies the values of tensors that fit into this batch; tensors that are shared are replaced."""
         for name, tensor in tensors.items():
             if name in self._shared:
                 self._tensors[name] = tensor
             else:
                 self._tensors[name].copy_(tensor)
         if self._shared:
-            self._shared, self._spec = frozenset(), None  # its memory is not what `empty` makes any more
+            self._shared, self._spec = frozenset(), None  # its memory no longer equals what `empty` allocates

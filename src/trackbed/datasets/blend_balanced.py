@@ -1,6 +1,6 @@
 """The order "balanced" of a blend: exact shares, shuffled as a whole.
 
-It follows from counts and seed alone, so its index can be built before the datasets that it draws from.
+The order depends only on counts and seed, so its index can be built before the datasets that it draws from.
 
 Shapes: K datasets, N samples, B positions.
 """
@@ -22,20 +22,20 @@ from trackbed.kernels import available_threads
 __all__ = ["BalancedOrder"]
 
 _DRAW_COST: Final = 10.0
-"""Nanoseconds of a sample, written."""
+"""Nanoseconds per sample, writing included."""
 
 
 class BalancedOrder(IndexedOrder):
-    """Exact shares, shuffled as a whole. See `BlendOrder`."""
+    """Order with exact shares, shuffled as a whole. See `BlendOrder`."""
 
     id_dtype: Final = torch.int64
 
     @cached_property
     def counts(self) -> list[int]:
-        """`[K]` samples that each dataset gives.
+        """`[K]` number of samples drawn from each dataset.
 
         Raises:
-            ArgumentError: the weights are not shares.
+            ArgumentError: the weights are not valid shares.
         """
         weights, size = self.spec.weights, self.spec.size
         return [int(weight) for weight in weights] if size is None else largest_remainders(weights, size)
@@ -45,11 +45,11 @@ class BalancedOrder(IndexedOrder):
         self.spec.check_draws(self.counts)
 
     def decisions(self) -> dict[str, Any]:
-        """Everything that decides the order, besides datasets, weights and size."""
+        """Returns everything that decides the order, besides datasets, weights and size."""
         return own_decisions(self.spec.config)
 
     def request(self, entry: Callable[[], Entry | None]) -> Request | None:  # noqa: ARG002  Megatron Core has none
-        """Returns the request for the index; None if it is kept in memory."""
+        """Returns the request for the index, or None if it is kept in memory."""
         directory = self.spec.config.path_to_cache
         if directory is None:
             return None

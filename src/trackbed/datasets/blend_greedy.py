@@ -1,4 +1,4 @@
-"""The order "megatron" of a blend: at each position the dataset that lies furthest behind its share.
+"""The order "megatron" of a blend: each sample is drawn from the dataset that is furthest behind its share.
 
 Shapes: K datasets, N samples, B positions.
 """
@@ -17,12 +17,13 @@ from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_b
 __all__ = ["GreedyOrder", "blend", "draws_of_each"]
 
 _DRAW_COST: Final = 40.0
-"""Nanoseconds of a sample, written: an upper bound for most blends, as a greedy blend cannot be divided."""
-_STRETCH: Final = 1 << 20
+"""Nanoseconds per sample, writing included: an upper bound for most blends, as threads cannot share a greedy blend."""
+_SLICE: Final = 1 << 20
+"""Positions processed at a time."""
 
 
 class GreedyOrder(IndexedOrder):
-    """Megatron Core's order: at each position the dataset that lies furthest behind its share."""
+    """Megatron Core's order: each sample is drawn from the dataset that is furthest behind its share."""
 
     @property
     def id_dtype(self) -> torch.dtype:
@@ -34,15 +35,15 @@ class GreedyOrder(IndexedOrder):
         return dataset_index_dtype(len(self.spec.datasets))
 
     def label(self, number: int) -> Any:
-        """The number of a dataset, of the dtype of the index."""
+        """Returns the number of a dataset in the dtype of the index."""
         return self._dtype(number)
 
     def decisions(self) -> dict[str, Any]:
-        """Nothing else decides it."""
+        """Returns nothing: the order depends only on datasets, weights and size."""
         return {}
 
     def request(self, entry: Callable[[], Entry | None]) -> Request | None:
-        """Returns the request for the index."""
+        """Returns the request for the index, or None if it is kept in memory."""
         found = entry()
         return None if found is None else Request(found, _KIND, self)
 
@@ -71,51 +72,56 @@ _KIND: Final = OneByOne(
 def blend(
     weights: Sequence[float], size: int | None, *, allocate: Allocate = in_memory
 ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]:
-    """Dataset and sample of each position, where datasets of weight 0 are never drawn.
+    """Computes dataset and sample of each position; datasets of weight 0 are never drawn.
 
     Args:
-        weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
+        weights: `[K]` shares if `size` is given, else the number of samples drawn from each dataset.
         size: N, or None for the sum of the weights.
-        allocate: gives `dataset_index` and `dataset_sample_index` to be filled.
+        allocate: allocates `dataset_index` and `dataset_sample_index`.
+
+    Returns:
+        `[N]` dataset and `[N]` sample of that dataset.
 
     >>> datasets, samples = blend([0.0, 0.5, 0.5], 3)
     >>> datasets.tolist(), samples.tolist()
     ([1, 2, 1], [0, 0, 1])
     """
 
-    def look(done: int) -> None:
-        if len(drawn) == len(weights):  # else the numbers of datasets are not final yet
+    def poll(done: int) -> None:
+        if len(drawn) == len(weights):  # otherwise the numbers of the datasets are not final yet
             allocate.filled(done, *ARRAYS)
 
     drawn = [number for number, weight in enumerate(weights) if weight]
     shares = [weights[number] for number in drawn]
     if size is None:
-        chosen, samples = exhaustive_blend([int(share) for share in shares], allocate=allocate, poll=look)
+        chosen, samples = exhaustive_blend([int(share) for share in shares], allocate=allocate, poll=poll)
     else:
-        chosen, samples = greedy_blend(shares, size, allocate=allocate, poll=look)
+        chosen, samples = greedy_blend(shares, size, allocate=allocate, poll=poll)
     if len(drawn) < len(weights):
         numbers: npt.NDArray[np.integer[Any]] = np.array(drawn, dtype=dataset_index_dtype(len(weights)))
         if numbers.dtype != chosen.dtype:
             return numbers[chosen], samples
-        for start in range(0, len(chosen), _STRETCH):
-            stretch = chosen[start : start + _STRETCH]
-            stretch[:] = numbers[stretch]
+        for start in range(0, len(chosen), _SLICE):
+            part = chosen[start : start + _SLICE]
+            part[:] = numbers[part]
     return chosen, samples
 
 
 def draws_of_each(
     datasets: npt.NDArray[np.integer[Any]], samples: npt.NDArray[np.int64], *, num_datasets: int
 ) -> list[int]:
-    """How often each dataset is drawn: one more than its last draw's number, so that only the end is looked at.
+    """Counts how often each dataset is drawn.
+
+    That is one more than the sample number of its last draw, so only the end of the arrays is read.
 
     >>> draws_of_each(np.array([0, 1, 0], dtype=np.int16), np.array([0, 0, 1]), num_datasets=3)
     [2, 1, 0]
     """
     draws = np.zeros(num_datasets, dtype=np.int64)
-    for stop in range(len(datasets), 0, -_STRETCH):
-        start = max(stop - _STRETCH, 0)
+    for stop in range(len(datasets), 0, -_SLICE):
+        start = max(stop - _SLICE, 0)
         last = np.zeros(num_datasets, dtype=np.int64)
-        last[datasets[start:stop]] = samples[start:stop] + 1  # of equal places the last one is kept
+        last[datasets[start:stop]] = samples[start:stop] + 1  # of repeated indices, the last assignment wins
         draws = np.maximum(draws, last)
         if start == 0 or int(draws.sum()) == len(datasets):
             break

@@ -1,4 +1,4 @@
-"""Orders of a blend that an index of two arrays holds.
+"""Orders of a blend that are stored in an index of two arrays.
 
 Shapes: K datasets, N samples, B positions.
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trackbed.cache import Allocate, Arrays, damage
 from trackbed.datasets.blend_order import BlendSpec
 from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import Draws
+from trackbed.datasets.samples import SampleLocations
 from trackbed.index import Order
 
 __all__ = ["ARRAYS", "IndexedOrder"]
@@ -22,7 +22,7 @@ ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 
 
 class IndexedOrder(ABC):
-    """An order that is held by an index of two arrays."""
+    """Base of the orders that are stored in an index of two arrays."""
 
     def __init__(self, spec: BlendSpec) -> None:
         self.spec = spec
@@ -37,19 +37,19 @@ class IndexedOrder(ABC):
         """The order of many positions."""
         return self
 
-    def check(self) -> None:  # noqa: B027  only one order knows more
-        """Does nothing: the index tells what is drawn."""
+    def check(self) -> None:  # noqa: B027  only one order has something to check
+        """Does nothing: the draws are checked when the index is built."""
 
     def __len__(self) -> int:
         """N, samples in the order."""
         return self.spec.num_samples
 
     def label(self, number: int) -> Any:
-        """The number of a dataset."""
+        """Returns the number of a dataset."""
         return number
 
     def sample_at(self, position: int) -> tuple[int, int]:
-        """Dataset and sample at a position."""
+        """Returns dataset and sample at a position; raises CacheError if the index is damaged."""
         chosen, samples = self.index.several()
         dataset, sample, datasets = int(chosen[position]), int(samples[position]), self.spec.datasets
         if not 0 <= dataset < len(datasets):
@@ -62,20 +62,20 @@ class IndexedOrder(ABC):
     def _damage(self, names: Sequence[str], wanted: str, found: str) -> Exception:
         return damage(self.index.arrays or {}, names, wanted, found)
 
-    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """`[B]` dataset and `[B]` sample at positions."""
+    def draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns `[B]` dataset and `[B]` sample at positions."""
         chosen, samples = (array[positions] for array in self.index.several())
-        # A number that is too large is found when the sample is cut; a negative one would count from the end.
+        # A number that is too large is found when the sample is read; a negative one would count from the end.
         if len(positions) and (samples.min() < 0 or chosen.min() < 0):
             for position in positions.tolist():
                 self.sample_at(position % len(self))
         return chosen.astype(np.int32), samples.astype(np.int64)
 
-    def locate(self, positions: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Draws:
-        """`[B]` dataset and `[B]` sample at positions."""
+    def locate(self, positions: Sequence[int] | npt.NDArray[np.integer[Any]]) -> SampleLocations:
+        """Returns `[B]` dataset and `[B]` sample at positions."""
         return self.draw(np.asarray(positions, dtype=np.int64))
 
     def counts_before(self, position: int) -> npt.NDArray[np.int64]:
-        """`[K]` number of samples drawn from each dataset before a position. Reads the index up to there."""
+        """Returns `[K]` number of samples drawn from each dataset before a position. Reads the index up to there."""
         chosen = self.index.several()[0]
         return np.bincount(chosen[:position], minlength=len(self.spec.datasets)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The order "instant" of a blend, which is computed where it is read.
+"""The order "instant" of a blend, which is computed on each access.
 
 Shapes: K datasets, N samples, B positions.
 """
@@ -16,7 +16,7 @@ from trackbed.cache import Allocate, Arrays, Entry, Request
 from trackbed.datasets.blend_order import BlendSpec, own_decisions
 from trackbed.datasets.gpt_instant import StoredSample
 from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
-from trackbed.datasets.samples import Draws
+from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import BlendStage, InstantOrder, Split
 from trackbed.index.prefetch import PrefetchedOrder
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class InstantBlend:
-    """An order that is computed where it is read."""
+    """Order that is computed on each access. See `BlendOrder`."""
 
     id_dtype: Final = torch.int64
     index: ClassVar[IndexArrays] = NO_INDEX
@@ -53,7 +53,7 @@ class InstantBlend:
             seed=config.random_seed,
             num_samples=spec.num_samples,
             max_epochs=config.blend_max_epochs if is_training else None,
-            when_exhausted=config.blend_when_exhausted,  # type: ignore[arg-type]  # it is checked there
+            when_exhausted=config.blend_when_exhausted,  # type: ignore[arg-type]  # `staged` checks it
             block=config.shuffle_block,
             window=config.shuffle_window,
         )
@@ -65,31 +65,31 @@ class InstantBlend:
         return order
 
     def check(self) -> None:
-        """Does nothing: the order was checked when it was made."""
+        """Does nothing: the constructor checks the order."""
 
     def decisions(self) -> dict[str, Any]:
-        """Everything that decides the order, besides datasets, weights and size."""
+        """Returns everything that decides the order, besides datasets, weights and size."""
         return own_decisions(self._spec.config)
 
     def request(self, entry: Callable[[], Entry | None]) -> Request | None:  # noqa: ARG002  there is no index
-        """None: there is no index."""
+        """Returns None: there is no index."""
         return None
 
     def build(self, allocate: Allocate) -> Arrays:  # noqa: ARG002  there is no index
-        """No arrays."""
+        """Returns no arrays."""
         return {}
 
     def label(self, number: int) -> Any:
-        """The number of a dataset."""
+        """Returns the number of a dataset."""
         return number
 
     def sample_at(self, position: int) -> tuple[int, int]:
-        """Dataset and sample at a position."""
+        """Returns dataset and sample at a position."""
         datasets, samples = self._located.locate([position])
         return int(datasets[0]), StoredSample(samples[0])
 
-    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """`[B]` dataset and `[B]` sample at positions."""
+    def draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns `[B]` dataset and `[B]` sample at positions."""
         if self.order is None:
             return np.zeros(0, dtype=np.int32)[positions], positions
         return self._prefetched.locate(positions)

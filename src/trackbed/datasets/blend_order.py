@@ -1,4 +1,4 @@
-"""The interface of a blend's order: which sample of which dataset stands at a position.
+"""The interface of a blend's order: a map from positions to datasets and their samples.
 
 Shapes: K datasets, N samples, B positions.
 """
@@ -15,7 +15,7 @@ from trackbed.cache import Allocate, Arrays, Entry, Request
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.megatron import MegatronDataset
-from trackbed.datasets.samples import Draws
+from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import OversampleError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder, Order, Split
 from trackbed.index.balanced import BALANCED_VERSION
@@ -25,11 +25,11 @@ __all__ = ["BlendOrder", "BlendSpec", "own_decisions"]
 
 @dataclass(frozen=True)
 class BlendSpec:
-    """What decides the order of a blend.
+    """Everything that decides the order of a blend.
 
     Args:
         datasets: `[K]` datasets.
-        weights: `[K]` shares if `size` is given, else the number of samples that each dataset gives.
+        weights: `[K]` shares if `size` is given, else the number of samples drawn from each dataset.
         size: N, or None for the sum of the weights.
         split: the split of the datasets.
         config: configuration of the blend.
@@ -43,7 +43,7 @@ class BlendSpec:
 
     @property
     def num_samples(self) -> int:
-        """N."""
+        """N, samples in the blend."""
         return int(sum(self.weights)) if self.size is None else self.size
 
     def check_draws(self, drawn: Sequence[int]) -> None:
@@ -59,11 +59,11 @@ class BlendSpec:
 
 
 class BlendOrder(Protocol):
-    """The order of a blend, as its dataset needs it. All positions are in `[0, N)`."""
+    """The order of a blend, as used by its dataset. Positions are in `[0, N)` unless a method says otherwise."""
 
     @property
     def index(self) -> IndexArrays:
-        """The index that holds the order; without arrays where none does."""
+        """The index that stores the order; it has no arrays if the order is computed."""
         ...
 
     @property
@@ -73,19 +73,23 @@ class BlendOrder(Protocol):
 
     @property
     def order(self) -> Order | None:
-        """The order of many positions; None if it has no positions."""
+        """The order as a lookup of many positions; None if it has no positions."""
         ...
 
     def decisions(self) -> dict[str, Any]:
-        """Everything that decides the order, besides datasets, weights and size."""
+        """Returns everything that decides the order, besides datasets, weights and size."""
         ...
 
     def check(self) -> None:
-        """Raises an error if the datasets cannot give what is drawn from them, where that is known without an index."""
+        """Raises an error if a dataset has too few samples, as far as that is known without the index."""
         ...
 
     def request(self, entry: Callable[[], Entry | None]) -> Request | None:
-        """Returns the request for the index, None if it is kept in memory; `entry` gives that of Megatron Core."""
+        """Returns the request for the index, or None if it is kept in memory.
+
+        Args:
+            entry: returns the cache entry under Megatron Core's name, or None without a cache.
+        """
         ...
 
     def build(self, allocate: Allocate) -> Arrays:
@@ -93,20 +97,20 @@ class BlendOrder(Protocol):
         ...
 
     def sample_at(self, position: int) -> tuple[int, int]:
-        """Dataset and sample at a position; raises CacheError if the index is damaged."""
+        """Returns dataset and sample at a position; raises CacheError if the index is damaged."""
         ...
 
     def label(self, number: int) -> Any:
-        """The number of a dataset as a sample states it."""
+        """Returns the number of a dataset as stored in its samples."""
         ...
 
-    def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """`[B]` dataset and `[B]` sample at positions in `[-N, N)`; raises IndexError at others."""
+    def draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns `[B]` dataset and `[B]` sample at positions in `[-N, N)`; raises IndexError for others."""
         ...
 
 
 def own_decisions(config: BlendedMegatronDatasetConfig) -> dict[str, Any]:
-    """Everything that decides an order that is not Megatron Core's, besides datasets, weights and size."""
+    """Returns everything that decides an order other than Megatron Core's, besides datasets, weights and size."""
     stages = [[int(first), [float(weight) for weight in weights]] for first, weights in config.blend_stages or ()]
     return {
         "random_seed": int(config.random_seed),

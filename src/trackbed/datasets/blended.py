@@ -1,4 +1,4 @@
-"""Several datasets drawn from in turn, each in proportion to its weight.
+"""Blends: several datasets drawn from in turn, each in proportion to its weight.
 
 Shapes: K datasets, N samples.
 """
@@ -29,7 +29,7 @@ from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.megatron import MegatronDataset, description_now
-from trackbed.datasets.samples import Draws
+from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError
 from trackbed.index import Order
 from trackbed.index.blend import dataset_index_dtype
@@ -50,18 +50,19 @@ _ORDERS: Final[Mapping[str, Callable[[BlendSpec], BlendOrder]]] = {
 class BlendedDataset(_Dataset, Gathering):
     """A blend; its sample k is the `dataset_sample_index[k]`-th of dataset `dataset_index[k]`.
 
-    A dataset of weight 0 keeps its number and is never drawn. In the order "instant" there are no such arrays: `order`
-    says which sample comes k-th.
+    A dataset of weight 0 keeps its number and is never drawn. In the order "instant" these arrays do not exist; `order`
+    computes them.
 
     Args:
         datasets: at least one, all of one class and split.
-        weights: `[K]` shares if `size` is given, else how many samples each dataset gives.
-        size: N, or None to take as many samples as the weights say.
-        config: what decides the samples.
+        weights: `[K]` shares if `size` is given, else the number of samples drawn from each dataset.
+        size: N, or None for the sum of the weights.
+        config: configuration of the blend.
 
     Raises:
-        ArgumentError: datasets or weights that do not belong together, or weights out of range.
-        PlanError: in the order "instant", a dataset that is to be drawn has no samples.
+        ArgumentError: datasets of several classes or splits, weights of several types or of another number, or a weight
+            or `size` out of range.
+        PlanError: in the order "instant", a dataset that is drawn from has no samples, or exceeds its limit of epochs.
         OversampleError: the blend draws more samples from a dataset than it has.
         CacheError: the indices cannot be read, built or written.
     """
@@ -93,7 +94,7 @@ class BlendedDataset(_Dataset, Gathering):
 
     @property
     def order(self) -> Order | None:
-        """The order of many positions; None if there are no samples and no index."""
+        """The order as a lookup of many positions; None if there are no samples and no index."""
         return self._opened.order
 
     @property
@@ -102,14 +103,14 @@ class BlendedDataset(_Dataset, Gathering):
 
     @property
     def _opened(self) -> BlendOrder:
-        """The order; opens its index first where that was deferred."""
+        """The order; opens its index first if that was deferred."""
         if self._index.is_missing:
             self._index.open_late(self._request(), self._order.build, self.config)
         return self._order
 
     @cached_property
     def unique_description(self) -> str:
-        """What it is, in Megatron Core's words; no start that recalls its cache asks."""
+        """Description as written by Megatron Core. Computed on first use."""
         identifiers: OrderedDict[str, Any] = OrderedDict()
         identifiers["class"] = type(self).__name__
         identifiers["datasets"] = [description_now(dataset) for dataset in self.datasets]
@@ -122,7 +123,7 @@ class BlendedDataset(_Dataset, Gathering):
 
     @cached_property
     def unique_description_hash(self) -> str:
-        """The md5 of the description, which names its files."""
+        """MD5 of the description, which names the index files."""
         return md5_of(self.unique_description)
 
     @property
@@ -136,7 +137,7 @@ class BlendedDataset(_Dataset, Gathering):
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
-        """Digest of the checksums of all datasets' data; those of other people's classes have none."""
+        """Digest of the checksums of all datasets' data; third-party datasets may have none."""
         return DataChecksum(self._checksum_data)
 
     def _checksum_data(self) -> str:
@@ -168,11 +169,11 @@ class BlendedDataset(_Dataset, Gathering):
         )
 
     def _request(self) -> Request | None:
-        """Returns the request for the index; None if it is kept in memory."""
+        """Returns the request for the index, or None if it is kept in memory."""
         return self._order.request(self._entry)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process needs."""
+        """State without the gatherer and the checksum, which a copy computes again."""
         state = vars(self).copy()
         for name in ("_gatherer", "data_checksum"):
             state.pop(name, None)
@@ -187,18 +188,19 @@ class BlendedDataset(_Dataset, Gathering):
         return self._num_samples
 
     def locate(self, idx: int) -> tuple[int, int]:
-        """Which dataset gives the sample at a position, and where that one has it: what its own `__getitem__` takes.
+        """Returns the dataset of the sample at a position, and the index that the dataset's `__getitem__` takes for it.
 
         Args:
             idx: in `[-N, N)`.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: `idx` is out of range.
+            CacheError: the index is damaged.
         """
         return self._opened.sample_at(self._checked(idx))
 
     def _checked(self, idx: int) -> int:
-        """The position `idx`, counted from the end where it is below 0."""
+        """Returns the position `idx`, counted from the end if negative."""
         number = as_index(idx)
         position = number + len(self) if number < 0 else number
         if not 0 <= position < len(self):
@@ -207,10 +209,10 @@ class BlendedDataset(_Dataset, Gathering):
         return position
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
-        """One sample: `dataset_id`, then what the dataset's sample holds.
+        """Returns one sample: `dataset_id`, then the keys of the dataset's own sample.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: `idx` is out of range.
             CacheError: an index is damaged.
         """
         dataset_id, sample = self.locate(idx)
@@ -226,7 +228,7 @@ class BlendedDataset(_Dataset, Gathering):
     def _gathered(self) -> Gatherer | None:
         return self._gatherer
 
-    def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+    def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
         order = self._opened
         try:
             return order.draw(positions)

@@ -1,4 +1,4 @@
-"""What decides the samples of a blend: the configuration that all dataset classes share."""
+"""Configuration shared by all dataset classes."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ ORDERS: Final = ("megatron", "balanced", "instant")
 
 @dataclass
 class BlendedMegatronDatasetConfig:
-    """Fields, order and defaults of megatron-core 0.16.1, then Trackbed's own as keywords.
+    """Configuration with the fields, their order and the defaults of megatron-core 0.16.1, then Trackbed's keywords.
 
     Raises:
         ArgumentError: fields that contradict each other or are out of range.
@@ -52,22 +52,22 @@ class BlendedMegatronDatasetConfig:
     """Tokens from one sample's start to the next, at least 1."""
 
     blend: Blend | None = None
-    """Prefixes and weights of one blend, to be divided by `split`; weights None: by the datasets' lengths."""
+    """Prefixes and weights of one blend, divided by `split`. Weights None: in proportion to the datasets' lengths."""
 
     blend_per_split: list[Blend | None] | None = None
-    """A blend of its own, or None, for training, validation and test; excludes `blend` and `split`."""
+    """One blend, or None, for each of training, validation and test; excludes `blend` and `split`."""
 
     multiple_validation_sets: bool | None = None
-    """Return the datasets of the validation blend one by one instead of blended; with `blend_per_split`."""
+    """True to return the datasets of the validation blend in a list, not blended; needs `blend_per_split`."""
 
     full_validation: bool | None = None
-    """Validation reads its datasets once, whole: the size asked for must be None."""
+    """True to validate on one epoch of each dataset: the requested size must be None."""
 
     split: str | None = None
-    """Shares of training, validation and test, such as "99,1,0"; with `blend`."""
+    """Shares of training, validation and test, such as "99,1,0"; needed with `blend`."""
 
     split_matrix: list[Bounds | None] | None = field(init=False, default=None)
-    """Where each share begins and ends, made from `split`."""
+    """Begin and end of each share, computed from `split`."""
 
     num_dataset_builder_threads: int = 1
     """Threads that build datasets of a blend, at least 1."""
@@ -76,10 +76,10 @@ class BlendedMegatronDatasetConfig:
     """Folder of the indices. None: `<prefix>/cache/<class>_indices` for datasets, and memory for blends."""
 
     mmap_bin_files: bool = True
-    """Whether to map `.bin` files, or to read them piece by piece."""
+    """True to map `.bin` files; False to read each piece from the file."""
 
     mock: bool = field(init=False, default=False)
-    """Whether data is made up: True where there is neither `blend` nor `blend_per_split`."""
+    """True for mock data: neither `blend` nor `blend_per_split` is given."""
 
     tokenizer: Any | None = None
     """An object with `eod`, `pad`, `vocab_size` and `unique_identifiers`."""
@@ -88,42 +88,41 @@ class BlendedMegatronDatasetConfig:
     """Samples built per dataset of a blend beyond its share, as a fraction of it, at least 0."""
 
     allow_ambiguous_pad_tokens: bool | None = False
-    """Whether a padding id that is another special token's too is still masked out."""
+    """True to mask out the padding id even if it is also the id of another special token."""
 
     fast_cache_load: bool = False
-    """Open indices without building any: all of them must be in `path_to_cache`."""
+    """True to open indices without building any: all of them must be in `path_to_cache`."""
 
     defer_npy_index_mmap: bool = False
-    """Open indices when a sample is first asked for: all of them must be in `path_to_cache`."""
+    """True to open indices on first access to a sample: all of them must be in `path_to_cache`."""
 
     order: str = field(default="megatron", kw_only=True)
-    """Which sample comes k-th: "megatron" is Megatron Core's order, bit for bit. "balanced" blends in exact
-    proportions, shuffled as a whole. "instant" builds no index at all, and shuffles samples where "megatron" shuffles
-    documents."""
+    """Order of the samples. "megatron": Megatron Core's order, bit for bit. "balanced": a blend in exact proportions,
+    shuffled as a whole. "instant": no index is built, and samples are shuffled instead of documents."""
 
     blend_stages: Sequence[Stage] | None = field(default=None, kw_only=True)
-    """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`: from that sample on
-    its weights hold instead of the blend's. None for one blend all the way."""
+    """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`. The weights replace
+    those of the blend from that sample on. None for a blend without stages."""
 
     blend_max_epochs: Sequence[float | None] | None = field(default=None, kw_only=True)
-    """`[K]` epochs that each dataset may give to the training blend, with `order="instant"`; None for any number."""
+    """`[K]` most epochs of each dataset in the training blend, with `order="instant"`; None for no limit."""
 
     blend_when_exhausted: str = field(default="raise", kw_only=True)
-    """What happens where a dataset has given its epochs: "raise" is an error at construction, with "reweight" the blend
-    goes on without it, and a warning says from which sample on."""
+    """Behaviour when a dataset reaches its limit of epochs. "raise": an error at construction. "reweight": the blend
+    goes on without the dataset, and a warning names the first such sample."""
 
     shuffle_block: int = field(default=1, kw_only=True)
-    """Samples next to each other in the file that `order="instant"` moves as one before it mixes them, at least 1:
-    larger blocks are read contiguously and shuffled less thoroughly."""
+    """Consecutive samples in the file that `order="instant"` moves as one block, at least 1. Larger blocks give
+    larger contiguous reads and a less thorough shuffle."""
 
     shuffle_window: int = field(default=1, kw_only=True)
-    """Blocks that come one after the other and whose samples are mixed, at least 1; of no effect with blocks of 1."""
+    """Consecutive blocks whose samples are shuffled together, at least 1; has no effect with blocks of 1."""
 
     renormalize_blend_weights: bool | None = field(default=None, kw_only=True)
-    """None: the sizes and weights of megatron-core 0.16.1. True or False: those of 0.10, and its names."""
+    """None: sizes and weights as in megatron-core 0.16.1. True or False: sizes, weights and names as in 0.10."""
 
     def __post_init__(self) -> None:
-        """Check the fields against each other, and fill in `mock`, `split` and `split_matrix`."""
+        """Checks the fields, and sets `mock`, `split` and `split_matrix`."""
         self._check_ranges()
         self._check_cache_options()
         self._check_stages()
@@ -155,7 +154,7 @@ class BlendedMegatronDatasetConfig:
             if not (is_integer(value) and start <= value < stop):
                 msg = f"{name} must be a whole number {words}, found {value!r}"
                 raise ArgumentError(msg)
-            setattr(self, name, index(value))  # one of NumPy's is no JSON, of which names of files are made
+            setattr(self, name, index(value))  # a NumPy integer cannot be encoded as JSON
         if not self.mid_level_dataset_surplus >= 0:
             msg = f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}"
             raise ArgumentError(msg)
@@ -207,7 +206,7 @@ class BlendedMegatronDatasetConfig:
 
 
 def _is_weight(value: Any) -> bool:
-    """True for a number that is finite, in doubles, and at least 0."""
+    """True if the value is a number that is finite as a double, and at least 0."""
     try:
         return not isinstance(value, (str, bytes)) and 0 <= float(value) < float("inf")
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Checksums of the data that samples are computed from: files may be replaced under the same identity.
+"""Checksums of the data that samples are computed from, as files may be replaced under the same identity.
 
 Shapes: N sequences.
 """
@@ -17,11 +17,11 @@ from trackbed.files import crc32
 __all__ = ["DataChecksum", "DatasetFingerprint", "checksum_lengths"]
 
 _STRIDE: Final = 1 << 20
-"""Lengths that are summed up between two looks at the watch."""
+"""Lengths per check for cancellation."""
 
 
 def checksum_lengths(lengths: npt.NDArray[Any]) -> str:
-    """CRC-32 of `[N]` lengths as int32, little endian: eight hexadecimal digits.
+    """Returns the CRC-32 of `[N]` lengths as little-endian int32, in eight hexadecimal digits.
 
     >>> checksum_lengths(np.array([3, 1, 2])), checksum_lengths(np.array([3, 2, 1]))
     ('6ae8dc8a', 'f6d27487')
@@ -37,10 +37,10 @@ _STARTING: Final = Lock()
 
 
 class DataChecksum:
-    """The checksum of the data behind a dataset, computed once: in the background, or when it is asked for.
+    """Checksum of a dataset's data, computed once: in the background, or on first access.
 
     Args:
-        compute: gives the checksum; may read all lengths.
+        compute: returns the checksum; may read all lengths.
     """
 
     def __init__(self, compute: Callable[[], str]) -> None:
@@ -48,12 +48,12 @@ class DataChecksum:
         self._found: str | None = None
         self._error: Exception | None = None
         self._done: Event | None = None
-        """Set when it was computed in the background; made there, as most of thousands never are."""
+        """Set when the background thread is done. Created with the thread: most datasets never start one."""
         self._worker = 0
-        """Number of the process that computes it in the background; 0 before."""
+        """Id of the process that runs the background thread; 0 before."""
 
     def start(self) -> None:
-        """Begin to compute it in the background."""
+        """Starts to compute it in the background."""
         with _STARTING:
             if self._found is not None or self._worker == os.getpid():
                 return
@@ -62,10 +62,10 @@ class DataChecksum:
         Thread(target=self._work, name="trackbed-checksum", daemon=True).start()
 
     def result(self) -> str:
-        """The checksum; waits for it.
+        """Returns the checksum; waits for the background thread, or computes it.
 
         Raises:
-            Exception: the data cannot be read.
+            Exception: `compute` raised it.
         """
         if self._found is None and self._worker == os.getpid() and self._done is not None:
             self._done.wait()
@@ -76,13 +76,13 @@ class DataChecksum:
         return self._found
 
     def __reduce__(self) -> tuple[Callable[[str], "DataChecksum"], tuple[str]]:
-        """A copy knows the checksum, for which it may have to be computed now."""
+        """Pickles the checksum, which is computed first if necessary."""
         return _known, (self.result(),)
 
     def _work(self) -> None:
         try:
             self._found = self._compute()
-        except Exception as error:  # noqa: BLE001  it is raised where the checksum is asked for
+        except Exception as error:  # noqa: BLE001  `result` raises it
             self._error = error
         if self._done is not None:
             self._done.set()
@@ -95,11 +95,11 @@ def _known(found: str) -> DataChecksum:
 class _HasData(Protocol):
     @property
     def data_checksum(self) -> DataChecksum:
-        """The checksum of the data behind it."""
+        """Checksum of the dataset's data."""
 
 
 class DatasetFingerprint(str):
-    """The fingerprint of a dataset, with the checksum of its data: a sampler that is given it keeps both."""
+    """Fingerprint of a dataset, with the checksum of its data: a sampler that receives it keeps both."""
 
     __slots__ = ("_dataset",)
 
@@ -107,16 +107,16 @@ class DatasetFingerprint(str):
 
     @classmethod
     def of(cls, text: str, dataset: _HasData) -> "DatasetFingerprint":
-        """The fingerprint `text` of a dataset."""
+        """Returns the fingerprint `text` of a dataset."""
         made = cls(text)
         made._dataset = dataset
         return made
 
     @property
     def data(self) -> DataChecksum:
-        """The checksum of the dataset's data."""
+        """Checksum of the data of the dataset."""
         return self._dataset.data_checksum
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """A copy is plain text."""
+        """Pickles the text only."""
         return str, (str(self),)

@@ -1,4 +1,4 @@
-"""Descriptions of datasets, in Megatron Core's words: texts that name their files."""
+"""Descriptions of datasets as written by Megatron Core; their MD5 names the index files."""
 
 import hashlib
 import json
@@ -17,22 +17,22 @@ _COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifier
 
 
 def describe(identifiers: Iterable[tuple[str, Any]]) -> str:
-    """The description that Megatron Core writes of these identifiers, by name.
+    """Returns the description that Megatron Core writes for these identifiers, given as name and value.
 
-    It is `json.dumps(dict(identifiers), indent=4, default=...)`, put together by field: thousands of datasets share
-    most values, and indented JSON is slow to write.
+    Equals `json.dumps(dict(identifiers), indent=4, default=...)`, but is joined from fields: thousands of datasets
+    share most values, and indented JSON is slow to write.
     """
     fields = fields_of(identifiers)
     return f"{{\n{fields}\n}}" if fields else "{}"
 
 
 def fields_of(identifiers: Iterable[tuple[str, Any]]) -> str:
-    """The lines that stand for these identifiers in a description."""
+    """Returns the lines of a description for these identifiers, without the enclosing braces."""
     return ",\n".join([f"    {_QUOTE(name)}: {_words_of(value)}" for name, value in identifiers])
 
 
 def md5_of(description: str) -> str:
-    """What names the files of whatever is described so."""
+    """Returns the MD5 of a description, which names the index files."""
     return hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -48,15 +48,15 @@ def _words_of(value: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _indented(text: str) -> str:
-    """A JSON text, spread over lines as it is inside an object."""
+    """Returns a JSON text, indented as a value inside an object."""
     return json.dumps(json.loads(text), indent=4).replace("\n", "\n    ")
 
 
 def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
-    """`describe` for a blend, whose `datasets` are given as the descriptions that their members have already.
+    """Returns the description of a blend, whose `datasets` are given as the descriptions of its members.
 
-    A description inside another one is the same text, indented: to write thousands of them twice would take
-    longer than to build what they describe.
+    A nested description is the same text, indented: encoding thousands of them again would take longer than building
+    the indices.
     """
     members = ",".join("\n        " + text.replace("\n", "\n        ") for text in identifiers["datasets"])
     text = describe({**identifiers, "datasets": []}.items())

@@ -1,4 +1,4 @@
-"""Libraries that not everybody needs: the extra `text`."""
+"""Optional libraries: the extra `text`."""
 
 import importlib
 from pathlib import Path
@@ -10,11 +10,11 @@ __all__ = ["require"]
 
 
 def require(library: str, *, where: str | Path) -> ModuleType:
-    """A library of the extra `text`.
+    """Imports a library of the extra `text`.
 
     Args:
-        library: its name in an import, and in the registry of packages.
-        where: what cannot be used without it, which begins the message.
+        library: its name in an import, and in the package registry.
+        where: the feature that needs it; the error message starts with this.
 
     Raises:
         ArgumentError: it is not installed.

@@ -1,9 +1,9 @@
-"""A file of Hugging Face `tokenizers`, whose byte-level BPE another library does fifty times as fast.
+"""Tokenizer from a file of Hugging Face `tokenizers` that uses fastokens, whose byte-level BPE is fifty times as fast.
 
-fastokens reads the same files and says it gives the same ids. It is believed only after a look: texts of many kinds,
-made up for this very file with its own tokens in them, must come out the same as from `tokenizers`.
+fastokens reads the same files and claims to give the same ids. That is checked first: generated texts of many kinds,
+with tokens of the file in them, must have the same ids as with `tokenizers`.
 
-Shapes: D texts, T token ids of them all.
+Shapes: D texts, T token ids of all texts.
 """
 
 import importlib.metadata
@@ -40,20 +40,20 @@ _LONG: Final = ["a" * 33, "=" * 70, "ab" * 40, " " * 33, "\n" * 9, "x" * 300]
 
 
 class UnsuitableError(Exception):
-    """A tokenizer is not to be done by fastokens; the message says why."""
+    """fastokens cannot replace `tokenizers` for a file; the message says why."""
 
 
 class FastTokenizer(HuggingFaceTokenizer):
-    """As `HuggingFaceTokenizer`, with batches by fastokens. Make one with `of`.
+    """`HuggingFaceTokenizer` that tokenises batches with fastokens.
 
     Args:
         path: the JSON file.
-        eod_token: token that ends a document; by default the first of the usual ones there is.
-        special_tokens: whether special tokens written out in a text become their ids.
+        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary.
+        special_tokens: True to map special tokens written out in a text to their ids.
 
     Raises:
         ArgumentError: as `HuggingFaceTokenizer`.
-        UnsuitableError: fastokens is not installed, cannot read the file, or finds other ids in it.
+        UnsuitableError: fastokens is not installed, cannot read the file, or gives other ids.
     """
 
     def __init__(self, path: str | Path, *, eod_token: str | None = None, special_tokens: bool = False) -> None:
@@ -76,18 +76,18 @@ class FastTokenizer(HuggingFaceTokenizer):
         return str(self._tokenizer.to_str())
 
     @cached_property
-    def _tokenizer(self) -> Any:  # type: ignore[override]  # of a copy: who only tokenises batches does without it
+    def _tokenizer(self) -> Any:  # type: ignore[override]  # in a copy, created on first use: batches do not need it
         made = tokenizers.Tokenizer.from_str(self._json)
         made.encode_special_tokens = not self._special_tokens
         return made
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, on one core."""
+        """Returns the token ids of each text, on one core."""
         ids, offsets = self.tokenize_flat(texts)
         return [part.tolist() for part in np.split(ids, offsets[1:-1])] if len(texts) else []
 
     def tokenize_flat(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """`[T]` ids of all texts, one behind the other, and `[D + 1]` where those of each begin."""
+        """Returns `[T]` ids of all texts, concatenated, and the `[D + 1]` offset at which each text begins, then T."""
         ids, offsets = self._fast.encode_batch_flat(list(texts), split_special_tokens=not self._special_tokens)
         return np.frombuffer(ids, dtype=np.uint32), np.frombuffer(offsets, dtype=np.uint64).astype(np.int64)
 
@@ -96,7 +96,7 @@ class FastTokenizer(HuggingFaceTokenizer):
         wanted = HuggingFaceTokenizer.tokenize_batch(self, texts)
         try:
             found = self.tokenize_batch(texts)
-        except Exception as error:  # a library of Rust's raises what it likes
+        except Exception as error:  # a Rust library may raise any exception
             msg = f"fastokens cannot tokenise with it: {error}"
             raise UnsuitableError(msg) from error
         for text, have, want in zip(texts, found, wanted, strict=True):
@@ -107,7 +107,7 @@ class FastTokenizer(HuggingFaceTokenizer):
 
 
 def check_texts(tokenizer: Any) -> Iterator[str]:
-    """Texts of many kinds for a tokenizer of the library's, always the same: a hundred kilobytes."""
+    """Generates texts of many kinds for a tokenizer of `tokenizers`: a hundred kilobytes, the same on every call."""
     draw = random.Random(0)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     kinds = [*_WORDS.split(), *_SPACES * 3, *_RARE, *_LONG, *draw.sample(added, min(len(added), 20))]

@@ -1,4 +1,4 @@
-"""Whole batches of a dataset: by one call of a kernel where its samples can be cut from mapped files.
+"""Batches of a dataset's samples: gathered by one kernel call if the samples can be cut from mapped files.
 
 Shapes: B samples of a batch, K datasets of a blend, S tokens of a sample.
 """
@@ -17,7 +17,7 @@ import torch.utils.data
 
 from trackbed.datasets.batch import Batch, BatchSpec
 from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import Draws
+from trackbed.datasets.samples import SampleLocations
 from trackbed.datasets.sources import Sources
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.kernels import SampleShape, gather
@@ -29,29 +29,29 @@ __all__ = ["Gatherer", "Gathering", "Indices"]
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 _MOST_ROUNDS: Final = 8
-"""Rounds of mapping what a batch needs: other threads may release it again, where the system gives too few maps."""
+"""Most attempts to map the files of a batch: other threads may release them again when maps are scarce."""
 _HIGHEST: Final = int(np.iinfo(np.int64).max)
 
 
 class Gathering(ABC):
-    """A dataset of samples that can be had by the batch."""
+    """Base of datasets whose samples can be gathered in batches."""
 
     @abstractmethod
     def __getitem__(self, idx: int) -> dict[str, Any]:
-        """One sample."""
+        """Returns one sample."""
 
     @abstractmethod
     def __len__(self) -> int:
         """Number of samples."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All samples, in their order. What a sample raises goes up, an IndexError included."""
+        """Iterates over all samples in order. An error of a sample propagates, an IndexError included."""
         for position in range(len(self)):
             yield self[position]
 
     @property
     def index_paths(self) -> list[str]:
-        """Paths of its index files; none where it has no index, or one in memory."""
+        """Paths of the index files; empty without an index, or with one in memory."""
         arrays = self._index.arrays
         path_of = getattr(arrays, "path_of", None)
         return [] if arrays is None or path_of is None else [path for path in map(path_of, arrays) if "/" in path]
@@ -59,41 +59,41 @@ class Gathering(ABC):
     @property
     @abstractmethod
     def _index(self) -> IndexArrays:
-        """The index that names the samples."""
+        """The index that defines the samples."""
 
     @abstractmethod
     def _gathered(self) -> "Gatherer | None":
-        """What makes the batches of this dataset, or None where each sample must be asked for."""
+        """Returns the gatherer of this dataset; None if each sample must be read by `__getitem__`."""
 
     @abstractmethod
-    def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """Which sample of which dataset stands at each of `[B]` positions.
+    def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns dataset and sample at each of `[B]` positions.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: a position is out of range.
         """
 
     def gather(self, indices: Indices, out: Batch | None = None, *, num_threads: int | None = None) -> Batch:
-        """The samples at these positions, as stacking them gives.
+        """Returns the samples at these positions, stacked.
 
-        One call of a kernel cuts them from the mapped files, on several threads, without Python's lock. Samples that
-        take Python are asked for one by one: those of a subclass that overrides `__getitem__` or
+        One kernel call cuts them from the mapped files, on several threads, without the GIL. Samples that need Python
+        are read one by one: those of a subclass that overrides `__getitem__` or
         `_query_document_sample_shuffle_indices`, of files that are not mapped, and of other low-level datasets.
 
         Args:
             indices: `[B]` positions as `__getitem__` takes them.
-            out: a batch that any dataset of equal keys, shapes and types returned: it is written anew and given back.
-            num_threads: at least 1; None for as many as the process may run on.
+            out: batch to overwrite and return, from any dataset with equal keys, shapes and dtypes; None for a new one.
+            num_threads: at least 1; None for the number of cores that the process may run on.
 
         Returns:
-            `[B, ...]` tensors by the keys of a sample. In a new batch, unless `out` is given.
+            `[B, ...]` tensors by the keys of a sample.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: a position is out of range.
             ArgumentError: an argument is out of range, or `out` does not fit.
             CacheError: an index is damaged.
-            FormatError: the files are shorter than their index says, or were cut short after they were mapped; that is
-                looked for every 50 ms.
+            FormatError: the files are shorter than their index says, or were truncated after they were mapped, which is
+                checked every 50 ms.
         """
         if out is not None and not isinstance(out, Batch):
             msg = f"out must be a Batch, as gather and empty_batch return it, found a {type(out).__name__}"
@@ -104,21 +104,21 @@ class Gathering(ABC):
         return _stacked(self, positions, out) if found is None else found
 
     def empty_batch(self, size: int, *, pinned: bool = False) -> Batch | None:
-        """Memory for a batch of so many samples, to be given as `out`; None where the samples are asked for one by one.
+        """Allocates a batch to be passed as `out`. Returns None if samples are read one by one.
 
         Args:
             size: B, at least 0.
-            pinned: whether to take page-locked memory, which a GPU copies from while the program goes on.
+            pinned: True for page-locked memory, from which copies to a GPU are asynchronous.
         """
         gatherer = self._gathered()
         return None if gatherer is None else gatherer.empty_batch(size, pinned=pinned)
 
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
-        """The samples at these positions, where they can be had by the batch as views of one; for torch's loaders."""
+        """Returns the samples at these positions, as views of one batch if possible. Called by torch's DataLoader."""
         positions = _positions(indices)
         gatherer = self._gathered()
         if gatherer is not None:
-            # A worker process is one of several that share the cores.
+            # Worker processes share the cores.
             num_threads = None if torch.utils.data.get_worker_info() is None else 1
             found = gatherer.gather(self._draw(positions), None, num_threads=num_threads)
             if found is not None:
@@ -127,11 +127,11 @@ class Gathering(ABC):
 
 
 class Gatherer:
-    """Makes batches of the samples of some datasets.
+    """Gathers batches from the samples of K datasets.
 
     Args:
-        members: `[K]` the datasets, of one configuration.
-        dataset_id: type of the dataset's number in a batch, or None for none.
+        members: `[K]` datasets, of one configuration.
+        dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
     """
 
     def __init__(self, members: "Sequence[GPTDataset]", dataset_id: torch.dtype | None) -> None:
@@ -157,23 +157,23 @@ class Gatherer:
             has_borders=config.create_cu_seqlens,
         )
 
-    def forget(self) -> None:
-        """Begin anew, with nothing mapped: a process may be forked while another thread changes the tables."""
+    def reset(self) -> None:
+        """Unmaps everything: a process may be forked while another thread changes the tables."""
         self._sources = Sources(self._members)
 
     @cached_property
     def _causal_mask(self) -> torch.Tensor | None:
         return self._members[0].causal_mask if self._spec.has_mask and self._spec.shares_mask else None
 
-    def gather(self, draws: Draws, out: Batch | None, *, num_threads: int | None) -> Batch | None:
-        """The batch; None where a sample of it cannot be cut from mapped files, or not as its index says."""
-        datasets, positions = draws
+    def gather(self, located: SampleLocations, out: Batch | None, *, num_threads: int | None) -> Batch | None:
+        """Returns the batch; None if the kernel cannot cut one of its samples from mapped files, or refuses it."""
+        datasets, positions = located
         batch = self._memory(len(positions), out)
         if batch.arrays is None:
             return None
         sources = self._sources
         for _ in range(_MOST_ROUNDS):
-            try:  # an interrupt may come at any moment from here on
+            try:  # KeyboardInterrupt may be raised anywhere from here on
                 if not sources.begin_reading(datasets):
                     return None
                 found = gather(sources.table, datasets, positions, batch.arrays, self._shape, num_threads=num_threads)
@@ -189,14 +189,14 @@ class Gatherer:
         return batch
 
     def empty_batch(self, size: int, *, pinned: bool) -> Batch:
-        """Memory for a batch."""
+        """Allocates a batch."""
         return Batch.empty(self._spec, size, shared_mask=self._causal_mask, pinned=pinned)
 
     def _memory(self, size: int, out: Batch | None) -> Batch:
-        """`out`, made to be written to; or a new batch."""
+        """Returns `out`, with memory that the kernel may write to, or a new batch."""
         if out is None:
             return self.empty_batch(size, pinned=False)
-        if out.is_made_after(self._spec, size):
+        if out.is_allocated_for(self._spec, size):
             return out
         out.check_fits(self._spec.tensors(size))
         wants_shared = self._spec.has_mask and self._spec.shares_mask
@@ -210,12 +210,12 @@ class Gatherer:
 _GATHERERS: Final["weakref.WeakSet[Gatherer]"] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _reset_all() -> None:
     for gatherer in list(_GATHERERS):
-        gatherer.forget()
+        gatherer.reset()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_reset_all)
 
 
 def _positions(indices: Indices) -> npt.NDArray[np.int64]:
@@ -230,7 +230,7 @@ def _positions(indices: Indices) -> npt.NDArray[np.int64]:
 
 
 def _stacked(dataset: Gathering, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:
-    """The batch, sample by sample."""
+    """Returns the batch, stacked from single samples."""
     if len(positions) == 0:
         msg = "indices must name at least one sample of a dataset whose samples are asked for one by one, found none"
         raise ArgumentError(msg)

@@ -24,8 +24,8 @@ from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import has_stamps, identify, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
-from trackbed.datasets.samples import Draws, Pieces, Samples
-from trackbed.datasets.sources import Layout
+from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
+from trackbed.datasets.sources import SampleLayout
 from trackbed.datasets.start import current_start
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.index.splits import Split
@@ -44,38 +44,40 @@ _SHAPING = (
 
 @lru_cache(maxsize=64)
 def _as_path(directory: str) -> Path:
-    """One path for thousands of entries."""
+    """Returns the path of a folder, as one object for thousands of entries."""
     return Path(directory)
 
 
 class Piece(NamedTuple):
-    """Tokens of a sample that come from one document."""
+    """Consecutive tokens of a sample that come from one document."""
 
     document: int
-    """Its number in the low-level dataset."""
+    """Number of the document in the low-level dataset."""
     start: int
-    """Its first token that belongs to the sample."""
+    """First token of the document that belongs to the sample."""
     stop: int
-    """The token after the last one."""
+    """One after the last token that belongs to the sample."""
 
 
 class GPTDataset(MegatronDataset, Gathering):
-    """Samples of `sequence_length` tokens, in the orders "megatron" and "balanced" megatron-core 0.16.1's, bit for bit.
+    """Samples of `sequence_length` tokens, cut from a shuffled stream of documents.
 
-    `document_index` `[V]`, `sample_index` `[R + 1, 2]` and `shuffle_index` `[R]` are mapped from the cache, and
-    built first where they are not there. They are None until the first sample with `defer_npy_index_mmap`. In the
-    order "instant" they do not exist.
+    In the orders "megatron" and "balanced" they equal those of megatron-core 0.16.1, bit for bit.
+
+    `document_index` `[V]`, `sample_index` `[R + 1, 2]` and `shuffle_index` `[R]` are mapped from the cache, and built
+    first if they are missing. With `defer_npy_index_mmap` they are None until a sample is read. In the order "instant"
+    they do not exist.
 
     Args:
         indexed_dataset: the documents.
-        dataset_path: their prefix, for bookkeeping.
+        dataset_path: their prefix, for descriptions and errors.
         indexed_indices: `[D]` documents that belong to this split; None for all of them.
-        num_samples: samples to give at least, or None for one epoch.
-        index_split: which split this is.
-        config: what decides the samples.
+        num_samples: lowest number of samples, or None for one epoch.
+        index_split: the split.
+        config: configuration of the samples.
 
     Raises:
-        PlanError: samples are asked for, and the split has no tokens.
+        PlanError: samples are requested, and the split has no tokens.
         CacheError: the indices cannot be read, built or written.
     """
 
@@ -85,7 +87,7 @@ class GPTDataset(MegatronDataset, Gathering):
     shuffle_index = IndexArray()
     _samples: Samples
     _indices: GPTIndices
-    """What decides the indices, in the orders that have any."""
+    """Inputs of the indices; not set in the order "instant"."""
     _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced", "instant")
 
     def __init__(
@@ -111,16 +113,16 @@ class GPTDataset(MegatronDataset, Gathering):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
-        """Sequences in the file: a GPT dataset is split by sequence."""
+        """Returns the number of sequences in the file: a GPT dataset is split by sequence."""
         return num_sequences(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]
-        """Open the pair at a prefix, or the group of that name.
+        """Opens the pair at a prefix, or the group of pairs that `groups` lists for it.
 
         Raises:
             ArgumentError: a file is missing, or `sequences_per_dataset` lacks the prefix.
-            FormatError: the pair is damaged, or its tokens are no integers.
+            FormatError: the pair is damaged, or its tokens are not integers.
         """
         if dataset_path is None:
             msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
@@ -189,7 +191,7 @@ class GPTDataset(MegatronDataset, Gathering):
 
     @property
     def _opened(self) -> Samples:
-        """The samples; opens their index first where that was deferred."""
+        """The samples; opens their index first if that was deferred."""
         samples = self._samples
         if samples.index.is_missing:
             samples.index.open_late(self._request(), self._indices.build, self.config)
@@ -197,7 +199,7 @@ class GPTDataset(MegatronDataset, Gathering):
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that the tokens of the split give once."""
+        """Number of samples in one epoch of the split."""
         return self._samples.samples_per_epoch
 
     @cached_property
@@ -205,36 +207,38 @@ class GPTDataset(MegatronDataset, Gathering):
         return {"class": type(self).__name__, **self._samples.decisions(), "data": identify(self.dataset)}
 
     @cached_property
-    def _decided(self) -> str:
-        """SHA-256 of what decides the indices."""
+    def _index_fingerprint(self) -> str:
+        """SHA-256 of everything that decides the indices."""
         return fingerprint(self._decisions)
 
     @property
     def fingerprint(self) -> DatasetFingerprint:
-        """SHA-256 of what decides the samples: files by their identity, configuration and order."""
+        """SHA-256 of everything that decides the samples: file identities, configuration and order."""
         return DatasetFingerprint.of(self._fingerprint, self)
 
     @cached_property
     def _fingerprint(self) -> str:
         shaping = [getattr(self.config, name) for name in _SHAPING]
-        return fingerprint({"all": [self._decided, self.unique_description_hash, self._pad_token_id, *shaping]})
+        return fingerprint(
+            {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping]}
+        )
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
-        """CRC-32 of the tokens in each document of the split: files of the same identity may have others."""
+        """CRC-32 of the document lengths of the split, which files of the same identity may differ in."""
         return DataChecksum(self._samples.checksum)
 
     @property
     def content_key(self) -> str:
-        """Text that is the same for two datasets if and only if their `content` is."""
-        return f"{super().content_key} {self._decided}"
+        """Text that is equal for two datasets if and only if their `content` is."""
+        return f"{super().content_key} {self._index_fingerprint}"
 
     def content(self) -> dict[str, Any]:
-        """What decides the samples, by name; see `MegatronDataset.content`."""
+        """Returns everything that decides the samples, by name; see `MegatronDataset.content`."""
         return {"data": self._decisions["data"], **super().content(), **self._decisions}
 
     def _entry(self) -> Entry | None:
-        """Where the indices are kept; None where they are not."""
+        """Returns the cache entry of the indices; None if they are kept in memory."""
         directory = self.config.path_to_cache
         if directory is None and not self.config.mock:
             directory = f"{self.dataset.path_prefix}/cache/{type(self).__name__}_indices"
@@ -246,47 +250,47 @@ class GPTDataset(MegatronDataset, Gathering):
             description=self.unique_description,
             arrays=ARRAYS,
             decisions=self._decisions,
-            known_fingerprint=self._decided,
+            known_fingerprint=self._index_fingerprint,
             data=self._indices if has_stamps(self.dataset) else None,
         )
 
     def _request(self) -> Request | None:
-        """Returns the request for the indices; None if they are kept in memory."""
+        """Returns the request for the indices, or None if they are kept in memory."""
         entry = self._entry()
         return None if entry is None else Request(entry, GPT_KIND, self._indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process needs."""
+        """State without the gatherer and the checksum, which a copy computes again."""
         state = vars(self).copy()
         for name in ("_gatherer", "data_checksum"):
             state.pop(name, None)
         return state
 
     def __len__(self) -> int:
-        """R, samples in the dataset: at least as many as were asked for."""
+        """R, samples in the dataset: at least as many as were requested."""
         return len(self._samples)
 
     def can_give(self, num_samples: int) -> bool:
-        """True if there are so many samples. Indices that are still to be built are not needed to tell."""
+        """True if there are at least `num_samples` samples. Does not need indices that are not built yet."""
         if type(self).__len__ is not GPTDataset.__len__:
             return num_samples <= len(self)
         return self._samples.can_give(num_samples)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """One sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and what the configuration adds.
+        """Returns one sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and keys that the configuration adds.
 
         Args:
-            idx: position in the shuffled order, in `[-R, R)`; None gives sample 0 with a loss mask of zeros.
+            idx: position in the shuffled order, in `[-R, R)`; None for sample 0 with a loss mask of zeros.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: `idx` is out of range.
             CacheError: an index is damaged.
             FormatError: the files are shorter than their index says.
         """
         position = 0 if idx is None else idx
         text, _ = self._query_document_sample_shuffle_indices(position)
-        text = np.require(text, dtype=np.int64, requirements=["C", "W"])  # whatever a subclass made of it
-        # As in Megatron Core, samples share mask and positions where no option shapes them.
+        text = np.require(text, dtype=np.int64, requirements=["C", "W"])  # a subclass may return any array-like
+        # As in Megatron Core, samples share mask and positions if no option changes them.
         shared = not (self.config.reset_position_ids or self.config.reset_attention_mask or self.config.eod_mask_loss)
         config, pad, eod = self.config, self._pad_token_id, self.config.tokenizer.eod  # type: ignore[union-attr]
         tokens, labels = sample.tokens_and_labels(text, extra_token=config.add_extra_token_to_sequence, pad=pad)
@@ -305,7 +309,7 @@ class GPTDataset(MegatronDataset, Gathering):
             else (self._positions if shared else self._positions.clone())
         )
         for ids in (tokens, labels):
-            ids[ids == pad] = 0  # so that an embedding can look it up; the loss mask has taken note
+            ids[ids == pad] = 0  # a valid id for the embedding lookup; the loss mask is computed already
         for name in ("tokens", "labels", "loss_mask"):
             found[name] = torch.from_numpy(found[name])
         if config.create_cu_seqlens:
@@ -316,27 +320,27 @@ class GPTDataset(MegatronDataset, Gathering):
 
     @property
     def causal_mask(self) -> torch.Tensor:
-        """`[1, S, S]`, one for all samples."""
+        """`[1, S, S]` causal mask, shared by all samples."""
         return sample.shared_mask(self.config.sequence_length)
 
     @property
     def _positions(self) -> torch.Tensor:
-        """`[S]`, one for all samples."""
+        """`[S]` positions, shared by all samples."""
         return sample.shared_positions(self.config.sequence_length)
 
     @property
     def padding(self) -> int:
-        """Id that fills up short samples, and is no label: the tokenizer's, or -1."""
+        """Id that pads short samples and is masked out as a label: the tokenizer's, or -1."""
         return self._pad_token_id
 
     @classmethod
     def makes_its_samples(cls) -> bool:
-        """Whether this is a subclass that changes what a sample holds, so that each must be asked for."""
+        """True for a subclass that overrides how samples are made, so that batches call it for each sample."""
         hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
         return any(getattr(cls, name) is not getattr(GPTDataset, name) for name in hooks)
 
-    def layout(self) -> Layout | None:
-        """The layout of the samples in their files; None where a subclass makes them."""
+    def layout(self) -> SampleLayout | None:
+        """Returns the layout of the samples in their files; None if a subclass makes them."""
         return None if self.makes_its_samples() else self._opened.layout()
 
     @cached_property
@@ -346,33 +350,34 @@ class GPTDataset(MegatronDataset, Gathering):
     def _gathered(self) -> Gatherer | None:
         return None if self.makes_its_samples() else self._gatherer
 
-    def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
+    def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
         return self._samples.locate(positions)
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """`[S + X]` token ids of a sample, filled up with padding, and the documents that they come from.
+        """Returns `[S + X]` token ids of a sample, padded if short, and the documents that they come from.
 
         Subclasses override this, under Megatron Core's name, to change the text of a sample.
         """
         return self._opened.read(idx, padding=self._pad_token_id)
 
     def pieces(self, idx: int) -> list[Piece]:
-        """Where the text of a sample comes from, in its order, the extra token included and padding not.
+        """Returns the pieces that a sample is cut from, in order, the extra token included and padding excluded.
 
-        What a subclass makes of the text is not known here.
+        Changes that a subclass makes to the text are not reflected.
 
         Args:
             idx: position in the shuffled order, in `[-R, R)`.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: `idx` is out of range.
+            CacheError: an index is damaged.
         """
-        found: Pieces = self._opened.pieces(idx)
+        found: SamplePieces = self._opened.pieces(idx)
         return [Piece(*one) for one in zip(*found, strict=True) if one[1] < one[2]]
 
 
 def _check_type(dataset: IndexedDataset | IndexedGroup) -> None:
-    """Refuse numbers that are no token ids."""
+    """Raises FormatError unless the tokens are integers."""
     dtype = np.dtype(dataset.index.dtype)
     if dtype.kind not in "iu":
         msg = f"{dataset.path_prefix}: tokens of a GPT dataset must be integers, found {dtype}"

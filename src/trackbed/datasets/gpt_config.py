@@ -1,4 +1,4 @@
-"""What decides the samples of GPT datasets."""
+"""Configuration of GPT datasets."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -15,38 +15,38 @@ __all__ = ["GPTDatasetConfig"]
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
-    """Fields, order and defaults of megatron-core 0.16.1, then Trackbed's own as keywords.
+    """Configuration with the fields, their order and the defaults of megatron-core 0.16.1, then Trackbed's keywords.
 
     Raises:
         ArgumentError: fields that are missing, contradict each other or are out of range.
     """
 
     reset_position_ids: bool | None = None
-    """Whether positions start again after each end-of-document token; must be given."""
+    """True to restart positions after each end-of-document token; required."""
 
     reset_attention_mask: bool | None = None
-    """Whether attention stops at each end-of-document token; must be given."""
+    """True to mask attention across end-of-document tokens; required."""
 
     eod_mask_loss: bool | None = None
-    """Whether predicting from an end-of-document token is left out of the loss; must be given."""
+    """True to exclude predictions from an end-of-document token from the loss; required."""
 
     create_attention_mask: bool = True
-    """Whether samples hold an attention mask."""
+    """True to include an attention mask in samples."""
 
     drop_last_partial_validation_sequence: bool = True
-    """Whether validation leaves out a last sample that is not full."""
+    """True to drop a partial last sample of the validation split."""
 
     add_extra_token_to_sequence: bool = True
-    """Whether a sample reads one token beyond its length, so that its last label is known."""
+    """True to read one token beyond the length of a sample, so that its last label is known."""
 
     object_storage_cache_path: str | None = None
-    """Folder for the indices of files in an object store; must be None until those are read."""
+    """Folder for the indices of files in an object store; must be None: object stores are not supported yet."""
 
     data_parallel_size: int = 1
-    """Carried for code that reads it."""
+    """Not used; kept for code that reads it."""
 
     sequence_parallel_size: int = 0
-    """Carried for code that reads it."""
+    """Not used; kept for code that reads it."""
 
     hybrid_context_parallel: bool = False
     """Must be False: samples are not cut for hybrid context parallelism."""
@@ -58,20 +58,21 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """Code of the narrowest token type for the tokenizer's vocabulary: 8 is uint16, 4 is int32."""
 
     context_parallel_size: int | None = None
-    """Carried for code that reads it."""
+    """Not used; kept for code that reads it."""
 
     s3_cache_path: str | None = field(default=None, kw_only=True)
     """The older name of `object_storage_cache_path`."""
 
     create_cu_seqlens: bool = field(default=False, kw_only=True)
-    """Whether samples hold `cu_seqlens` and `max_seqlen`, from the sequence borders of the files,
-    which are those of documents where each document is one sequence."""
+    """True to include `cu_seqlens` and `max_seqlen`, computed from the sequence borders of the files,
+    which are document borders if each document is one sequence."""
 
     groups: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
-    """Prefixes of the blend that stand for several pairs: their documents, one pair after the other, as if merged."""
+    """Pairs by prefix of the blend, for prefixes that name a group of pairs. Their documents are concatenated as if the
+    pairs were merged."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and fill in `token_dtype_code`."""
+        """Checks the fields, and sets `token_dtype_code`."""
         super().__post_init__()
         for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             if getattr(self, name) is None:
@@ -92,7 +93,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             msg = f"tokenizer must be an object with eod, pad, vocab_size and unique_identifiers, found a {found}"
             raise ArgumentError(msg)
         with contextlib.suppress(NotImplementedError):
-            _ = getattr(self.tokenizer, "eod", None)  # one that looks it up late says here what it lacks
+            _ = getattr(self.tokenizer, "eod", None)  # a tokenizer that resolves it lazily raises here if it has none
         vocab_size: Any = getattr(self.tokenizer, "vocab_size", None)
         if vocab_size is not None:
             self.token_dtype_code = 4 if vocab_size > np.iinfo(np.uint16).max + 1 else 8

@@ -1,4 +1,4 @@
-"""GPT samples in the orders "megatron" and "balanced", which three indices name.
+"""GPT samples in the orders "megatron" and "balanced", which are defined by three indices.
 
 Shapes: R samples.
 """
@@ -13,17 +13,17 @@ from trackbed.cache import LazyArrays, data_crc32_of, shape_of
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import Draws, Pieces
+from trackbed.datasets.samples import SampleLocations, SamplePieces
 from trackbed.kernels import Visits
 
 __all__ = ["IndexedSamples"]
 
 
 class IndexedSamples:
-    """Samples that are named by the three indices of a dataset. See `Samples`.
+    """Samples that are defined by the three indices of a dataset. See `Samples`.
 
     Args:
-        indices: what decides the indices.
+        indices: inputs of the indices.
     """
 
     def __init__(self, indices: GPTIndices) -> None:
@@ -36,43 +36,43 @@ class IndexedSamples:
         return self.indices.plan.num_samples if arrays is None else shape_of(arrays, "sample_index")[0] - 1
 
     def can_give(self, num_samples: int) -> bool:
-        """True if there are so many samples."""
+        """True if there are at least `num_samples` samples."""
         arrays, indices = self.index.arrays, self.indices
         if not isinstance(arrays, LazyArrays) or arrays.is_resolved:
             return num_samples <= len(self)
-        # Partial samples are counted in single precision, which may fall short of what was requested.
+        # Partial samples are counted in single precision, so that there may be fewer than requested.
         is_requested = num_samples <= (indices.num_samples or 0) and not indices.keep_partial
         return is_requested or num_samples <= indices.plan.num_samples
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that the tokens of the split give once. Reads the lengths of its documents."""
+        """Number of samples in one epoch of the split. Reads the lengths of its documents."""
         return self.indices.samples_per_epoch
 
     def decisions(self) -> dict[str, Any]:
-        """Everything that decides the indices, besides the files."""
+        """Returns everything that decides the indices, besides the files."""
         return self.indices.decisions()
 
     def checksum(self) -> str:
-        """CRC-32 of the tokens in each of the split's documents."""
+        """Returns the CRC-32 of the split's document lengths."""
         found = "" if self.index.arrays is None else data_crc32_of(self.index.arrays)
         return found or self.indices.checksum
 
     def layout(self) -> Visits:
-        """The indices."""
+        """Returns the three indices."""
         documents, rows, shuffle = self.index.several()
         return Visits(documents, rows, shuffle, self.indices.keep_partial)
 
-    def locate(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """The positions themselves: the kernel reads the shuffle index."""
+    def locate(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns the positions unchanged: the kernel reads the shuffle index."""
         return np.zeros(len(positions), dtype=np.int32), positions
 
-    def pieces(self, position: int) -> Pieces:
-        """The documents that the sample at a position comes from."""
+    def pieces(self, position: int) -> SamplePieces:
+        """Returns the pieces of the sample at a position."""
         return self._visited.pieces(self._visits, position)
 
     def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens of the sample at a position, and the documents of its pieces."""
+        """Returns the tokens of the sample at a position, and the documents of its pieces."""
         return self._visited.read(self._visits, position, padding=padding)
 
     @property

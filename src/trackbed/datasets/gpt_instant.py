@@ -1,4 +1,4 @@
-"""GPT samples in the instant order: stretches of the split's part of the file, located without an index.
+"""GPT samples in the order "instant": stretches of the split's part of the file, located without an index.
 
 Shapes: R samples in one epoch, S tokens of a sample.
 """
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
-from trackbed.datasets.samples import Draws, Pieces
-from trackbed.datasets.sources import Layout, Stretches
+from trackbed.datasets.samples import SampleLocations, SamplePieces
+from trackbed.datasets.sources import SampleLayout, Stretches
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
@@ -27,18 +27,18 @@ __all__ = ["InstantSamples", "StoredSample"]
 
 
 class StoredSample(int):
-    """The number of a sample in the file, where positions in a shuffled order are meant otherwise.
+    """Number of a sample in the file, as opposed to its position in a shuffled order.
 
-    A blend in the instant order knows which sample of a dataset it draws, and asks the dataset for it by this.
+    A blend in the order "instant" computes which sample of a dataset it draws, and passes its number in this type.
     """
 
 
 @dataclass(frozen=True)
 class InstantSamples:
-    """Sample m of a split is tokens `[m * S, m * S + S + X)` of its documents as they stand in the file.
+    """Samples without an index: sample m has tokens `[m * S, m * S + S + X)` of the split, in file order.
 
-    A split with fewer than S + X tokens has one sample, which repeats them until it is full. Each repeat is made of
-    documents of its own, as where an epoch begins anew.
+    A split with fewer than S + X tokens has one sample, which repeats them until it is full. Each repeat counts as
+    separate documents, as at the start of a new epoch.
 
     Args:
         dataset: the file.
@@ -46,13 +46,13 @@ class InstantSamples:
         num_samples: length of the order, or None for one epoch.
         sequence_length: S.
         extra_token: X, 1 if a sample also holds the first token of the next one, else 0.
-        seed: of the shuffle of each epoch.
-        block: samples that are moved as one before they are mixed.
-        window: blocks whose samples are mixed.
+        seed: seed of the shuffles.
+        block: consecutive samples that are moved as one block.
+        window: consecutive blocks whose samples are shuffled together.
         where: name of the dataset and its split, for errors.
 
     Raises:
-        ArgumentError: the dataset is no indexed file, or the documents are not consecutive.
+        ArgumentError: the dataset is not an indexed file, or the documents are not consecutive.
         PlanError: samples are requested, and there are no tokens.
     """
 
@@ -68,7 +68,7 @@ class InstantSamples:
     index: ClassVar[IndexArrays] = NO_INDEX
 
     def __post_init__(self) -> None:
-        """Refuses what has no stretch of tokens to cut."""
+        """Checks that the split is a contiguous part of an indexed file, and has tokens if samples are requested."""
         if not isinstance(self.dataset, (IndexedDataset, IndexedGroup)):
             msg = f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
             raise ArgumentError(msg)
@@ -82,14 +82,14 @@ class InstantSamples:
 
     @property
     def run(self) -> tuple[int, int]:
-        """First document of the split, and the one after its last."""
+        """First document of the split, and one after the last."""
         if self.documents is None:
             return 0, len(self.dataset.sequence_lengths)
         return (int(self.documents[0]), int(self.documents[-1]) + 1) if len(self.documents) else (0, 0)
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens of the split: two entries of the pointer array, and no sum over lengths.
+        """Number of tokens in the split, computed from the pointers of its first and last sequences.
 
         Raises:
             FormatError: its first or last sequence does not begin where the one before it ends.
@@ -107,12 +107,12 @@ class InstantSamples:
         return (end - begin) // int(self.dataset.index.dtype_size)
 
     def _end_of(self, sequence: int) -> int:
-        """The byte at which a sequence ends."""
+        """Returns the byte at which a sequence ends."""
         index = self.dataset.index
         return int(index.sequence_pointers[sequence]) + int(index.sequence_lengths[sequence]) * int(index.dtype_size)
 
     def _check_start(self, sequence: int, wanted: int) -> None:
-        """Refuse a sequence that does not begin where the one before it ends."""
+        """Raises FormatError unless a sequence begins where the one before it ends."""
         found = int(self.dataset.index.sequence_pointers[sequence])
         if found != wanted:
             self._refuse(sequence, f"one at {found} after one that ends at {wanted}")
@@ -130,12 +130,12 @@ class InstantSamples:
 
     @property
     def samples_per_epoch(self) -> int:
-        """R, samples that the split's tokens give once."""
+        """R, number of samples in one epoch of the split."""
         return stretches_per_epoch(self.num_tokens, sequence_length=self.sequence_length, extra_token=self.extra_token)
 
     @property
     def repeats(self) -> bool:
-        """True if the split has tokens, but too few for one sample: then its only sample repeats them."""
+        """True if the split has tokens, but too few for one sample, so that its only sample repeats them."""
         return 0 < self.num_tokens < self._length
 
     @property
@@ -145,7 +145,7 @@ class InstantSamples:
 
     @cached_property
     def repeated(self) -> Visits:
-        """The only sample of a split that repeats its tokens, as visits to its documents, again and again."""
+        """The only sample of a split that repeats its tokens, as repeated visits to its documents."""
         start, stop = self.run
         once = np.asarray(self.dataset.index.sequence_lengths[start:stop], dtype=np.int64)
         documents = np.flatnonzero(once)  # empty ones, of which there may be millions, add nothing
@@ -172,10 +172,10 @@ class InstantSamples:
 
     @cached_property
     def order(self) -> InstantOrder:
-        """Which sample comes at which position.
+        """Order of the samples.
 
         Raises:
-            PlanError: samples are asked for, and there are not enough tokens for one.
+            PlanError: there are not enough tokens for a sample.
         """
         size = self.samples_per_epoch
         if size == 0:
@@ -186,7 +186,7 @@ class InstantSamples:
         )
 
     def decisions(self) -> dict[str, Any]:
-        """What decides the samples, besides the file."""
+        """Returns everything that decides the samples, besides the file."""
         return {
             "order": "instant",
             "version": [InstantOrder.VERSION, PERMUTATION_VERSION],
@@ -199,12 +199,12 @@ class InstantSamples:
         }
 
     def checksum(self) -> str:
-        """CRC-32 of the tokens in each of the split's documents. Reads them."""
+        """Returns the CRC-32 of the split's document lengths. Reads them."""
         start, stop = self.run
         return checksum_lengths(self.dataset.sequence_lengths[start:stop])
 
     def __getstate__(self) -> dict[str, Any]:
-        """The arguments: what follows from them is computed again in a copy."""
+        """State with the arguments only; a copy computes the rest again."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __len__(self) -> int:
@@ -212,10 +212,12 @@ class InstantSamples:
         return self.samples_per_epoch if self.num_samples is None else self.num_samples
 
     def stored(self, position: int) -> int:
-        """The number in the file of the sample at a position in `[-len, len)`.
+        """Returns the number in the file of the sample at a position in `[-len, len)`.
+
+        A `StoredSample` is returned as it is.
 
         Raises:
-            IndexError: there is no such position, or no such sample.
+            IndexError: the position, or the stored sample, is out of range.
         """
         if isinstance(position, StoredSample):
             if not 0 <= position < self.samples_per_epoch:
@@ -229,8 +231,8 @@ class InstantSamples:
         return int(self.order.locate([wanted])[1][0])
 
     @cached_property
-    def ahead(self) -> PrefetchedOrder:
-        """The order, for those who go through it.
+    def prefetched(self) -> PrefetchedOrder:
+        """The order, with prefetch for sequential access.
 
         Raises:
             PlanError: there are not enough tokens for a sample.
@@ -239,33 +241,34 @@ class InstantSamples:
 
     @property
     def origin_byte(self) -> int:
-        """Where the split's part of the file begins."""
+        """Byte at which the split begins in the file."""
         start, stop = self.run
         return int(self.dataset.index.sequence_pointers[start]) if start < stop else 0
 
     def can_give(self, num_samples: int) -> bool:
-        """True if there are so many samples."""
+        """True if there are at least `num_samples` samples."""
         return num_samples <= len(self)
 
-    def layout(self) -> Layout:
-        """Stretches of the files; visits where the split repeats its tokens."""
+    def layout(self) -> SampleLayout:
+        """Returns the stretches of the files; visits if the split repeats its tokens."""
         return self.repeated if self.repeats else Stretches(self.samples_per_epoch, self.origin_byte)
 
-    def locate(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """Dataset 0 and the number in the file of the sample at each position."""
-        return self.ahead.locate(positions) if len(positions) else (np.zeros(0, dtype=np.int32), positions)
+    def locate(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns dataset 0 and the number in the file of the sample at each position."""
+        return self.prefetched.locate(positions) if len(positions) else (np.zeros(0, dtype=np.int32), positions)
 
     def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # noqa: ARG002  no sample is short
-        """Tokens of the sample at a position, and the documents of its pieces."""
+        """Returns the tokens of the sample at a position, and the documents of its pieces."""
         start = self.stored(position) * self.sequence_length
         if self.repeats:
             return self._visited.read(self._repeated_visits, 0, padding=0)
-        tokens = self.dataset.get(self.run[0], offset=start, length=self._length)  # as far as the split reaches
+        # The documents are contiguous, so reading may go on beyond the end of the first.
+        tokens = self.dataset.get(self.run[0], offset=start, length=self._length)
         first, last = self._documents(start, self._length)
         return tokens.astype(np.int64), np.arange(first, last, dtype=np.int64)
 
-    def pieces(self, position: int) -> Pieces:
-        """The documents that the sample at a position comes from."""
+    def pieces(self, position: int) -> SamplePieces:
+        """Returns the pieces of the sample at a position."""
         start = self.stored(position) * self.sequence_length
         if self.repeats:
             return self._visited.pieces(self._repeated_visits, 0)
@@ -275,13 +278,13 @@ class InstantSamples:
         begin = int(pointers[self.run[0]]) // size + start
         starts = [max(begin - border, 0) for border in borders]
         stops = [stop - border for border, stop in zip(borders, [*borders[1:], begin + self._length], strict=True)]
-        return Pieces(list(range(first, last)), starts, stops)
+        return SamplePieces(list(range(first, last)), starts, stops)
 
     def _documents(self, start: int, length: int) -> tuple[int, int]:
-        """The first document that holds tokens `[start, start + length)` of the split, and the one after the last.
+        """Returns the first document with tokens in `[start, start + length)` of the split, and one after the last.
 
         Raises:
-            FormatError: the documents there do not lie one after the other.
+            FormatError: these documents are not contiguous in the file.
         """
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
         begin = self.origin_byte + start * size

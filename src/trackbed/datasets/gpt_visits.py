@@ -1,4 +1,4 @@
-"""GPT samples in the orders "megatron" and "balanced": cut from visits to documents, as three indices say.
+"""Reading of GPT samples that are defined by three indices: cut from visits to documents.
 
 Shapes: D documents in the file, V visits to them, R samples, S tokens of a sample.
 """
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays, damage
-from trackbed.datasets.samples import Pieces
+from trackbed.datasets.samples import SamplePieces
 from trackbed.files import MAPS
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
@@ -29,17 +29,17 @@ class VisitArrays(NamedTuple):
     shuffle: npt.NDArray[np.integer[Any]]
     """`[R]` `shuffle_index`."""
     arrays: Arrays
-    """Says where they lie, for errors."""
+    """The arrays as the cache returned them, for errors."""
 
 
 class VisitedSamples:
-    """Samples as the three indices of a dataset say. Every number of an index is checked before it is used.
+    """Reads samples by the three indices of a dataset. Every number of an index is checked before it is used.
 
     Args:
-        dataset: the file.
+        dataset: the low-level dataset.
         length: tokens of a sample, the extra one included.
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
-        may_be_short: whether the last sample may end with the visits before it is full.
+        may_be_short: True if the last sample may be partial.
     """
 
     def __init__(self, dataset: Any, *, length: int, extra_token: int, may_be_short: bool) -> None:
@@ -50,15 +50,15 @@ class VisitedSamples:
         self._is_group = isinstance(dataset, IndexedGroup)
         self._is_plain = type(dataset) is IndexedDataset
 
-    def pieces(self, visits: VisitArrays, position: int) -> Pieces:
-        """Where the sample at a position of the shuffled order comes from.
+    def pieces(self, visits: VisitArrays, position: int) -> SamplePieces:
+        """Returns the pieces of the sample at a position of the shuffled order.
 
         Args:
             visits: the indices.
             position: in `[-R, R)`.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: the position is out of range.
             CacheError: an index is damaged.
         """
         row, (first, begin), (last, end) = _find_row(visits, position)
@@ -83,10 +83,10 @@ class VisitedSamples:
             if not (is_inside and is_last and total < self._length):
                 wanted = f"documents that make up samples of {self._length}"
                 raise damage(visits.arrays, ARRAYS, wanted, f"{total} in row {row}")
-        return Pieces(documents, starts, stops)
+        return SamplePieces(documents, starts, stops)
 
     def _sizes_of(self, documents: list[int], chosen: npt.NDArray[np.integer[Any]]) -> list[int]:
-        """Tokens of each document."""
+        """Returns the number of tokens in each document."""
         if self._is_group:
             lengths = self._dataset.index.sequence_lengths
             return [lengths[document] for document in documents]
@@ -96,10 +96,10 @@ class VisitedSamples:
     def read(
         self, visits: VisitArrays, position: int, *, padding: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Token ids of the sample at a position, filled up with padding, and the documents that they come from.
+        """Returns the token ids of the sample at a position, padded if short, and the documents that they come from.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: the position is out of range.
             CacheError: an index is damaged.
             FormatError: the files are shorter than their index says.
         """
@@ -127,7 +127,7 @@ class VisitedSamples:
 
 
 def _find_row(visits: VisitArrays, position: int) -> tuple[int, list[int], list[int]]:
-    """The row of the sample at a position, and where it and the next one begin."""
+    """Returns the row of the sample at a position, and the visit and offset at which it and the next one begin."""
     shuffle, number = visits.shuffle, as_index(position)
     wanted = number + len(shuffle) if number < 0 else number
     if not 0 <= wanted < len(shuffle):

@@ -1,4 +1,4 @@
-"""What tells one low-level dataset from another."""
+"""Properties of low-level datasets: identity, stamps and sizes."""
 
 import hashlib
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["data_stamps", "drop_pages", "has_stamps", "identify", "most_tokens",
 
 
 def identify(dataset: Any) -> dict[str, Any]:
-    """The identity of its files, or of its lengths where it has none."""
+    """Returns the identity of a dataset's files, or a digest of its lengths if it is not an indexed file."""
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
@@ -19,12 +19,12 @@ def identify(dataset: Any) -> dict[str, Any]:
 
 
 def has_stamps(dataset: Any) -> bool:
-    """True if `data_stamps` gives the stamps of its files."""
+    """True if `data_stamps` returns stamps for this dataset."""
     return isinstance(dataset, (IndexedDataset, IndexedGroup))
 
 
 def data_stamps(dataset: Any) -> str | None:
-    """Inode, size and times of its index files when they were opened, as text; None where it has none."""
+    """Returns inode, size and times of its `.idx` files when they were opened, as text; None if it has none."""
     if isinstance(dataset, IndexedDataset):
         return _stamps_of(dataset)
     if isinstance(dataset, IndexedGroup):
@@ -37,20 +37,20 @@ def _stamps_of(pair: IndexedDataset) -> str:
 
 
 def most_tokens(dataset: Any) -> int | None:
-    """Tokens that its `.bin` has room for, or None where it has none."""
+    """Returns the number of tokens that fit in the size of its `.bin`; None if it has no such file."""
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return int(dataset.identity["bin_bytes"]) // dataset.index.dtype_size
     return None
 
 
 def drop_pages(dataset: Any) -> None:
-    """Give back the memory of what was read of its index, where that can be read again."""
+    """Drops the pages of a mapped `.idx` from memory; they are read again on the next access."""
     if isinstance(dataset, IndexedDataset):
         dataset.index.drop_pages()
 
 
 def num_sequences(dataset: Any) -> int:
-    """Sequences in it; an indexed file need not be mapped for that."""
+    """Returns the number of sequences. Does not map an indexed file."""
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return len(dataset)
     return len(dataset.sequence_lengths)

@@ -1,4 +1,4 @@
-"""What all datasets over one low-level dataset have in common: their identity and their padding id."""
+"""Base class of datasets over one low-level dataset: identity and padding id."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -22,30 +22,30 @@ from trackbed.index.splits import Split
 __all__ = ["LowLevelDataset", "MegatronDataset", "description_now", "padding_id"]
 
 LowLevelDataset = Any
-"""What samples are made of: an `IndexedDataset`, or whatever a subclass's hooks understand."""
+"""Source of samples: an `IndexedDataset`, or any object that the hooks of a subclass accept."""
 
 _OWN: Final = ("class", "dataset_path", "num_samples", "index_split")
-_DECIDED_ELSEWHERE: Final = ("split", "split_matrix")  # which documents it has says the same
+_DECIDED_ELSEWHERE: Final = ("split", "split_matrix")  # represented by the documents of the split
 _NO_PADDING_ID: Final = -1  # no token has it
 
-# torch's Dataset is generic; one without a parameter is what Megatron Core's classes are.
+# torch's Dataset is generic; Megatron Core's classes inherit from it without a parameter.
 _Dataset = torch.utils.data.Dataset[Any]
 
 
 class MegatronDataset(ABC, _Dataset):
-    """Base of every dataset that the builder can make.
+    """Base class of the datasets that the builder constructs.
 
     Args:
         dataset: the low-level dataset.
-        dataset_path: its prefix, for bookkeeping.
-        indices: `[D]` the elements of it that belong to this split.
-        num_samples: samples to give at least, or None for one epoch.
-        index_split: which split this is.
-        config: what decides the samples.
+        dataset_path: its prefix, for descriptions and errors.
+        indices: `[D]` elements of it that belong to this split.
+        num_samples: lowest number of samples, or None for one epoch.
+        index_split: the split.
+        config: configuration of the samples.
     """
 
     _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced")
-    """The orders that a class of datasets supports."""
+    """Orders that the class supports."""
 
     def __init__(
         self,
@@ -79,38 +79,38 @@ class MegatronDataset(ABC, _Dataset):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
-        """Elements of the low-level dataset that the split is made over."""
+        """Returns the number of elements in the low-level dataset, which are divided among the splits."""
         raise NotImplementedError
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: BlendedMegatronDatasetConfig) -> LowLevelDataset:
-        """Open the low-level dataset at a prefix."""
+        """Opens the low-level dataset at a prefix."""
         raise NotImplementedError
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
-        """Fields of the configuration that belong to the dataset's identity."""
+        """Returns the names of the configuration fields that belong to the dataset's identity."""
         return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
 
     def _identifiers(self) -> "OrderedDict[str, Any]":
-        """What tells it from others, as it was when it was made."""
+        """Returns the identifiers as of construction."""
         return OrderedDict(chain(zip(_OWN, self._identity, strict=True), self._options.named))
 
     @cached_property
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
-        """What tells it from others. A subclass may add to it; of thousands of datasets, nobody asks most."""
+        """Identifiers of the dataset; a subclass may add to them. Computed on first use."""
         return self._identifiers()
 
     @cached_property
     def unique_description(self) -> str:
-        """What it is, as it was when it was made, in Megatron Core's words; no start that recalls its cache asks."""
+        """Description as of construction, as written by Megatron Core. Computed on first use."""
         if not self._options.are_distinct:
             return describe(self._identifiers().items())
         return f"{{\n{fields_of(zip(_OWN, self._identity, strict=True))},\n{self._options.fields}\n}}"
 
     @cached_property
     def unique_description_hash(self) -> str:
-        """The md5 of the description, which names its files."""
+        """MD5 of the description, which names the index files."""
         return md5_of(self.unique_description)
 
     @cached_property
@@ -120,48 +120,48 @@ class MegatronDataset(ABC, _Dataset):
 
     @property
     def content_key(self) -> str:
-        """Text that is the same for two datasets if and only if their `content` is."""
+        """Text that is equal for two datasets if and only if their `content` is."""
         return f"{type(self).__name__} {self.index_split.name} {self.num_samples} {self._options.content_key}"
 
     def content(self) -> dict[str, Any]:
-        """What decides the samples, by name, but for the folders that files lie in: copies of a corpus are the same."""
+        """Returns everything that decides the samples, by name, without folders: copies of a corpus are equal."""
         own = {"class": type(self).__name__, "split": self.index_split.name, "num_samples": self.num_samples}
         return {**own, **self._options.content}
 
     def can_give(self, num_samples: int) -> bool:
-        """Whether there are so many samples."""
+        """True if there are at least `num_samples` samples."""
         return num_samples <= len(self)
 
     @abstractmethod
     def __len__(self) -> int:
-        """Samples in the dataset."""
+        """Number of samples in the dataset."""
 
     @abstractmethod
     def __getitem__(self, idx: int) -> dict[str, torch.Tensor | npt.NDArray[Any]]:
-        """One sample."""
+        """Returns one sample."""
 
 
 class _Options:
-    """What a dataset takes from its configuration, as that was when it was made.
+    """Configuration fields that belong to a dataset's identity, with their values as of construction.
 
     Args:
-        names: of what belongs to its identity.
-        values: one for each.
+        names: names of the fields.
+        values: value of each field.
     """
 
     def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
         self.named = list(zip(names, values, strict=True))
         self.are_distinct = len(names) > 0 and len({*_OWN, *names}) == len(_OWN) + len(names)
-        """Whether there are some, each with a name of its own; a subclass may name one twice."""
+        """True if there are fields and all names are unique; a subclass may list a name twice."""
 
     @cached_property
     def fields(self) -> str:
-        """What stands for them in a description."""
+        """Lines of a description for these fields."""
         return fields_of(self.named)
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """Those that decide samples, by name, without the folders that files of a tokenizer lie in."""
+        """Fields that decide the samples, by name, without paths of tokenizer files."""
         content = {name: value for name, value in self.named if name not in _DECIDED_ELSEWHERE}
         if "tokenizer" in content:
             identifiers = getattr(content["tokenizer"], "unique_identifiers", None) or {}
@@ -170,27 +170,27 @@ class _Options:
 
     @cached_property
     def content_key(self) -> str:
-        """The same for options of equal content."""
+        """Text that is equal for options of equal content."""
         return fields_of(self.content.items())
 
 
 def description_now(dataset: MegatronDataset) -> str:
-    """The description of a dataset, whose class may have changed `unique_identifiers` after it was first made."""
+    """Returns the description of a dataset, including changes of its class to `unique_identifiers`."""
     if "unique_identifiers" not in vars(dataset):
         return dataset.unique_description
     return describe(dataset.unique_identifiers.items())
 
 
 def padding_id(tokenizer: Any, *, allow_ambiguous: bool) -> int:
-    """Id that fills up short samples: the tokenizer's, or -1 where it has none of its own.
+    """Returns the id that pads short samples: the tokenizer's, or -1 if it has none of its own.
 
     Args:
         tokenizer: may lack `pad`, `special_tokens_dict` and `eos`.
-        allow_ambiguous: whether an id that another special token has too is used all the same.
+        allow_ambiguous: True to use the padding id even if it is also the id of another special token.
     """
     try:
         pad = tokenizer.pad
-    except Exception:  # noqa: BLE001  tokenizers say in many ways that they have none
+    except Exception:  # noqa: BLE001  tokenizers without a padding id raise various errors
         pad = None
     if pad is None:
         return _NO_PADDING_ID

@@ -1,4 +1,4 @@
-"""GPT datasets of made-up tokens, for trying out a training job without data."""
+"""Mock GPT datasets of synthetic tokens, for trying out a training job without data."""
 
 from typing import Any, ClassVar
 
@@ -18,17 +18,17 @@ class MockGPTLowLevelDataset:
     """Documents 1, 2, 3, ... modulo the vocabulary, each ended by the tokenizer's `eod`.
 
     Args:
-        tokenizer: gives `vocab_size` and `eod`.
+        tokenizer: provides `vocab_size` and `eod`.
     """
 
     seed: int = 0
     """Seed of the lengths."""
 
     size: int = 100000
-    """Documents."""
+    """Number of documents."""
 
     max_sequence_length: int = 4096
-    """Documents are shorter than this."""
+    """Exclusive upper bound of the number of tokens in a document."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.vocab_size = tokenizer.vocab_size
@@ -38,29 +38,29 @@ class MockGPTLowLevelDataset:
         )
 
     def __len__(self) -> int:
-        """Documents in the dataset."""
+        """Number of documents."""
         return self.size
 
     def __getitem__(self, idx: int) -> npt.NDArray[np.int64]:
-        """`[T]` tokens of one document."""
+        """Returns `[T]` tokens of one document."""
         length = int(self.sequence_lengths[idx])
         return np.append(np.arange(1, length, dtype=np.int64) % self.vocab_size, self.eod_token)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> npt.NDArray[np.int64]:
-        """Tokens `[offset, offset + length)` of one document, to its end if `length` is None."""
+        """Returns tokens `[offset, offset + length)` of one document, to its end if `length` is None."""
         return self[idx][offset : None if length is None else offset + length]
 
 
 class MockGPTDataset(GPTDataset):
-    """A GPT dataset over made-up documents.
+    """GPT dataset over synthetic documents.
 
     Args:
         dataset: the documents.
         dataset_path: None.
         indices: documents that belong to this split.
-        num_samples: samples to give at least, or None for one epoch.
-        index_split: which split this is.
-        config: one without a blend.
+        num_samples: lowest number of samples, or None for one epoch.
+        index_split: the split.
+        config: a configuration without a blend.
 
     Raises:
         ArgumentError: the configuration names real data.
@@ -84,10 +84,10 @@ class MockGPTDataset(GPTDataset):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
-        """Documents."""
+        """Returns the number of documents."""
         return len(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]  # noqa: ARG004  Megatron Core's signature
-        """Make up the documents."""
+        """Generates the documents."""
         return MockGPTLowLevelDataset(config.tokenizer)

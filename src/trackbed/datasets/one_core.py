@@ -1,4 +1,4 @@
-"""Keeping libraries that tokenise to one core."""
+"""Restriction of tokenizer libraries to one core."""
 
 import contextlib
 import os
@@ -17,10 +17,9 @@ _SETTINGS: Final = {
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Inside the block, libraries start no threads: the other cores have processes of their own.
+    """Keeps libraries from starting threads inside the block, as other processes use the other cores.
 
-    fastokens heeds its first call only, and OpenBLAS the moment it is loaded: what they were told then holds for the
-    process.
+    fastokens reads the setting at its first call only, and OpenBLAS when it is loaded: it then holds for the process.
     """
     before = {name: os.environ.get(name) for name in _SETTINGS}
     os.environ.update(_SETTINGS)

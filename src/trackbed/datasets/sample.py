@@ -1,6 +1,6 @@
-"""From a run of tokens to the tensors that a model takes.
+"""Tensors of a sample, computed from its tokens: labels, masks, positions and document borders.
 
-Shapes: S tokens of a sample, X 1 if one token more was read, else 0.
+Shapes: S tokens of a sample, X 1 if one extra token was read, else 0.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ Ids = npt.NDArray[np.int64]
 
 
 def tokens_and_labels(text: Ids, *, extra_token: bool, pad: int) -> tuple[Ids, Ids]:
-    """`[S]` what the model sees, and `[S]` what it is to say: the same, one token on.
+    """Returns `[S]` input tokens and `[S]` labels, which are the tokens shifted by one.
 
     Args:
         text: `[S + X]` token ids.
-        extra_token: whether X is 1; if not, the last label is padding.
+        extra_token: True if X is 1; otherwise the last label is padding.
         pad: the padding id.
 
     >>> tokens_and_labels(np.array([5, 6, 7]), extra_token=True, pad=-1)
@@ -46,7 +46,7 @@ def tokens_and_labels(text: Ids, *, extra_token: bool, pad: int) -> tuple[Ids, I
 
 
 def loss_mask(tokens: Ids, labels: Ids, *, pad: int, masked_input: int | None) -> npt.NDArray[np.float32]:
-    """`[S]` 1 where a label counts, 0 where it is padding or its input is `masked_input`.
+    """Returns `[S]` 1 where a label counts, 0 where it is padding or its input is `masked_input`.
 
     >>> loss_mask(np.array([5, 0, 7]), np.array([0, 7, -1]), pad=-1, masked_input=0)
     array([1., 0., 0.], dtype=float32)
@@ -59,12 +59,12 @@ def loss_mask(tokens: Ids, labels: Ids, *, pad: int, masked_input: int | None) -
 
 
 def positions(length: int) -> Ids:
-    """`[S]` 0, 1, 2, ..."""
+    """Returns `[S]` 0, 1, 2, ..."""
     return np.arange(length, dtype=np.int64)
 
 
 def positions_in_documents(tokens: Ids, *, eod: int) -> Ids:
-    """`[S]` positions that start again at 0 after each end-of-document token.
+    """Returns `[S]` positions that restart at 0 after each end-of-document token.
 
     >>> positions_in_documents(np.array([5, 6, 0, 7, 8]), eod=0)
     array([0, 1, 2, 0, 1])
@@ -76,24 +76,24 @@ def positions_in_documents(tokens: Ids, *, eod: int) -> Ids:
 
 
 def causal_mask(length: int) -> torch.Tensor:
-    """`[1, S, S]` True where attention must not look: at what comes later."""
+    """Returns `[1, S, S]` True where attention is masked: at later positions."""
     return torch.ones((length, length), dtype=torch.bool).triu_(1).unsqueeze(0)
 
 
 @lru_cache(maxsize=2)
 def shared_mask(length: int) -> torch.Tensor:
-    """`causal_mask`, one for all datasets: thousands of their own would take more memory than there is."""
+    """Returns `causal_mask`, shared by all datasets: thousands of copies would not fit in memory."""
     return causal_mask(length)
 
 
 @lru_cache(maxsize=2)
 def shared_positions(length: int) -> torch.Tensor:
-    """`positions` as a tensor, one for all datasets."""
+    """Returns `positions` as a tensor, shared by all datasets."""
     return torch.from_numpy(positions(length))
 
 
 def cut_at_documents(mask: torch.Tensor, tokens: Ids, *, eod: int) -> torch.Tensor:
-    """`mask`, and True also wherever an end-of-document token lies between the two.
+    """Returns `mask`, with True also where an end-of-document token lies between the two positions.
 
     Args:
         mask: `[1, S, S]` bool.
@@ -107,14 +107,14 @@ def cut_at_documents(mask: torch.Tensor, tokens: Ids, *, eod: int) -> torch.Tens
 
 
 def document_borders(piece_lengths: Sequence[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cu_seqlens` and `max_seqlen` of a sample, for attention over documents of varying length.
+    """Returns `cu_seqlens` and `max_seqlen` of a sample, for attention over documents of varying length.
 
     Args:
-        piece_lengths: tokens of each document in the sample, extra token included, padding not.
+        piece_lengths: tokens of each document in the sample, the extra token included and padding excluded.
         length: S.
 
     Returns:
-        `[S + 1]` int32: 0, where each document ends, and S to fill up; the length of the longest one, int32.
+        `[S + 1]` int32: 0, the end of each document, and S for the rest; and the length of the longest one, int32.
         Padding belongs to the last document.
 
     >>> document_borders([2, 0, 3], 4)[0].tolist(), document_borders([2, 0, 3], 4)[1].item()

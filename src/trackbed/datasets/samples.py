@@ -1,4 +1,4 @@
-"""The interface of a dataset's samples, which every order implements.
+"""The interface of a dataset's samples, implemented for each order.
 
 Shapes: B positions, R samples, S tokens of a sample, X 1 if a sample has an extra token, else 0.
 """
@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.sources import Layout
+from trackbed.datasets.sources import SampleLayout
 
-__all__ = ["Draws", "Pieces", "Samples"]
+__all__ = ["SampleLocations", "SamplePieces", "Samples"]
 
-Draws = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-"""`[B]` dataset of each sample, and `[B]` its number there."""
+SampleLocations = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
+"""`[B]` dataset of each sample, and `[B]` its number in that dataset."""
 
 
-class Pieces(NamedTuple):
-    """The documents that a sample is cut from, in its order, and which of their tokens, half-open."""
+class SamplePieces(NamedTuple):
+    """The pieces of a sample in order, as columns: documents, and half-open ranges of their tokens."""
 
     documents: list[int]
     starts: list[int]
@@ -30,7 +30,7 @@ class Samples(Protocol):
 
     @property
     def index(self) -> IndexArrays:
-        """The index that names the samples; without arrays in an order that needs none."""
+        """The index that defines the samples; it has no arrays if the order needs none."""
         ...
 
     def __len__(self) -> int:
@@ -38,48 +38,48 @@ class Samples(Protocol):
         ...
 
     def can_give(self, num_samples: int) -> bool:
-        """True if there are so many samples; an index that is still to be built is not needed to tell."""
+        """True if there are at least `num_samples` samples. Does not need an index that is not built yet."""
         ...
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that the tokens of the split give once."""
+        """Number of samples in one epoch of the split."""
         ...
 
     def decisions(self) -> dict[str, Any]:
-        """Everything that decides the samples, besides the files."""
+        """Returns everything that decides the samples, besides the files."""
         ...
 
     def checksum(self) -> str:
-        """CRC-32 of the tokens in each of the split's documents. May read them."""
+        """Returns the CRC-32 of the split's document lengths. May read them."""
         ...
 
-    def layout(self) -> Layout:
-        """The layout of the samples in their files, for the kernel that makes batches."""
+    def layout(self) -> SampleLayout:
+        """Returns the layout of the samples in their files, for the kernel that gathers batches."""
         ...
 
-    def locate(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """Dataset 0 and the number in `layout` of the sample at each of `[B]` positions in `[-R, R)`.
+    def locate(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns dataset 0 and the number in `layout` of the sample at each of `[B]` positions in `[-R, R)`.
 
         Raises:
-            IndexError: there is no such position; the kernel raises it for layouts of visits.
+            IndexError: a position is out of range; the kernel raises it for layouts of visits.
         """
         ...
 
-    def pieces(self, position: int) -> Pieces:
-        """The documents that the sample at a position in `[-R, R)` comes from, empty ones included.
+    def pieces(self, position: int) -> SamplePieces:
+        """Returns the pieces of the sample at a position in `[-R, R)`, empty documents included.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: the position is out of range.
             CacheError: an index is damaged.
         """
         ...
 
     def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """`[S + X]` tokens of the sample at a position, filled up with padding, and the documents of its pieces.
+        """Returns `[S + X]` tokens of the sample at a position, padded if short, and the documents of its pieces.
 
         Raises:
-            IndexError: there is no such position.
+            IndexError: the position is out of range.
             CacheError: an index is damaged.
             FormatError: the files are shorter than their index says.
         """

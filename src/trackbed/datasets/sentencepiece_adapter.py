@@ -1,4 +1,4 @@
-"""Models of SentencePiece as tokenizers."""
+"""Tokenizer from a SentencePiece model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ __all__ = ["SentencePieceTokenizer"]
 
 
 class SentencePieceTokenizer(MegatronTokenizer):
-    """A model file of SentencePiece (`.model`).
+    """Tokenizer from a model file of SentencePiece (`.model`).
 
-    Its control symbols, written out in a text, are plain text.
+    Control symbols written out in a text are tokenised as plain text.
 
     Args:
         path: the model.
-        eod_token: piece that ends a document; by default the model's end of a sentence, or the first of
-            `END_OF_DOCUMENT_TOKENS` there is.
+        eod_token: piece that ends a document; by default the model's end of a sentence, or else the first of
+            `END_OF_DOCUMENT_TOKENS` in the vocabulary.
 
     Raises:
-        ArgumentError: SentencePiece is not installed, the file is no model of it, or lacks the piece.
+        ArgumentError: SentencePiece is not installed, the file is not one of its models, or lacks the piece.
     """
 
     def __init__(self, path: str | Path, *, eod_token: str | None = None) -> None:
@@ -38,21 +38,21 @@ class SentencePieceTokenizer(MegatronTokenizer):
         self._eod = None if eod_token is None else self._find([eod_token])
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
-        """`[T]` token ids of a text."""
+        """Returns `[T]` token ids of a text."""
         return np.array(self._model.encode(text), dtype=np.int64)
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, on one core."""
+        """Returns the token ids of each text, on one core."""
         found: list[list[int]] = self._model.encode(list(texts), num_threads=1)
         return found
 
     @property
     def fingerprint(self) -> str:
-        """What changes where the ids do."""
+        """String that changes when the ids change: SHA-256 of the model."""
         return hashlib.sha256(self._model.serialized_model_proto()).hexdigest()
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
-        """The text of token ids, as far as the model keeps it."""
+        """Returns the text of token ids; the model may have normalised it."""
         return str(self._model.decode(np.asarray(ids).tolist()))
 
     @property
@@ -67,7 +67,7 @@ class SentencePieceTokenizer(MegatronTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in `[0, vocab_size)`."""
+        """Exclusive upper bound of the ids."""
         return int(self._model.get_piece_size())
 
     @property
@@ -81,7 +81,7 @@ class SentencePieceTokenizer(MegatronTokenizer):
     def _find(self, candidates: Sequence[str]) -> int:
         for piece in candidates:
             index = int(self._model.piece_to_id(piece))
-            if self._model.id_to_piece(index) == piece:  # what it does not have is the unknown piece
+            if self._model.id_to_piece(index) == piece:  # a missing piece has the id of the unknown piece
                 return index
         msg = f"{self._path}: the model must have one of the pieces {', '.join(map(repr, candidates))}, found none"
         raise ArgumentError(msg)

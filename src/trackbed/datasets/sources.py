@@ -1,4 +1,4 @@
-"""Where the samples of datasets lie in mapped files, for the kernel that makes batches.
+"""Locations of datasets' samples in mapped files, for the kernel that gathers batches.
 
 Shapes: B samples of a batch, K datasets.
 """
@@ -15,35 +15,37 @@ from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, SampleSources, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 
-__all__ = ["Cut", "Layout", "Sources", "Stretches"]
+__all__ = ["FileBacked", "SampleLayout", "Sources", "Stretches"]
 
-_LOOK_SECONDS: Final = 0.05
+_CHECK_SECONDS: Final = 0.05
+"""Seconds between two checks of the sizes of mapped files."""
 
 
 class Stretches(NamedTuple):
-    """Samples that stand one after the other."""
+    """Layout of consecutive samples, one stretch of tokens each."""
 
     num_samples: int
     origin_byte: int
-    """Where the first one begins, over all files of the dataset."""
+    """Byte at which the first sample begins, counted over all files of the dataset."""
 
 
-Layout = Visits | Stretches
+SampleLayout = Visits | Stretches
+"""The layout of a dataset's samples in its files."""
 
 
-class Cut(Protocol):
+class FileBacked(Protocol):
     """A dataset whose samples may be cut from files."""
 
     @property
     def dataset(self) -> Any:
-        """What its samples are made of."""
+        """Low-level dataset that the samples are cut from."""
 
-    def layout(self) -> Layout | None:
-        """How its samples lie in its files; None where they take Python."""
+    def layout(self) -> SampleLayout | None:
+        """Returns the layout of its samples in its files; None if reading them needs Python."""
 
 
-class _Placed:
-    """A dataset that was placed: what it has mapped is released together."""
+class _TableEntry:
+    """A dataset in the tables; its maps are released together."""
 
     def __init__(self, sources: "Sources", number: int, first_file: int, num_files: int) -> None:
         self._sources = sources
@@ -52,57 +54,57 @@ class _Placed:
         self.num_files = num_files
 
     def release(self) -> bool:
-        """Take its arrays out of the tables, unless a call reads them. True if they are out."""
+        """Removes its arrays from the tables, unless a call reads them. Returns True if they are removed."""
         return self._sources.release(self)
 
 
 class Sources:
-    """The files of some datasets, each mapped when a sample of it is first wanted.
+    """Files of K datasets, each mapped when a sample of it is first read.
 
     Args:
-        members: `[K]` the datasets.
+        members: `[K]` datasets.
     """
 
-    def __init__(self, members: Sequence[Cut]) -> None:
+    def __init__(self, members: Sequence[FileBacked]) -> None:
         self.table = SampleSources(len(members))
         self._members = members
         self._pairs: list[IndexedDataset] = []
-        self._owners: list[_Placed] = []
+        self._owners: list[_TableEntry] = []
         """The dataset that each file belongs to."""
-        self._placed: dict[int, _Placed] = {}
-        self._whole: set[int] = set()
+        self._placed: dict[int, _TableEntry] = {}
+        self._readable: set[int] = set()
         """Datasets that the kernel may read: visits of others may have been released."""
-        self._others: set[int] = set()
-        """Datasets whose samples take Python."""
+        self._needs_python: set[int] = set()
+        """Datasets whose samples are read in Python."""
         self._lock = TableLock()
         self._watch = _SizeWatch()
 
     def begin_reading(self, datasets: npt.NDArray[np.int32]) -> bool:
-        """Keep the tables as they are until `end_reading`. Returns whether all samples can be cut from files.
+        """Prevents changes of the tables until `end_reading`. Returns True if all samples can be cut from files.
 
         Args:
             datasets: `[B]` datasets that samples are drawn from.
 
         Raises:
-            FormatError: a file was cut short since it was mapped. Then nothing has begun.
+            FormatError: a file was truncated since it was mapped. Then `end_reading` is not needed.
         """
         wanted = set(datasets.tolist())
         while True:
-            self._watch.look()
+            self._watch.check()
             self._lock.begin_reading()
-            if wanted <= self._whole:
+            if wanted <= self._readable:
                 if MAPS.is_tight:
                     self._note_use(wanted)
                 return True
-            if not wanted.isdisjoint(self._others):
+            if not wanted.isdisjoint(self._needs_python):
                 return False
             self._lock.end_reading()
             with self._lock.writing():
-                for number in wanted - self._others:
+                for number in wanted - self._needs_python:
                     self._place(number)
 
     def end_reading(self) -> None:
-        """Let the tables change again, if this thread keeps them."""
+        """Allows changes of the tables again, if this thread prevents them."""
         self._lock.end_reading()
 
     def _note_use(self, numbers: set[int]) -> None:
@@ -110,20 +112,20 @@ class Sources:
             MAPS.use(self._placed[number])
 
     def _place(self, number: int) -> None:
-        if number in self._whole:
+        if number in self._readable:
             return
         placed = self._placed.get(number)
-        if not 0 <= number < len(self._members):  # a damaged index of a blend: asking for the sample says so
-            self._others.add(number)
+        if not 0 <= number < len(self._members):  # a damaged index of a blend: `__getitem__` raises the error
+            self._needs_python.add(number)
             return
         pairs = _pairs_of(self._members[number].dataset)
         layout = self._members[number].layout() if pairs else None
         if layout is None:
-            self._others.add(number)
+            self._needs_python.add(number)
             return
         if placed is None:
             first_file = self.table.add_files(_extents(pairs))
-            placed = self._placed[number] = _Placed(self, number, first_file, len(pairs))
+            placed = self._placed[number] = _TableEntry(self, number, first_file, len(pairs))
             self._pairs += pairs
             self._owners += [placed] * len(pairs)
         files = {
@@ -135,14 +137,14 @@ class Sources:
             self.table.place_stretches(number, **files, **layout._asdict())
         else:
             self.table.place_visits(number, **files, visits=layout)
-        self._whole.add(number)
+        self._readable.add(number)
         MAPS.use(placed)
 
     def map_files(self, numbers: Sequence[int]) -> None:
-        """Map some files.
+        """Maps files by their numbers.
 
         Raises:
-            FormatError: another file has taken its place since it was opened.
+            FormatError: a file was replaced since it was opened.
         """
         with self._lock.writing():
             for number in set(numbers):
@@ -155,8 +157,8 @@ class Sources:
                     self._watch.add(number, source)
                     MAPS.use(self._owners[number])
 
-    def release(self, placed: _Placed) -> bool:
-        """Take the arrays of a dataset out of the tables, unless a call reads them. True if they are out."""
+    def release(self, placed: _TableEntry) -> bool:
+        """Removes a dataset's arrays from the tables, unless a call reads them. Returns True if they are removed."""
         if not self._lock.try_writing():
             return False
         try:
@@ -165,45 +167,45 @@ class Sources:
                 self._watch.remove(number)
             if placed.number in self.table.visits:
                 self.table.remove_visits(placed.number)
-                self._whole.discard(placed.number)
+                self._readable.discard(placed.number)
         finally:
             self._lock.end_writing()
         return True
 
 
 class _SizeWatch:
-    """Sees every now and then that no mapped file was cut short: to read beyond its end would end the process.
+    """Periodic check that no mapped file was truncated: reading beyond its end would kill the process.
 
-    One call without Python's lock looks at all of them.
+    One call without the GIL checks all files.
     """
 
     def __init__(self) -> None:
         self._sources: dict[int, MappedSource] = {}
         self._watched: tuple[list[MappedSource], list[str], bytes, npt.NDArray[np.int64]] | None = None
-        """The files, their names, and the bytes of each that are mapped."""
-        self._looked = time.monotonic()
+        """The files, their paths, the paths joined, and the mapped bytes of each; None after a change."""
+        self._checked = time.monotonic()
 
     def add(self, number: int, source: MappedSource) -> None:
-        """Watch a file from now on, which is looked at soon."""
+        """Adds a file, which the next call of `check` includes."""
         self._sources[number] = source
         self._watched = None
-        self._looked = -1.0
+        self._checked = -1.0
 
     def remove(self, number: int) -> None:
-        """Watch a file no longer."""
+        """Removes a file."""
         if self._sources.pop(number, None) is not None:
             self._watched = None
 
-    def look(self) -> None:
-        """Look at all files, if none was looked at in the last 50 ms.
+    def check(self) -> None:
+        """Checks all files, unless the last check was less than 50 ms ago.
 
         Raises:
-            FormatError: one was cut short.
+            FormatError: a file was truncated.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS or not self._sources:
+        if now - self._checked < _CHECK_SECONDS or not self._sources:
             return
-        self._looked = now
+        self._checked = now
         if self._watched is None:
             sources = list(self._sources.values())
             paths = [str(source.path) for source in sources]
@@ -216,8 +218,8 @@ class _SizeWatch:
 
 
 def _pairs_of(dataset: Any) -> list[IndexedDataset]:
-    """The pairs of a dataset, if they are mapped and hold integers; else none."""
-    # A subclass may read in its own way.
+    """Returns the pairs of a dataset if they are mapped and contain integers, else none."""
+    # A subclass may override how it reads.
     pairs = [dataset] if type(dataset) is IndexedDataset else []
     pairs = list(dataset.members) if type(dataset) is IndexedGroup else pairs
     is_cut = all(type(pair) is IndexedDataset and pair.mmap and not pair.multimodal for pair in pairs)
@@ -225,7 +227,7 @@ def _pairs_of(dataset: Any) -> list[IndexedDataset]:
 
 
 def _extents(pairs: Sequence[IndexedDataset]) -> list[Extent]:
-    """What is known of files that follow each other: a pair of its own may be read to its end, as it always was."""
+    """Returns the extents of consecutive files. A single pair may be read to the end of its file."""
     size = pairs[0].index.dtype_size
     extents, sequences, first_byte = [], 0, 0
     for pair in pairs:

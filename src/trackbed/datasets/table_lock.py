@@ -1,7 +1,7 @@
-"""One writer, or many readers; and a writer that does not wait.
+"""Readers-writer lock with an attempt to write that does not wait.
 
-Ctrl-C may interrupt a thread between any two steps. The lock therefore keeps the numbers of the threads that read or
-write, and drops what an interrupted thread has left behind when that thread asks again.
+Ctrl-C may interrupt a thread between any two steps. The lock therefore stores the ids of the threads that hold it, and
+drops a hold that an interrupted thread did not release when that thread acquires the lock again.
 """
 
 from collections.abc import Iterator
@@ -12,41 +12,41 @@ __all__ = ["TableLock"]
 
 
 class TableLock:
-    """Guards tables that kernels read without Python's lock. A thread must not ask for it while it reads."""
+    """Readers-writer lock for tables that kernels read without the GIL. A reader must not acquire it again."""
 
     def __init__(self) -> None:
         self._mutex = Lock()
         self._changed = Condition(self._mutex)
         self._readers: set[int] = set()
-        """Threads that read."""
+        """Ids of the threads that read."""
         self._waiting = 0
         self._writer = 0
-        """The thread that writes; 0 for none."""
+        """Id of the thread that writes; 0 for none."""
         self._depth = 0
 
     def begin_reading(self) -> None:
-        """Keep writers out until `end_reading`."""
+        """Acquires the lock for reading, until `end_reading`. Waits for a writer."""
         me = get_ident()
         with self._mutex:
-            if self._writer == me:  # left behind
+            if self._writer == me:  # not released after an interrupt
                 self._writer = self._depth = 0
             while self._writer:
                 self._wait()
             self._readers.add(me)
 
     def end_reading(self) -> None:
-        """End what `begin_reading` began, if it did."""
+        """Releases the lock for reading, if this thread holds it."""
         with self._mutex:
             self._readers.discard(get_ident())
             self._notify()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside the block nobody else reads or writes."""
+        """Holds the lock for writing inside the block. Waits for readers and for another writer."""
         me = get_ident()
         try:
             with self._mutex:
-                self._readers.discard(me)  # left behind
+                self._readers.discard(me)  # not released after an interrupt
                 while self._readers or self._writer not in (0, me):
                     self._wait()
                 self._writer, self._depth = me, 1
@@ -56,9 +56,9 @@ class TableLock:
                 self.end_writing()
 
     def try_writing(self) -> bool:
-        """Begin to write, up to `end_writing`, if nobody else reads or writes. Returns whether it has begun.
+        """Acquires the lock for writing, until `end_writing`, without waiting. Returns True if it was acquired.
 
-        A thread that writes already may begin once more.
+        A thread that holds the lock for writing may acquire it again.
         """
         me = get_ident()
         with self._mutex:
@@ -69,7 +69,7 @@ class TableLock:
             return True
 
     def end_writing(self) -> None:
-        """End what `try_writing` began."""
+        """Releases the lock for writing."""
         with self._mutex:
             self._depth -= 1
             if self._depth <= 0:
@@ -84,5 +84,5 @@ class TableLock:
             self._waiting -= 1
 
     def _notify(self) -> None:
-        if self._waiting:  # else this would cost more than the lock
+        if self._waiting:  # otherwise this would cost more than the lock
             self._changed.notify_all()

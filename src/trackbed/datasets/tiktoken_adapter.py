@@ -1,4 +1,4 @@
-"""Encodings of tiktoken as tokenizers."""
+"""Tokenizer from a tiktoken encoding."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ __all__ = ["TiktokenTokenizer"]
 
 
 class TiktokenTokenizer(MegatronTokenizer):
-    """An encoding of tiktoken, such as `cl100k_base`, or one that a plugin of tiktoken's brings.
+    """Tokenizer from an encoding of tiktoken, such as `cl100k_base`, or of one of its plugins.
 
-    tiktoken fetches its own encodings where the folder `TIKTOKEN_CACHE_DIR` does not have them. Text that reads like a
-    special token is plain text unless `special_tokens` says otherwise.
+    tiktoken downloads its encodings if the folder `TIKTOKEN_CACHE_DIR` lacks them. Text that reads like a special token
+    is tokenised as plain text unless `special_tokens` is True.
 
     Args:
         encoding: name of the encoding.
         eod_token: token that ends a document; by default `<|endoftext|>`.
-        special_tokens: whether special tokens written out in a text become their ids.
+        special_tokens: True to map special tokens written out in a text to their ids.
 
     Raises:
-        ArgumentError: tiktoken is not installed, or does not have the encoding, or that lacks the token.
+        ArgumentError: tiktoken is not installed, does not have the encoding, or the encoding lacks the token.
     """
 
     def __init__(self, encoding: str, *, eod_token: str | None = None, special_tokens: bool = False) -> None:
@@ -39,26 +39,26 @@ class TiktokenTokenizer(MegatronTokenizer):
             self._find(eod_token)
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
-        """`[T]` token ids of a text."""
+        """Returns `[T]` token ids of a text."""
         return np.array(self._encode(text), dtype=np.int64)
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, on one core."""
+        """Returns the token ids of each text, on one core."""
         return [self._encode(text) for text in texts]
 
     @property
     def fingerprint(self) -> str:
-        """What changes where the ids do, but for the pattern that an encoding of the same name has."""
+        """String that changes when the ids change, except with the split pattern of an encoding of the same name."""
         digest = hashlib.sha256(b"\0".join(self._encoding.token_byte_values())).hexdigest()
         return f"{self._encoding.name} {digest}{' special' if self._special_tokens else ''}"
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
-        """The text of token ids; bytes that are no UTF-8 become the replacement character."""
+        """Returns the text of token ids; invalid UTF-8 becomes the replacement character."""
         return str(self._encoding.decode(np.asarray(ids).tolist()))
 
     @property
     def vocab(self) -> dict[str, int]:
-        """Id of each token; of bytes that are no UTF-8, their hexadecimal digits are shown."""
+        """Id of each token; bytes that are not valid UTF-8 are written as hexadecimal escapes."""
         return {token: index for index, token in self.inv_vocab.items()}
 
     @property
@@ -74,7 +74,7 @@ class TiktokenTokenizer(MegatronTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in `[0, vocab_size)`."""
+        """Exclusive upper bound of the ids."""
         return int(self._encoding.n_vocab)
 
     @property
@@ -103,6 +103,6 @@ def _load(encoding: str) -> Any:
     try:
         return library.get_encoding(encoding)
     except Exception as error:
-        # It may lie at the name, at the network or at a file, each with errors of another library.
+        # The cause may be the name, the network or a file, each with exceptions of another library.
         msg = f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}"
         raise ArgumentError(msg) from error

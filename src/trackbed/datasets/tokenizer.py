@@ -1,4 +1,4 @@
-"""The tokenizer that datasets know: an abstract class, with Megatron Core's names."""
+"""Abstract base class of tokenizers, with Megatron Core's names."""
 
 import json
 from abc import ABC, abstractmethod
@@ -12,14 +12,13 @@ __all__ = ["MegatronTokenizer"]
 
 
 class MegatronTokenizer(ABC):
-    """A tokenizer, and what identifies it in the names of cached indices.
+    """Base of tokenizers, with the identifiers that enter the names of cached indices.
 
-    Datasets use `eod`, `pad`, `vocab_size` and `unique_identifiers` and nothing else, so that any object that
-    has these will do.
+    Datasets use only `eod`, `pad`, `vocab_size` and `unique_identifiers`, and accept any object that has these.
 
     Args:
-        tokenizer_paths: where it was read from.
-        tokenizer_options: whatever else decides its ids.
+        tokenizer_paths: paths that the tokenizer was read from.
+        tokenizer_options: other options that decide its ids.
     """
 
     def __init__(self, *tokenizer_paths: str, **tokenizer_options: Any) -> None:
@@ -32,7 +31,7 @@ class MegatronTokenizer(ABC):
 
     @abstractmethod
     def tokenize(self, text: str) -> npt.NDArray[Any]:
-        """`[T]` token ids of a text."""
+        """Returns `[T]` token ids of a text."""
 
     @property
     @abstractmethod
@@ -47,14 +46,14 @@ class MegatronTokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Ids are in `[0, vocab_size)`."""
+        """Exclusive upper bound of the ids."""
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:  # noqa: ARG002  the signature is the contract
-        """The text of `[T]` token ids. Optional."""
+        """Returns the text of `[T]` token ids. Optional."""
         self._lacks("detokenize")
 
     def offsets(self, ids: list[int], text: str) -> list[int]:  # noqa: ARG002  the signature is the contract
-        """Where each of the ids begins in the text. Optional."""
+        """Returns the offset in the text at which each of the ids begins. Optional."""
         self._lacks("offsets")
 
     @property
@@ -69,7 +68,7 @@ class MegatronTokenizer(ABC):
 
     @property
     def pad(self) -> int:
-        """Id that fills up short samples. Optional."""
+        """Id that pads short samples. Optional."""
         self._lacks("pad")
 
     @property
