@@ -232,9 +232,8 @@ def test_a_dataset_that_runs_out_is_an_error_or_left_out(prefixes, caplog):
     size = train.datasets[2].samples_per_epoch
     (ended,) = train.order.exhaustions
     assert (ended.dataset, train.order.counts_before(2000)[2]) == (2, size)
-    assert (
-        f"{prefixes[2]}: has given its epochs; the blend goes on without it from sample {ended.sample}" in caplog.text
-    )
+    warning = f"{prefixes[2]}: has reached its limit of epochs; the blend goes on without it from sample {ended.sample}"
+    assert warning in caplog.text
     drawn = sorted(train[k]["tokens"].tolist() for k in range(ended.sample) if train[k]["dataset_id"] == 2)
     tokens = stream(prefixes[2])
     assert drawn == sorted(sample(tokens, number) for number in range(size))

@@ -60,7 +60,9 @@ class InstantBlend:
         for ended in order.exhaustions:
             prefix = spec.datasets[ended.dataset].dataset_path
             logger.warning(
-                "%s: has given its epochs; the blend goes on without it from sample %d", prefix, ended.sample
+                "%s: has reached its limit of epochs; the blend goes on without it from sample %d",
+                prefix,
+                ended.sample,
             )
         return order
 
@@ -101,6 +103,6 @@ class InstantBlend:
     @property
     def _located(self) -> InstantOrder:
         if self.order is None:
-            msg = "a blend without samples must not be asked for one"
+            msg = "a blend must have samples to locate one, found none"
             raise PlanError(msg)
         return self.order

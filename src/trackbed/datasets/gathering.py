@@ -232,7 +232,7 @@ def _positions(indices: Indices) -> npt.NDArray[np.int64]:
 def _stacked(dataset: Gathering, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:
     """Returns the batch, stacked from single samples."""
     if len(positions) == 0:
-        msg = "indices must name at least one sample of a dataset whose samples are asked for one by one, found none"
+        msg = "indices must name at least one sample of a dataset whose samples are read one by one, found none"
         raise ArgumentError(msg)
     samples = [dataset[position] for position in positions.tolist()]
     try:

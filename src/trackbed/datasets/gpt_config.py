@@ -86,7 +86,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             msg = "hybrid_context_parallel must be False, found True"
             raise ArgumentError(msg)
         if self.groups is not None and self.sequences_per_dataset is not None:
-            msg = "sequences_per_dataset must be None with groups, which look at their files, found both"
+            msg = "sequences_per_dataset must be None with groups, found both"
             raise ArgumentError(msg)
         if not hasattr(self.tokenizer, "unique_identifiers"):
             found = type(self.tokenizer).__name__
