@@ -237,7 +237,7 @@ def find_token(tokenizer: tokenizers.Tokenizer, candidates: Iterable[str], *, pa
     """Returns the id of the first of the candidates in the vocabulary.
 
     Raises:
-        ArgumentError: there is none; the message lists its special tokens.
+        ArgumentError: there is none; the message lists the tokenizer's special tokens.
     """
     wanted = list(candidates)
     for token in wanted:
