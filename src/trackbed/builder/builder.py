@@ -11,11 +11,11 @@ from operator import index
 from typing import Any
 
 from trackbed.builder.agreement import request_of
-from trackbed.builder.coordinator import Coordinator
+from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
 from trackbed.builder.schedule import Plan, Task, plan_tasks
-from trackbed.cache import LazyArrays, flush_later, look_up
+from trackbed.cache import LazyArrays, flush_later
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
@@ -93,11 +93,12 @@ class BlendedMegatronDatasetBuilder:
         with start.active(), contextlib.suppress(_LengthsUnknown):
 
             def settle(_built: Sequence[Any]) -> None:
-                if _find_missing(start.requested):
+                if find_missing(start.requested, leave_notes=False):
                     raise _LengthsUnknown
 
             self._build(settle)
-        tasks = tasks_of(_find_missing(start.requested))
+        missing = find_missing(start.requested, leave_notes=False)
+        tasks = tasks_of([start.requested[number] for number in missing])
         return tasks, plan_tasks(tasks, num_ranks)
 
     def build(self) -> list[Any]:
@@ -249,15 +250,6 @@ def build_generic_dataset(
     if group is not None and not is_built_on_rank():
         return None
     return cls(*args)
-
-
-def _find_missing(requested: Sequence[LazyArrays]) -> list[LazyArrays]:
-    """Looks up indices without leaving notes. Returns those that are missing."""
-    unknown = [one for one in requested if not one.is_resolved]
-    requests = [one.request for one in unknown if one.request is not None]
-    for one, found in zip(unknown, look_up(requests, leave_notes=False), strict=True):
-        one.note(found)
-    return [one for one in unknown if not one.is_resolved]
 
 
 def _flush_built(requested: Sequence[LazyArrays]) -> None:

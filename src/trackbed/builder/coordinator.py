@@ -18,7 +18,7 @@ from trackbed.cache import Request as EntryRequest
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "find_missing"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Coordinator:
         is_shared = self._wants and self._group.size > 1
         names = "\n".join(one.entry.stem for one in wanted) if is_shared else ""
         share = hashlib.sha256(f"{self._cache}\n{names}".encode()).hexdigest()[:12]
-        look = partial(_find_missing, wanted)
+        look = partial(find_missing, wanted)
         outcome = self._look(len(wanted), look, request() if is_shared else None, share, is_last=is_last)
         if self._wants:
             self._build([wanted[number] for number in outcome.missing], outcome, share)
@@ -194,14 +194,15 @@ class Coordinator:
             executor.run(self._group.counter(share))
 
 
-def _find_missing(wanted: Sequence[LazyArrays], share: Sequence[int]) -> list[int]:
-    """Looks up a share of the indices. Returns the numbers of those that are not in the cache."""
-    numbers = [number for number in share if number < len(wanted)]
-    unknown = [number for number in numbers if not wanted[number].is_resolved]
-    requests = [one for number in unknown if (one := wanted[number].request) is not None]
-    for number, found in zip(unknown, look_up(requests), strict=True):
+def find_missing(
+    wanted: Sequence[LazyArrays], share: Sequence[int] | None = None, *, leave_notes: bool = True
+) -> list[int]:
+    """Looks up a share of the indices, by default all. Returns the numbers of those that are not in the cache."""
+    numbers = range(len(wanted)) if share is None else [number for number in share if number < len(wanted)]
+    requests = {number: one for number in numbers if (one := wanted[number].request) is not None}
+    for number, found in zip(requests, look_up(list(requests.values()), leave_notes=leave_notes), strict=True):
         wanted[number].note(found)
-    return [number for number in unknown if not wanted[number].is_resolved]
+    return [number for number in requests if not wanted[number].is_resolved]
 
 
 def _await_others(request: EntryRequest, _found: Found | None) -> Found:

@@ -174,6 +174,6 @@ def tasks_of(arrays: Sequence[LazyArrays]) -> list[Task]:
     return [
         Task(name, 0.0)
         if (request := one.request) is None
-        else Task(name, request.kind.cost(request), request.kind.is_blend, request.is_small)
+        else Task(name, request.ingredients.cost(), request.kind.is_blend, request.is_small)
         for name, one in zip(names, arrays, strict=True)
     ]

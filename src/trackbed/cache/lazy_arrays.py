@@ -19,7 +19,7 @@ from trackbed.cache.request import Arrays, Request
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 
-__all__ = ["LazyArrays", "Resolve", "arrays_of", "damage", "data_crc32_of", "shape_of"]
+__all__ = ["LazyArrays", "Resolve", "damage"]
 
 logger = logging.getLogger(__name__)
 
@@ -187,21 +187,6 @@ class LazyArrays(Arrays):
     def __len__(self) -> int:
         """Number of arrays."""
         return len(self.entry.arrays)
-
-
-def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
-    """Shape of one of the arrays, without mapping it."""
-    return arrays.specs[name].shape if isinstance(arrays, LazyArrays) else arrays[name].shape
-
-
-def arrays_of(arrays: Arrays, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Several arrays."""
-    return arrays.several(names) if isinstance(arrays, LazyArrays) else [arrays[name] for name in names]
-
-
-def data_crc32_of(arrays: Arrays) -> str:
-    """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
-    return arrays.data_crc32 if isinstance(arrays, LazyArrays) else ""
 
 
 def damage(arrays: Arrays, names: Sequence[str], wanted: str, found: str) -> CacheError:

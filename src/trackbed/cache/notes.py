@@ -8,17 +8,15 @@ A note that is lost costs its reader a check, no more.
 import hashlib
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from threading import Event, Lock, Thread
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, flush_file_system, read_regular, stamp_of
+from trackbed.files import BackgroundFlush, Stamp, read_regular, stamp_of
 
 __all__ = [
     "NoteFile",
@@ -114,72 +112,18 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
         logger.debug("%s: no note was left: %s", own, error)
 
 
-class _Flusher:
-    """Flushes file systems in the background, and then notes which entries are on the disk."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what waits: a forked process has no thread, and its parent flushes."""
-        self._lock = Lock()
-        self._waiting: defaultdict[str, list[npt.NDArray[np.int64]]] = defaultdict(list)
-        self._idle = Event()
-        self._idle.set()
-
-    def add(self, stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
-        """Flush and note entries, given by their stamps, by folder; returns at once."""
-        with self._lock:
-            for own, some in stamps.items():
-                self._waiting[own] += some
-            if not self._waiting or not self._idle.is_set():
-                return
-            self._idle.clear()
-        Thread(target=self._work, name="trackbed-flush", daemon=True).start()
-
-    def join(self) -> None:
-        """Return when nothing waits to be flushed."""
-        self._idle.wait()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                waiting, self._waiting = self._waiting, defaultdict(list)
-                if not waiting:
-                    self._idle.set()
-                    return
-            flushed: dict[int, bool] = {}
-            for own, stamps in waiting.items():
-                try:
-                    if self._flush(own, flushed):
-                        write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
-                except BaseException:  # its entries are checked once more; nothing waits for this thread for ever
-                    logger.exception("%s: its entries are not known to be on the disk", own)
-
-    @staticmethod
-    def _flush(own: str, flushed: dict[int, bool]) -> bool:
-        """Flush the file system of a folder, unless that was done for another one. True if all is on the disk."""
-        try:
-            device = os.stat(own).st_dev  # noqa: PTH116
-            if device not in flushed:
-                flushed[device] = False
-                flush_file_system(own)
-                flushed[device] = True
-        except OSError as error:
-            logger.debug("%s: its entries are not known to be on the disk: %s", own, error)
-            return False
-        return flushed[device]
-
-
-_FLUSHER: Final = _Flusher()
-await_flush: Final = _FLUSHER.join
-os.register_at_fork(after_in_child=_FLUSHER.reset)
-
-
 def flush_later(stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
     """Flushes entries in the background, and then notes that they are on the disk.
 
     Args:
         stamps: stamps of the files of each entry, by folder.
     """
-    _FLUSHER.add(stamps)
+    _FLUSH.add(stamps)
+
+
+def _note_flushed(own: str, stamps: Iterable[npt.NDArray[np.int64]]) -> None:
+    write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
+
+
+_FLUSH: Final = BackgroundFlush(_note_flushed)
+await_flush: Final = _FLUSH.join

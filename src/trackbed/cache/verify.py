@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trackbed.cache.chunks import Chunk, chunks_of, compare_chunks
 from trackbed.cache.fingerprint import fingerprint
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
 from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
-from trackbed.files import Writer
+from trackbed.files import Chunk, Writer, chunks_of, compare_chunks
 
 __all__ = ["bytes_to_read", "find_problems"]
 
