@@ -68,7 +68,7 @@ class Executor:
                 default this rank takes all, and builds blends on a thread of their own.
 
         Raises:
-            Exception: the first error. Whatever still runs is stopped.
+            Exception: the first error. All other threads are stopped.
         """
         take = count().__next__ if take is None else take
         if self._progress is not None and self._chunks:

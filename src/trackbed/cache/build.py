@@ -52,7 +52,7 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
 
     Raises:
         CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
-        Exception: whatever building an entry raises.
+        Exception: building an entry failed.
     """
     missing: list[tuple[Request, Found]] = []
     known: list[Found | None] = list(found) or [None] * len(requests)

@@ -113,7 +113,7 @@ class LazyArrays(Arrays):
         if array is None or MAPS.is_tight:
             MAPS.use(self)
         if array is None:
-            # All at once: who reads one reads the others, which may be removed by then.
+            # All at once: a caller that reads one array reads the others, which may be removed by then.
             mapped = {one: self._map(one) for one in self.entry.arrays}
             array = mapped[name]
             self._mapped = mapped
@@ -167,7 +167,7 @@ class LazyArrays(Arrays):
             self._refuse(path)
 
     def _is_same_entry(self, found: Found) -> bool:
-        """True if another builder of the same entry, who was as fast, has replaced the files."""
+        """True if another builder of the same entry has replaced the files at the same time."""
         try:
             manifest = read_manifest(self._place.manifest)
         except (FormatError, OSError):

@@ -42,17 +42,17 @@ _READ: dict[str, tuple[Stamp, Notes]] = {}
 
 
 def entry_digest(stamps: npt.NDArray[np.int64]) -> str:
-    """Name of an entry in notes: 32 digits, from `[F, 3]` stamps of its files, the manifest's last."""
+    """Returns the name of an entry in notes: 32 digits, from `[F, 3]` stamps of its files, the manifest's last."""
     return hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data).hexdigest()[:32]
 
 
 def flushed_note(digest: str) -> str:
-    """The line that says that an entry's files are on the disk."""
+    """Returns the line which states that an entry's files are on the disk."""
     return f"flushed {digest}"
 
 
 def data_note(digest: str, data_stamps: str) -> str:
-    """The line that says that an entry's checksum of the data is that of files with these stamps."""
+    """Returns the line which states that an entry's checksum of the data is that of files with these stamps."""
     return f"data {digest} {hashlib.sha256(data_stamps.encode()).hexdigest()[:32]}"
 
 
@@ -61,11 +61,11 @@ class NoteFile(NamedTuple):
 
     path: str
     digests: frozenset[str]
-    """Names of the entries that it speaks of."""
+    """Names of the entries that it mentions."""
 
 
 def find_note_files(own: str) -> list[NoteFile]:
-    """The files of notes in the folder `own`, which is Trackbed's."""
+    """Returns the files of notes in the folder `own`, which is Trackbed's."""
     return [
         NoteFile(path, frozenset(words[1] for words in map(str.split, text.splitlines()) if len(words) > 1))
         for path, text in _texts(f"{own}/notes")
@@ -73,11 +73,11 @@ def find_note_files(own: str) -> list[NoteFile]:
 
 
 def read_notes(own: str) -> Notes:
-    """The notes in the folder `own`, which is Trackbed's; read anew when a file was added or removed."""
+    """Returns the notes in the folder `own`, which is Trackbed's; reads them again if a file was added or removed."""
     folder = f"{own}/notes"
     try:
         stamp = stamp_of(folder)
-    except OSError:  # it cannot be reached: what it says is checked again
+    except OSError:  # it cannot be reached: what it states is checked again
         return _NO_NOTES
     if stamp is None:
         return _NO_NOTES
@@ -91,12 +91,12 @@ def _texts(folder: str) -> Iterable[tuple[str, str]]:
     for path in sorted(Path(folder).glob("*.txt")):
         try:
             yield str(path), read_regular(path).decode(errors="replace")
-        except (OSError, FormatError):  # removed meanwhile, or unreadable: what it said is checked again
+        except (OSError, FormatError):  # removed meanwhile, or unreadable: what it stated is checked again
             continue
 
 
 def write_notes(own: str, lines: Iterable[str]) -> None:
-    """Leave notes in the folder `own`, where it can be written to."""
+    """Leaves notes in the folder `own`, if it can be written to."""
     text = "".join(f"{line}\n" for line in sorted(set(lines))).encode()
     if not text:
         return

@@ -43,7 +43,7 @@ class Ingredients(Protocol):
 
 
 class Kind:
-    """How entries of one kind are built: one at a time, unless a subclass builds many at once.
+    """Builds entries of one kind: one at a time, unless a subclass builds many at once.
 
     Args:
         is_blend: True for the index of a blend, which one thread builds, and which is scheduled first.

@@ -187,7 +187,7 @@ class GPTIndices:
         return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.sequence_length * _SAMPLE_COST)
 
     def decisions(self) -> dict[str, Any]:
-        """What decides the bytes, besides the lengths."""
+        """Returns everything that decides the bytes, besides the lengths."""
         run = self.run
         documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers).data).hexdigest()
         return {

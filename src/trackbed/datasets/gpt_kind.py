@@ -18,7 +18,7 @@ from trackbed.tokens.lengths import read_lengths
 __all__ = ["GPT_KIND", "build_small"]
 
 _MOST_TOGETHER: Final = 16
-"""Datasets of a call: more save little, and whoever waits for the first would wait longer."""
+"""Datasets of a call: more save little, and delay the first one."""
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
 
 
