@@ -15,7 +15,7 @@ namespace trackbed {
 namespace {
 
 constexpr std::size_t kChunk = std::size_t{1} << 15;  // visits whose lengths stay in a core's cache
-constexpr std::size_t kAhead = 48;                    // visits between the prefetch of a length and its use
+constexpr std::size_t kAhead = 256;                   // visits between the prefetch of a length and its use
 
 std::int32_t length_of(std::span<const std::byte> lengths, std::size_t document) {
   std::int32_t length;
@@ -73,7 +73,7 @@ struct Scattered {
     }
     const std::size_t ahead = count < kAhead ? 0 : count - kAhead;
     for (std::size_t k = 0; k < ahead; ++k) {
-      __builtin_prefetch(lengths.data() + static_cast<std::size_t>(mine[k + kAhead]) * sizeof(std::int32_t));
+      __builtin_prefetch(lengths.data() + static_cast<std::size_t>(mine[k + kAhead]) * sizeof(std::int32_t), 0, 2);
       found[k] = length_of(lengths, static_cast<std::size_t>(mine[k]));
     }
     for (std::size_t k = ahead; k < count; ++k) {
