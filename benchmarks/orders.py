@@ -8,6 +8,7 @@ from megatron.core.datasets import helpers
 from benchmarks.harness import Comparison, compare
 from trackbed import kernels
 from trackbed.index import EpochPlan, LegacyShuffle, legacy_shuffle
+from trackbed.index.ranges import number_range
 from trackbed.index.visits import visit_indices
 
 SEQUENCE_LENGTH = 4096
@@ -81,7 +82,7 @@ def sample_index(num_documents: int, *, mean_length: int, num_threads: int = 1) 
 def visits(num_documents: int, *, mean_length: int, rounds: int) -> Comparison:
     """Document index and sample index of one epoch, into arrays of an earlier run as far as the library takes them."""
     lengths = np.random.default_rng(2).integers(0, 2 * mean_length, num_documents, dtype=np.int32)
-    documents, theirs = np.arange(num_documents, dtype=np.int32), np.arange(num_documents, dtype=np.int32)
+    documents, theirs = number_range(0, num_documents), np.arange(num_documents, dtype=np.int32)
     tokens = int(lengths.sum(dtype=np.int64))
     plan = EpochPlan(num_epochs=1, num_samples=(tokens - 1) // SEQUENCE_LENGTH, samples_before_last=None)
     ours = {
