@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ import numpy as np
 
 from benchmarks import starts, trillions
 from benchmarks.harness import machine
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, open_or_build
-from trackbed.datasets.balanced import BalancedIndices
-from trackbed.index import InstantOrder, greedy_blend
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, build_batch
+from trackbed.datasets.blend_balanced import BalancedOrder
+from trackbed.datasets.blend_order import BlendSpec
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.index import InstantOrder, Split, greedy_blend
 
 NUM_DATASETS: Final = 1_000
 ARRAYS: Final = ("dataset_index", "dataset_sample_index")
@@ -37,25 +40,54 @@ def weights() -> np.ndarray[Any, np.dtype[np.float64]]:
     return drawn / drawn.sum()
 
 
+@dataclass(frozen=True)
+class _Greedy:
+    """A blend without datasets."""
+
+    num_samples: int
+
+    def build(self, allocate: Allocate) -> Arrays:
+        """Draws the blend."""
+        poll = lambda done: allocate.filled(done, *ARRAYS)  # noqa: E731
+        made = greedy_blend(weights(), self.num_samples, allocate=allocate, poll=poll)
+        return dict(zip(ARRAYS, made, strict=True))
+
+    def expected(self) -> dict[str, ArraySpec]:
+        """Dtypes and shapes."""
+        shape = (self.num_samples,)
+        return {name: ArraySpec(np.dtype(dtype), shape) for name, dtype in zip(ARRAYS, ("i2", "i8"), strict=True)}
+
+    def cost(self) -> float:
+        """Nothing is scheduled."""
+        return 0.0
+
+
 def in_megatrons_order(folder: Path, num_samples: int) -> dict[str, float]:
     """The blend as `BlendedDataset` builds and keeps it: drawn, checksummed, on the disk."""
     entry = Entry(directory=folder, stem="blend", description="", arrays=ARRAYS, decisions={"n": num_samples})
-    shape = (num_samples,)
-    expected = {
-        "dataset_index": ArraySpec(np.dtype(np.int16), shape),
-        "dataset_sample_index": ArraySpec(np.dtype(np.int64), shape),
-    }
-
-    def build(allocate: Allocate) -> Arrays:
-        made = greedy_blend(weights(), num_samples, allocate=allocate, poll=lambda done: allocate.filled(done, *ARRAYS))
-        return dict(zip(ARRAYS, made, strict=True))
-
-    return timed(lambda: open_or_build(entry, expected=lambda: expected, build=build))
+    request = Request(entry, Kind(is_blend=True), _Greedy(num_samples))
+    return timed(lambda: list(build_batch([request])))
 
 
 def in_the_balanced_order(folder: Path, num_samples: int) -> dict[str, float]:
     """The blend with every index in a mapped file, checksummed, on the disk."""
-    return timed(BalancedIndices(weights().tolist(), num_samples, 1234, str(folder)).open)
+    prefixes = [str(number) for number in range(NUM_DATASETS)]
+    config = BlendedMegatronDatasetConfig(
+        random_seed=1234,
+        sequence_length=1,
+        blend=(prefixes, weights().tolist()),
+        split="1",
+        path_to_cache=str(folder),
+        order="balanced",
+    )
+
+    def make() -> None:
+        members: list[Any] = [None] * NUM_DATASETS  # the order does not depend on them
+        order = BalancedOrder(BlendSpec(members, weights().tolist(), num_samples, Split.train, config))
+        request = order.request(lambda: None)
+        list(build_batch([] if request is None else [request]))
+
+    return timed(make)
 
 
 def in_the_instant_order(_folder: Path, num_samples: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A build in a process that is killed, or stopped for a while, at its n-th system call of a kind."""
+"""A process, of a build or of any program, that is killed or stopped for a while at its n-th system call of a kind."""
 
 import contextlib
 import itertools
@@ -23,14 +23,14 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from small_entries import SmallKind, build_all, entry, lazy, seeds_in
-from trackbed.cache import Request, commit
+from trackbed.cache import commit
 
 folder, way, seeds = Path(sys.argv[1]), sys.argv[2], [int(seed) for seed in sys.argv[4].split(",")]
 if way == "named":
     commit.is_on_this_machine = lambda _: False
 kind = SmallKind()
 entries = [entry(folder, seed=seed, stem=stem) for seed, stem in zip(seeds, sys.argv[5:], strict=True)]
-wanted = [lazy(Request(one, kind, seed, is_small=True)) for seed, one in zip(seeds, entries, strict=True)]
+wanted = [lazy(kind.request(one, seed)) for seed, one in zip(seeds, entries, strict=True)]
 print("begins", flush=True)
 build_all(wanted)
 assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]
@@ -39,9 +39,19 @@ assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]
 
 def start(folder, way, entries, *tracing):
     """Start the build of entries, seeds by stem; with the options of a tracer, under it."""
-    traced = ["strace", "-f", "-o", f"{folder}.{next(NUMBERS)}.calls", *tracing] if tracing else []
     seeds = ",".join(map(str, entries.values()))
-    command = [*traced, sys.executable, "-B", "-W", "ignore", "-c", PROGRAM, str(folder), way, TESTS, seeds, *entries]
+    return start_program(PROGRAM, [str(folder), way, TESTS, seeds, *entries], log_of(folder), *tracing)
+
+
+def log_of(folder):
+    """New path for the log of a tracer."""
+    return Path(f"{folder}.{next(NUMBERS)}.calls")
+
+
+def start_program(program, arguments, log, *tracing):
+    """Start a Python program; with the options of a tracer, under it."""
+    traced = ["strace", "-f", "-o", str(log), *tracing] if tracing else []
+    command = [*traced, sys.executable, "-B", "-W", "ignore", "-c", program, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -51,29 +61,41 @@ def finish(process):
     return errors
 
 
-def count_calls(folder, way, entries):
-    """How often a build that nobody disturbs makes each of the calls."""
-    process = start(folder, way, entries, "-e", f"trace={','.join(CALLS)}")
+def steps(folder, way, entries):
+    """Each call of a build that is not disturbed: its name, and its number among those of that name."""
+    return steps_of(lambda *tracing: start(folder, way, entries, *tracing), CALLS)
+
+
+def steps_of(start, calls):
+    """Each of these calls of a program that `start` starts under a tracer: its name, and its number of that name."""
+    process = start("-e", f"trace={','.join(calls)}")
+    log = Path(process.args[process.args.index("-o") + 1])
     errors = finish(process)
     if "ptrace" in errors:
         pytest.skip(f"this machine does not let tests trace: {errors.splitlines()[0]}")
     assert process.returncode == 0, errors
-    (log,) = folder.parent.glob(f"{folder.name}.*.calls")
     names = [line.split()[1].split("(")[0] for line in log.read_text().splitlines()]
-    return {call: names.count(call) for call in CALLS if call in names}
-
-
-def steps(folder, way, entries):
-    """Each call of such a build: its name, and its number among those of that name."""
-    counts = count_calls(folder, way, entries)
-    return [(call, number) for call, count in counts.items() for number in range(1, count + 1)]
+    return [(call, number) for call in calls for number in range(1, names.count(call) + 1)]
 
 
 def kill_at(folder, way, entries, call, number):
     """Run a build that is killed before that call."""
-    process = start(folder, way, entries, "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={number}")
+    kill_program_at(lambda *tracing: start(folder, way, entries, *tracing), call, number)
+
+
+def kill_program_at(start, call, number):
+    """Run a program that is killed before that call."""
+    process = start("-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={number}")
     errors = finish(process)
     assert process.returncode == -signal.SIGKILL, errors
+
+
+def fail_program_at(start, call, number, error):
+    """Run a program in which that call fails. Returns what it printed on stderr."""
+    process = start("-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}")
+    errors = finish(process)
+    assert process.returncode != 0
+    return errors
 
 
 def pause_at(folder, way, entries, call, number, meanwhile):

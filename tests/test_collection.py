@@ -46,3 +46,10 @@ def test_markers_are_deselected_in_the_makefile_and_not_for_everybody():
     assert options is not None
     assert " -m" not in options[1]
     assert "-k" not in options[1]
+
+
+def test_every_benchmark_can_be_imported():
+    modules = [f"benchmarks.{path.stem}" for path in sorted(ROOT.glob("benchmarks/*.py")) if path.stem != "__main__"]
+    assert len(modules) > 10
+    command = [sys.executable, "-c", f"import {', '.join(modules)}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)

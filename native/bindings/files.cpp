@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../files/commit.hpp"
+#include "../files/exchange.hpp"
 #include "../files/index_ends.hpp"
 #include "../files/read.hpp"
 #include "python.hpp"
@@ -66,6 +67,11 @@ void commit_file_sets(nb::bytes paths, nb::bytes partials, Array<const std::int6
   files::commit_file_sets(sets, found, span_of(errors), poll);
 }
 
+int exchange_names(nb::bytes path, nb::bytes other) {
+  const nb::gil_scoped_release no_gil;
+  return files::exchange_names(path.c_str(), other.c_str());
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -75,6 +81,7 @@ NB_MODULE(_native, m) {
   m.def("read_index_ends", &read_index_ends, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("commit_file_sets", &commit_file_sets, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("exchange_names", &exchange_names);
   m.attr("INDEX_ENDS_BYTES") = files::kIndexEndsBytes;
   m.attr("INDEX_ENDS_WORDS") = sizeof(files::IndexEnds) / sizeof(std::int64_t);
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "commit.hpp"
+#include "exchange.hpp"
 #include "index_ends.hpp"
 #include "read.hpp"
 
@@ -245,6 +246,16 @@ void test_commit_file_sets_of_a_taken_name() {
   }
 }
 
+void test_exchange_names() {
+  const Folder folder;
+  fs::create_directory(folder / "one");
+  std::ofstream(folder / "one/name") << "one";
+  std::ofstream(folder / "other") << "other";
+  check(files::exchange_names((folder / "one").c_str(), (folder / "other").c_str()) == 0, "exchange_names");
+  check(content_of(folder / "one") == "other" && content_of(folder / "other/name") == "one", "exchanged content");
+  check(files::exchange_names((folder / "one").c_str(), (folder / "absent").c_str()) == ENOENT, "an absent name");
+}
+
 }  // namespace
 
 int main() {
@@ -253,6 +264,7 @@ int main() {
   test_read_index_ends();
   test_commit_file_sets();
   test_commit_file_sets_of_a_taken_name();
+  test_exchange_names();
   std::printf("%ld passed, %ld failed\n", passed, failed);
   return failed == 0 ? 0 : 1;
 }

@@ -7,6 +7,9 @@
     +-- PlanError         the data cannot give what was asked for
     |   +-- OversampleError   a blend draws more samples than a dataset has
     +-- CollectiveError   ranks disagree, or one of them failed
+    +-- CheckpointError   a checkpoint cannot be saved, loaded or verified
+    +-- GradientError     a gradient is missing, not finite, or out of order: an AssertionError too,
+                          because Megatron Core asserts there
     ArgumentError         an argument is out of range: a ValueError, and an AssertionError too,
                           because Megatron Core's class of the same name asserts
 
@@ -20,8 +23,10 @@ __all__ = [
     "ArgumentError",
     "BlendFileError",
     "CacheError",
+    "CheckpointError",
     "CollectiveError",
     "FormatError",
+    "GradientError",
     "OversampleError",
     "PlanError",
     "TrackbedError",
@@ -75,6 +80,17 @@ class OversampleError(PlanError, IndexError):
 
 class CollectiveError(TrackbedError):
     """Ranks disagree, or a rank failed; the message names it."""
+
+
+class CheckpointError(TrackbedError):
+    """A checkpoint cannot be saved, loaded or verified; the message names file, tensor or rank."""
+
+
+class GradientError(TrackbedError, AssertionError):
+    """A gradient is missing, not finite, or out of order; the message names rank, parameter and bucket.
+
+    Code written for Megatron Core catches the AssertionError of its bare asserts.
+    """
 
 
 class ArgumentError(ValueError, AssertionError):

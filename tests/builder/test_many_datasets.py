@@ -150,17 +150,17 @@ def test_an_index_that_was_replaced_is_not_mapped_again(tmp_path):
     config = gpt_config(tmp_path / "cache", blend=([write_pair(tmp_path / "pair", [5] * 3000)], None), split="1")
     train = build(config, (100, None, None))[0]
     before = tokens_of(train, range(5))
-    train._arrays.release()
+    train._index.arrays.release()
     assert tokens_of(train, range(5)) == before
     for path in (tmp_path / "cache").glob("*.npy"):
         copy = path.with_suffix(".copy")
         shutil.copy(path, copy)
         copy.replace(path)
     assert tokens_of(train, range(5)) == before
-    train._arrays.release()
+    train._index.arrays.release()
     assert tokens_of(train, range(5)) == before  # another builder of the same entry may have been as fast
     manifest = next((tmp_path / "cache" / ".trackbed").glob("*.json"))
     manifest.write_text(manifest.read_text().replace('"crc32": "', '"crc32": "0', 1))
-    train._arrays.release()
+    train._index.arrays.release()
     with pytest.raises(CacheError, match="found another one in its place"):
         tokens_of(train, range(5))

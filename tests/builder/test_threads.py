@@ -7,7 +7,6 @@ import pytest
 
 from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
 from trackbed.builder.executor import Executor
-from trackbed.cache import Request
 
 ROWS = 10
 
@@ -21,14 +20,14 @@ class Site:
         self._now = {"blend": 0, "other": 0}
         self.most = {"blend": 0, "other": 0, "all": 0}
         self.fails_at = None
-        small_kind = SmallKind()
+        small_kind = SmallKind(cost=1.0)
         self.wanted = []
         for number in range(blends + others + small):
             what = "blend" if number < blends else "other"
             one = entry(folder, stem=f"{number:032x}-GPTDataset-train")
             self.wanted.append(
                 lazy(
-                    Request(one, small_kind, 1, cost=1.0, is_small=True)
+                    small_kind.request(one, 1)
                     if number >= blends + others
                     else request(
                         one,
@@ -104,12 +103,15 @@ class Reading(SmallKind):
     """Reports what is read ahead and what is built."""
 
     def __init__(self, seen):
-        super().__init__(lambda seeds: [seen.append(("built", seed)) or arrays(seed) for seed in seeds])
+        super().__init__(lambda seeds: [seen.append(("built", seed)) or arrays(seed) for seed in seeds], cost=1e9)
         self._seen = seen
 
+    def is_small(self, request):
+        return False
+
     def read_ahead(self, request):
-        self._seen.append(("ahead", request.ingredients))
-        if request.ingredients == 2:
+        self._seen.append(("ahead", request.ingredients.seed))
+        if request.ingredients.seed == 2:
             msg = "building says what is wrong"
             raise OSError(msg)
 
@@ -118,8 +120,7 @@ def test_what_entries_read_is_asked_for_a_chunk_ahead(tmp_path):
     seen = []
     kind = Reading(seen)
     wanted = [
-        lazy(Request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), kind, number, cost=1e9))
-        for number in range(4)
+        lazy(kind.request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), number)) for number in range(4)
     ]
     Executor(wanted, num_threads=1).run()
     steps = [("ahead", 0), ("ahead", 1), ("built", 0), ("ahead", 2), ("built", 1), ("ahead", 3), ("built", 2)]
@@ -130,8 +131,7 @@ def test_a_long_chunk_is_not_taken_while_another_is_built(tmp_path):
     seen = []
     kind = Reading(seen)
     wanted = [
-        lazy(Request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), kind, number, cost=1e9))
-        for number in range(3)
+        lazy(kind.request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), number)) for number in range(3)
     ]
     Executor(wanted, num_ranks=2, num_threads=1).run(iter(range(100)).__next__)
     assert seen == [(what, number) for number in range(3) for what in ("ahead", "built")]

@@ -8,7 +8,6 @@ import pytest
 
 from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
 from trackbed.builder.coordinator import Coordinator
-from trackbed.cache import Request
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 
@@ -23,11 +22,11 @@ def wanted_of(folder, builds, *, cost=COST, small=False, blends=0):
         builds(number)
         return arrays(1, ROWS)
 
-    kind = SmallKind(lambda numbers: [build_one(number) for number in numbers], lambda _: ROWS)
+    kind = SmallKind(lambda numbers: [build_one(number) for number in numbers], lambda _: ROWS, cost)
     entries = [entry(folder, stem=f"{number:032x}-GPTDataset-train") for number in range(40)]
     return [
         lazy(
-            Request(one, kind, number, cost=cost, is_small=True)
+            kind.request(one, number)
             if small
             else request(
                 one,

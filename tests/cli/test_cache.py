@@ -99,6 +99,7 @@ def test_entries_that_stay_beyond_the_limit_are_reported(run, folder):
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"], ["--keep", "much"], ["--unused-for", "30"]])
 def test_a_removal_must_state_what_to_remove(run, folder, options):
+    await_flush()
     before = sorted(folder.rglob("*"))
     assert run("cache", "gc", folder, *options).exit_code == 2
     assert sorted(folder.rglob("*")) == before

@@ -2,6 +2,7 @@ import json
 import os
 import pty
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from trackbed import __version__
+from trackbed.cli.main import trackbed
 
 TRACKBED = [sys.executable, "-m", "trackbed"]
 HEAVY = ("numpy", "orjson", "rich", "tokenizers", "torch", "matplotlib")
@@ -51,6 +53,35 @@ finally:
     assert done.stderr.split() == []
     for command in ("blend", "cache", "inspect", "merge", "preprocess", "seal", "train-tokenizer", "verify"):
         assert f"\n  {command} " in done.stdout
+
+
+def test_help_lists_the_commands_under_headings(run):
+    _, *sections = re.split(r"\n\n(?=\S)", run("--help").stdout.partition("--help")[2].rstrip())
+    listed = {}
+    for section in sections:
+        heading, *lines = section.splitlines()
+        listed[heading.removesuffix(":")] = [line.split()[0] for line in lines]
+    assert listed == {
+        "Token files (pairs of .bin and .idx)": [
+            "preprocess",
+            "train-tokenizer",
+            "merge",
+            "inspect",
+            "verify",
+            "seal",
+            "finish",
+        ],
+        "Blends and their indices": ["blend", "build", "show", "cache"],
+    }
+    assert sorted(sum(listed.values(), [])) == sorted(trackbed.commands)
+    columns = {re.match(r"  \S+ +", line).end() for section in sections for line in section.splitlines()[1:]}
+    assert len(columns) == 1  # the texts begin below each other
+
+
+@pytest.mark.parametrize("command", ["merge", "inspect", "verify", "seal", "finish"])
+def test_the_list_says_which_commands_are_for_pairs_of_files(run, command):
+    (line,) = (line for line in run("--help").stdout.splitlines() if line.startswith(f"  {command} "))
+    assert ".bin and .idx" in line
 
 
 @pytest.mark.parametrize(

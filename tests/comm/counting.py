@@ -14,6 +14,11 @@ class CountingStore:
         self._store = store
         self.requests = Counter()
 
+    def below(self, name):
+        below = CountingStore(self._store.below(name))
+        below.requests = self.requests
+        return below
+
     def __getattr__(self, name):
         if name not in REQUESTS:
             raise AttributeError(name)

@@ -1,7 +1,8 @@
 """One rank of a test with real processes: `rank.py HOW MODE WHO TIMEOUT`. Writes its result as lines of JSON.
 
 HOW is the source of its group: "environment"; or "torch", a process group over gloo; or "subgroup", a part of that.
-In the middle of a step, rank WHO fails in the way of MODE.
+In the middle of a step, rank WHO fails in the way of MODE. With " and child" at the end of HOW, a child of the group
+does the same at the same time, on a thread, and its result is reported as "child".
 """
 
 import json
@@ -45,7 +46,7 @@ def misbehave(mode):
         time.sleep(60)
 
 
-def work(group, mode, who):
+def work(group, mode, who, report):
     gathered = group.all_gather(os.getpid())
     report(pids=gathered)
     with group.guarded("building the indices") as step:
@@ -63,6 +64,17 @@ def work(group, mode, who):
     group.barrier()
 
 
+def attempt(group, mode, who, report):
+    try:
+        work(group, mode, who, report)
+    except CollectiveError as error:
+        report(raised=str(error), at=time.time(), cause=repr(error.__cause__))
+    except KeyboardInterrupt:
+        report(raised="KeyboardInterrupt", at=time.time(), cause="None")
+    else:
+        report(raised=None)
+
+
 def report(**found):
     print(json.dumps(found), flush=True)
 
@@ -71,16 +83,23 @@ def main():
     how, mode, who, timeout = sys.argv[1:]
     # A process that is started in the background ignores SIGINT by default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    group = make_group(how, float(timeout))
+    group = make_group(how.removesuffix(" and child"), float(timeout))
     report(rank=group.rank, size=group.size)
-    try:
-        work(group, mode, int(who))
-    except CollectiveError as error:
-        report(raised=str(error), at=time.time(), cause=repr(error.__cause__))
-    except KeyboardInterrupt:
-        report(raised="KeyboardInterrupt", at=time.time(), cause="None")
-    else:
-        report(raised=None)
+    threads, reports = [], {}
+    if how.endswith(" and child"):
+
+        def report_of_child(**found):
+            reports.update(found)
+            if "failed" in found:
+                report(**found)  # the process may be about to die
+
+        threads.append(threading.Thread(target=attempt, args=(group.child("side"), mode, int(who), report_of_child)))
+    for thread in threads:
+        thread.start()
+    attempt(group, mode, int(who), report)
+    for thread in threads:
+        thread.join()
+        report(child=reports)
 
 
 if __name__ == "__main__":

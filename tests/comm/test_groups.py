@@ -37,6 +37,24 @@ class TestSealed(TestMemory):
         return run_ranks(size, function, timeout_seconds=timeout_seconds, secret=b"secret")
 
 
+class OnChildren:
+    """Runs the contract on children of groups, or on their children."""
+
+    depth = 1
+
+    def run(self, size, function, **options):
+        def work(group):
+            for _ in range(self.depth):
+                group = group.child("side")
+            return function(group)
+
+        return super().run(size, work, **options)
+
+
+class TestSealedGrandchild(OnChildren, TestSealed):
+    depth = 2
+
+
 class TorchStores(SharedGroupContract):
     """Groups of threads over a store of torch's; each run has its own keys."""
 
@@ -86,3 +104,7 @@ class TestTCPStore(TorchStores):
 
 class TestSealedTCPStore(TestTCPStore):
     secret = b"secret"
+
+
+class TestChildOverTCPStore(OnChildren, TestTCPStore):
+    pass

@@ -124,6 +124,31 @@ def test_a_host_that_hangs_but_serves_the_store_is_named_as_a_rank():
     assert [rank["raised"] for rank in others(ranks, 0)] == [text] * 2
 
 
+@pytest.mark.parametrize(("how", "mode"), [("environment", "kill"), ("environment", "stop"), ("torch", "kill")])
+def test_a_rank_that_dies_is_named_in_a_group_and_in_its_child_at_the_same_time(how, mode):
+    ranks = run(f"{how} and child", mode, 1)
+    text = "building the indices: rank 1 sent no heartbeat for 4 s, while ranks 0 and 2 waited"
+    for rank in others(ranks, 1):
+        assert [rank["raised"], rank["child"]["raised"]] == [text] * 2
+        assert rank["child"]["pids"] == rank["pids"]
+        assert max(rank["at"], rank["child"]["at"]) - ranks[1]["failed"] < 1.2 * TIMEOUT_SECONDS + 2
+
+
+def test_the_host_of_the_store_is_named_in_a_group_and_in_its_child_when_it_dies():
+    ranks = run("environment and child", "kill", 0)
+    for rank in others(ranks, 0):
+        assert "the rendezvous store must answer, but its host" in rank["raised"]
+        assert "the rendezvous store must answer, but its host" in rank["child"]["raised"]
+        assert max(rank["at"], rank["child"]["at"]) - ranks[0]["failed"] < TIMEOUT_SECONDS + 2
+
+
+@pytest.mark.parametrize("how", ["environment", "torch", "subgroup"])
+def test_a_group_and_its_child_end_without_a_failure(how):
+    ranks = run(f"{how} and child", "nothing", -1, size=4)
+    assert [(rank["raised"], rank["child"]["raised"]) for rank in ranks] == [(None, None)] * 4
+    assert all(rank["child"]["pids"] == rank["pids"] for rank in ranks)
+
+
 @pytest.mark.parametrize("mode", ["raise", "kill"])
 def test_a_process_group_of_torch_uses_its_store(mode):
     ranks = run("torch", mode, 1)

@@ -22,6 +22,16 @@ json_values = st.recursive(
 )
 
 
+def on_two_threads(function, other):
+    """Returns the results or exceptions of `function()`, and of `other()` on a thread."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(result_of(other)))
+    thread.start()
+    mine = result_of(function)
+    thread.join()
+    return mine, found[0]
+
+
 def result_of(function):
     """Returns the result of `function()`, or the exception that it raises."""
     try:
@@ -170,6 +180,82 @@ class GroupContract:
 
         for size, found in self.every(agree):
             assert found == [None] * size
+
+    def test_a_child_has_the_ranks_and_the_timeout_of_its_parent(self):
+        def work(group):
+            child = group.child("side")
+            return child.rank == group.rank, child.size == group.size, child.timeout_seconds == group.timeout_seconds
+
+        for size, found in self.every(work):
+            assert found == [(True, True, True)] * size
+
+    @pytest.mark.parametrize("name", ["", "/", "a/b", "side/"])
+    def test_a_child_needs_a_name_that_is_one_part_of_a_key(self, name):
+        for size, found in self.every(lambda group: group.child(name)):
+            assert [str(error) for error in found] == [
+                f"name must have at least one character, and no '/', but is {name!r}"
+            ] * size
+            assert {type(error) for error in found} == {ArgumentError}
+
+    def test_the_steps_of_a_group_and_its_children_never_mix(self):
+        turns = 30
+
+        def steps(group, who):
+            found = []
+            for turn in range(turns):
+                with group.guarded(who) as step:
+                    step.poll(0)
+                    take = group.counter("it")
+                    found.append(group.all_gather([who, turn, group.rank]))
+                    found.append([take() for _ in range(2)])
+                group.publish_status([who, turn])
+                group.agree("the turn", [who, turn])
+                found.append(all(status is None or status[0] == who for status in group.statuses()))
+            return found
+
+        def work(group):
+            child = group.child("side")
+            same_name = child.child("side")
+            return on_two_threads(
+                lambda: steps(group, "parent"),
+                lambda: on_two_threads(lambda: steps(child, "child"), lambda: steps(same_name, "grandchild")),
+            )
+
+        for size, ranks in self.every(work):
+            for who, found in (
+                ("parent", [parent for parent, _ in ranks]),
+                ("child", [child for _, (child, _) in ranks]),
+                ("grandchild", [grandchild for _, (_, grandchild) in ranks]),
+            ):
+                for turn in range(turns):
+                    gathered, taken, has_own_statuses = zip(
+                        *(one[3 * turn : 3 * turn + 3] for one in found), strict=True
+                    )
+                    assert list(gathered) == [[[who, turn, rank] for rank in range(size)]] * size
+                    assert sorted(sum(taken, [])) == list(range(2 * size))
+                    assert all(has_own_statuses)
+
+    @pytest.mark.parametrize("waits", ["parent", "child"])
+    def test_a_group_and_its_child_do_not_wait_for_each_other(self, waits):
+        def work(group):
+            done = threading.Event()
+
+            def wait(group):
+                if group.rank == group.size - 1:
+                    done.wait(60)
+                group.barrier()
+
+            def go_on(group):
+                for _ in range(20):
+                    group.barrier()
+                done.set()
+
+            child = group.child("side")
+            waiting, going = (group, child) if waits == "parent" else (child, group)
+            return on_two_threads(lambda: wait(waiting), lambda: go_on(going))
+
+        for size, found in self.every(work):
+            assert found == [(None, None)] * size
 
 
 class SharedGroupContract(GroupContract):
@@ -413,3 +499,69 @@ class SharedGroupContract(GroupContract):
         assert {text for text, _ in found} == {"building: rank 1 sent no heartbeat for 1 s, while ranks 0 and 2 waited"}
         # 1.5 s of work, then the timeout and at most a fifth of it; the rest is for a loaded machine.
         assert all(2.3 < seconds < 4 for _, seconds in found), found
+
+    def test_a_name_of_a_child_is_used_once(self):
+        def work(group):
+            children = [group.child("side"), group.child("other")]
+            return str(result_of(lambda: group.child("side"))), len(children)
+
+        for size, found in self.every(work):
+            text = "name must be one that no other child of this group has, but is 'side', which one has"
+            assert found == [(text, 2)] * size
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    @pytest.mark.parametrize("fails", ["parent", "child"])
+    def test_a_failure_ends_the_steps_of_its_group_alone(self, fails, failing):
+        def work(group):
+            failed = threading.Event()
+
+            def fail(group):
+                with group.guarded("failing") as step:
+                    if group.rank == failing:
+                        raise ValueError("no")
+                    while True:
+                        time.sleep(0.002)
+                        step.poll(0)
+
+            def fail_then_go_on(group):
+                text = str(result_of(lambda: fail(group)))
+                failed.set()
+                return text, group.all_gather(1)
+
+            def work_on(group):
+                with group.guarded("working") as step:
+                    while not failed.is_set():
+                        time.sleep(0.002)
+                        step.poll(0)
+                return group.all_gather(2)
+
+            child = group.child("side")
+            one, other = (group, child) if fails == "parent" else (child, group)
+            return on_two_threads(lambda: fail_then_go_on(one), lambda: work_on(other))
+
+        text = f"failing: rank {failing}: ValueError: no"
+        assert self.run(3, work) == [((text, [1] * 3), [2] * 3)] * 3
+
+    @pytest.mark.parametrize("is_silent_in", ["parent", "child"])
+    def test_a_silent_rank_breaks_the_group_in_which_others_wait_and_no_other(self, is_silent_in):
+        release = threading.Event()
+
+        def work(group):
+            def wait(group):
+                if group.rank == 1:
+                    release.wait(30)
+                text = str(result_of(group.barrier))
+                release.set()
+                return text
+
+            def work_on(group):
+                while not any(group.all_gather(release.is_set())):
+                    time.sleep(0.01)
+                return group.all_gather(1)
+
+            child = group.child("side")
+            one, other = (group, child) if is_silent_in == "parent" else (child, group)
+            return on_two_threads(lambda: wait(one), lambda: work_on(other))
+
+        text = "barrier: rank 1 sent no heartbeat for 1 s, while ranks 0 and 2 waited"
+        assert self.run(3, work, timeout_seconds=1) == [(text, [1] * 3)] * 3

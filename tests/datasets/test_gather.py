@@ -20,6 +20,7 @@ from generated import builder_of, configurations
 from tidy import remove_folder
 from tiers import with_files
 from trackbed.datasets import Batch, BlendedDataset, GPTDataset, MockGPTDataset, NullTokenizer
+from trackbed.datasets.gpt_indexed import IndexedSamples
 from trackbed.datasets.sources import Sources
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.index import Split
@@ -355,7 +356,7 @@ def test_torchs_loader_asks_for_whole_batches(tmp_path, workers, monkeypatch):
     def refuse(self):
         raise AssertionError
 
-    monkeypatch.setattr(GPTDataset, "_visit_arrays", property(refuse))
+    monkeypatch.setattr(IndexedSamples, "_visits", property(refuse))
     for source in (dataset, Subset(dataset, range(len(dataset)))):
         loader = DataLoader(source, batch_size=5, num_workers=workers)
         for batch, want in zip(loader, wanted, strict=True):

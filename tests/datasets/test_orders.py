@@ -11,7 +11,7 @@ import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.cache import await_flush
-from trackbed.datasets import BlendedDataset, MockGPTDataset, balanced, gpt
+from trackbed.datasets import BlendedDataset, MockGPTDataset, blend_balanced, gpt_kind
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import InstantOrder, Permutation, largest_remainders
@@ -88,7 +88,7 @@ def test_a_balanced_blend_of_all_samples(tmp_path, prefixes):
 
 def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypatch):
     timeline = []
-    real_blend, real_build = balanced.balanced_blend, GPTIndices.build
+    real_blend, real_build = blend_balanced.balanced_blend, GPTIndices.build
 
     def balanced_blend(*arguments, **options):
         timeline.append("blend begins")
@@ -104,9 +104,9 @@ def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypat
         timeline.append("dataset ends")
         return made
 
-    monkeypatch.setattr(balanced, "balanced_blend", balanced_blend)
+    monkeypatch.setattr(blend_balanced, "balanced_blend", balanced_blend)
     monkeypatch.setattr(GPTIndices, "build", build_indices)
-    monkeypatch.setattr(gpt, "_SMALL_COST", 0.0)  # as if they were large
+    monkeypatch.setattr(gpt_kind, "_SMALL_COST", 0.0)  # as if they were large
     build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order="balanced"), [60, 0, 0])
     last_dataset = len(timeline) - 1 - timeline[::-1].index("dataset ends")
     assert timeline.index("blend begins") < timeline.index("dataset ends")
@@ -243,7 +243,7 @@ def test_a_dataset_that_runs_out_is_an_error_or_left_out(prefixes, caplog):
 def test_blocks_are_read_contiguously(prefixes):
     options = {"order": "instant", "shuffle_block": 8, "shuffle_window": 1}
     train = build(gpt_config(None, blend=([prefixes[2]], None), split="1", **options), [None] * 3)[0]
-    order = [train._instant.stored(position) for position in range(len(train))]
+    order = [train._samples.stored(position) for position in range(len(train))]
     assert sorted(order) == list(range(len(train)))
     blocks = [number // 8 for number in order]
     assert 1 + sum(before != after for before, after in pairwise(blocks)) == len(set(blocks))  # each at one go
@@ -266,7 +266,7 @@ def test_every_flag_shapes_instant_samples(tmp_path):
     borders = np.cumsum([5, 0, 7, 40, 3, 9, 1, 30]).tolist()
     for position in range(len(train)):
         found = train[position]
-        number = train._instant.stored(position)
+        number = train._samples.stored(position)
         start = number * S
         assert found["tokens"].tolist() == sample(tokens, number)
         inside = sorted({0, S, *(border - start for border in borders if 0 < border - start < S)})
@@ -332,5 +332,5 @@ def test_partial_samples_are_megatrons_alone(prefixes):
 
 def test_the_shuffle_of_an_epoch_is_a_permutation_of_the_file(prefixes):
     train = build(gpt_config(None, blend=([prefixes[2]], None), split="1", order="instant"), [None] * 3)[0]
-    assert sorted(train._instant.stored(position) for position in range(len(train))) == list(range(len(train)))
+    assert sorted(train._samples.stored(position) for position in range(len(train))) == list(range(len(train)))
     assert len(Permutation(len(train), seed=1)) == len(train)

@@ -69,7 +69,7 @@ def test_a_blend_of_many_small_datasets_can_be_split(tmp_path, split):
         positions = range(len(dataset))
         assert tokens_of(dataset, positions) == dataset.gather(positions)["tokens"].tolist()
     members = build(config, [200, 40, 40])[1].datasets
-    assert any(member._instant.repeats for member in members)
+    assert any(member._samples.repeats for member in members)
 
 
 def test_a_small_group_repeats_all_its_pairs(tmp_path):
@@ -83,7 +83,7 @@ def test_a_small_group_repeats_all_its_pairs(tmp_path):
 def test_a_split_that_has_one_sample_exactly_is_as_it_was(tmp_path):
     prefix = write_pair(tmp_path / "pair", [10, 7])
     dataset = dataset_of(prefix, 3)
-    assert not dataset._instant.repeats
+    assert not dataset._samples.repeats
     assert dataset[2]["tokens"].tolist() == tokens_in(prefix)[:S]
 
 

@@ -11,24 +11,29 @@ from pathlib import Path
 import pytest
 
 from forked import run_in_fork
-from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
+from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial
 
-# Writes a partial file of the path in argv, prints its name, and waits to be killed.
+# Writes a partial file or folder of the path in argv, prints its name, and waits to be killed.
 WRITER = """
 import sys, time
 from pathlib import Path
 from trackbed.files import new_partial
 partial = new_partial(Path(sys.argv[1]))
-partial.write_bytes(b"half")
+if sys.argv[2] == "folder":
+    (partial / "inner").mkdir(parents=True)
+    (partial / "inner" / "a").write_bytes(b"half")
+    (partial / "link").symlink_to("/")
+else:
+    partial.write_bytes(b"half")
 print(partial, flush=True)
 time.sleep(60)
 """
 
 
-@pytest.fixture
-def writer(tmp_path):
-    """Process that is writing `data.bin`, and its partial file."""
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "data.bin")]
+@pytest.fixture(params=["file", "folder"])
+def writer(request, tmp_path):
+    """Process that is writing `data.bin`, and its partial file or folder."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "data.bin"), request.param]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process, Path(process.stdout.readline().strip())
         process.kill()
@@ -56,8 +61,10 @@ def test_the_partial_of_a_zombie_is_removed(writer, tmp_path):
 
 def test_the_partial_of_a_living_process_is_kept(writer, tmp_path):
     _, partial = writer
+    before = sorted(tmp_path.rglob("*"))
+    assert partial in before
     assert clear_dead_partials(tmp_path) == []
-    assert partial.read_bytes() == b"half"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_partial_of_another_host_is_kept(writer, tmp_path):
@@ -174,6 +181,27 @@ def test_a_reader_never_sees_a_missing_or_half_written_file(tmp_path):
     done.set()
     reader.join()
     assert all(content == content[:1] * 1000 for content in seen)
+
+
+def test_a_link_with_the_name_of_a_partial_folder_is_removed_and_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    dead = tmp_path / new_partial(tmp_path / "data").name.replace(f".{os.getpid()}.", ".4194305.")
+    dead.symlink_to(elsewhere)
+    assert clear_dead_partials(tmp_path) == [dead]
+    assert sorted(tmp_path.rglob("*")) == [elsewhere, elsewhere / "kept"]
+
+
+def test_several_processes_may_remove_a_partial_folder_at_once(tmp_path):
+    for turn in range(20):
+        dead = tmp_path / f"data.host.1.2.{turn}.partial"
+        for number in range(50):
+            (dead / f"{number}").mkdir(parents=True)
+            (dead / f"{number}" / "a").touch()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(remove_partial, [dead] * 4))
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_files_and_folders_can_be_flushed(tmp_path):

@@ -1,6 +1,6 @@
 """The builder: from a configuration to the datasets of training, validation and test.
 
-The one place that asks which processes there are.
+This module alone determines the processes that take part.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from operator import index
 from typing import Any
 
 from trackbed.builder.agreement import request_of
-from trackbed.builder.coordinator import Coordinator
+from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
+from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
 from trackbed.builder.schedule import Plan, Task, plan_tasks
-from trackbed.builder.sizes import blend_of, check_sizes, plan_shares
-from trackbed.cache import LazyArrays, flush_later, look_up
+from trackbed.cache import LazyArrays, flush_later
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
@@ -28,14 +28,12 @@ from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import Stamps, local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
-from trackbed.index.splits import Bounds, Split, normalize, split_range
+from trackbed.index.splits import Split, split_range
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
 _NOT_FAST = "fast_cache_load needs every index to be there: build this cache without it first"
 
-Matrix = Sequence[Bounds | None]
-Sizes = Sequence[int | None]
 _Settle = Callable[[Sequence[Any]], None]
 """Called with the datasets that were made."""
 
@@ -51,18 +49,18 @@ class BlendedMegatronDatasetBuilder:
         cls: class of the datasets that are blended.
         sizes: samples to give at least per split, or None for one epoch.
         is_built_on_rank: whether this process wants the datasets; asked only among several processes.
-        config: what decides the samples.
+        config: configuration of the datasets.
         group: the processes; by default those of `torch.distributed`.
-        progress: told of each index that this process has built.
+        progress: called after each index that this process has built.
 
     Raises:
-        ArgumentError: sizes that the configuration cannot mean.
+        ArgumentError: the sizes contradict the configuration.
     """
 
     def __init__(
         self,
         cls: type[MegatronDataset],
-        sizes: Sizes,
+        sizes: Sequence[int | None],
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
         *,
@@ -78,7 +76,7 @@ class BlendedMegatronDatasetBuilder:
         self._progress = progress
 
     def plan(self, num_ranks: int) -> tuple[list[Task], Plan]:
-        """What `build` would build, and who of so many ranks would, if all are equally fast. Nothing is written.
+        """Plans the indices that `build` would build, and divides them among ranks of equal speed. Nothing is written.
 
         A blend that takes whole datasets, whose lengths are not known before they are built, is not in the plan.
 
@@ -89,17 +87,18 @@ class BlendedMegatronDatasetBuilder:
             The indices that are missing, with the nanoseconds that one thread takes for each, roughly; and the plan.
 
         Raises:
-            The same as `build`, as far as it is seen without building.
+            The same errors as `build`, as far as they occur without building.
         """
         start = Start(leave_notes=False)
         with start.active(), contextlib.suppress(_LengthsUnknown):
 
             def settle(_built: Sequence[Any]) -> None:
-                if _find_missing(start.requested):
+                if find_missing(start.requested, leave_notes=False):
                     raise _LengthsUnknown
 
             self._build(settle)
-        tasks = tasks_of(_find_missing(start.requested))
+        missing = find_missing(start.requested, leave_notes=False)
+        tasks = tasks_of([start.requested[number] for number in missing])
         return tasks, plan_tasks(tasks, num_ranks)
 
     def build(self) -> list[Any]:
@@ -124,7 +123,7 @@ class BlendedMegatronDatasetBuilder:
         if self.config.fast_cache_load:
             with Start(open_only=_NOT_FAST).active():
                 return self._build() if wants() else [None] * len(Split)
-        # One process alone has nobody to wait for, nor to report its errors to.
+        # A single process waits for no other, and its errors propagate unchanged.
         return self._build_with(SOLO if group is None or group.size == 1 else group, wants)
 
     def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[Any]:
@@ -156,111 +155,71 @@ class BlendedMegatronDatasetBuilder:
         _flush_built(start.requested)  # last: its thread would slow down what follows
         return built
 
-    def _build(self, settle: "_Settle" = lambda _built: None) -> list[Any]:
-        """The datasets, whose indices may still be pending.
+    def _build(self, settle: _Settle = lambda _built: None) -> list[Any]:
+        """Builds the datasets, whose indices may still be pending.
 
         Args:
-            settle: gets the indices so far opened or built, where a blend has to know how long its datasets are.
+            settle: finds or builds the indices so far requested, where a blend needs the lengths of its datasets.
         """
-        if self.config.mock:
-            return self._build_mock()
+        specs = [plan_split(split, self.sizes[split.value], self.config) for split in Split]
         if self.config.blend is not None:
-            return self._build_shared(*self.config.blend, settle)
-        return [self._build_separate(split, settle) for split in Split]
+            return self._build_splits(specs, settle)
+        if self.config.mock:
+            try:
+                return self._build_splits(specs, settle)
+            except (TrackbedError, ArgumentError) as error:
+                msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
+                raise PlanError(msg) from error
+        return [self._build_splits([spec], settle)[0] for spec in specs]
 
-    def _build_mock(self) -> list[Any]:
-        try:
-            return self._build_members([None], self._matrix, [self.sizes])[0]
-        except (TrackbedError, ArgumentError) as error:
-            msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
-            raise PlanError(msg) from error
-
-    def _build_shared(self, prefixes: Sequence[str], weights: Sequence[float] | None, settle: "_Settle") -> list[Any]:
-        """All splits from one blend."""
-        if len(prefixes) == 1 and weights is None:
-            return self._build_members(prefixes, self._matrix, [self.sizes])[0]
-        sizes = [None if bounds is None else size for bounds, size in zip(self._matrix, self.sizes, strict=True)]
-        return self._build_blends(prefixes, weights, self._matrix, sizes, settle)
-
-    def _build_separate(self, split: Split, settle: "_Settle") -> Any:
-        """One split from a blend of its own."""
-        blend = blend_of(split, self.config)
-        if blend is None:
-            return None
-        prefixes, weights = blend
-        matrix = [(0.0, 1.0) if other is split else None for other in Split]
-        sizes = [self.sizes[split.value] if other is split else None for other in Split]
-        if len(prefixes) == 1:
-            return self._build_members(prefixes, matrix, [sizes])[0][split.value]
-        if split is Split.valid and self.config.multiple_validation_sets:
-            return [member[split.value] for member in self._build_members(prefixes, matrix, [sizes] * len(prefixes))]
-        return self._build_blends(prefixes, weights, matrix, sizes, settle)[split.value]
-
-    def _build_blends(
-        self,
-        prefixes: Sequence[str],
-        weights: Sequence[float] | None,
-        matrix: Matrix,
-        sizes: Sizes,
-        settle: "_Settle",
-    ) -> list[Any]:
-        """A blend per split whose bounds are given."""
-        shares = None
-        wanted: list[Sizes] = [[None] * len(Split)] * len(prefixes)
-        if weights is not None:
-            normalized = normalize(weights)
-            shares = [None if size is None else plan_shares(normalized, size, self.config) for size in sizes]
-            wanted = [
-                [None if share is None else share.per_dataset[member] for share in shares]
-                for member in range(len(prefixes))
-            ]
-        members = self._build_members(prefixes, matrix, wanted)
-        if shares is None:
+    def _build_splits(self, specs: Sequence[SplitSpec | None], settle: _Settle) -> list[Any]:
+        """Builds splits of the same low-level datasets."""
+        members = self._build_members(specs)
+        if any(spec is not None and spec.is_blended and spec.weights is None for spec in specs):
             settle(members)
-        blends: list[Any] = []
-        for split, bounds in zip(Split, matrix, strict=True):
-            datasets = [member[split.value] for member in members]
-            if bounds is None:
-                blends.append(None)
-                continue
-            share = shares[split.value] if shares else None
-            if share is not None:
-                blends.append(BlendedDataset(datasets, share.weights, share.size, self.config))
-                continue
-            lengths = [len(dataset) for dataset in datasets]
-            size = sizes[split.value]
-            if size and not sum(lengths):
-                msg = f"split {split.name} must have samples to give {size}, found none in its {len(lengths)} datasets"
-                raise PlanError(msg)
-            size = None if size is None else min(size, sum(lengths))
-            blends.append(BlendedDataset(datasets, lengths, size, self.config))
-        return blends
+        return [
+            None if spec is None else self._blend(spec, [member[number] for member in members])
+            for number, spec in enumerate(specs)
+        ]
 
-    def _build_members(self, prefixes: Sequence[str | None], matrix: Matrix, sizes: Sequence[Sizes]) -> list[list[Any]]:
-        """For each prefix, a dataset per split whose bounds are given."""
-        if self.cls.build_low_level_dataset is GPTDataset.build_low_level_dataset:  # else it opens who knows what
+    def _build_members(self, specs: Sequence[SplitSpec | None]) -> list[list[Any]]:
+        """Builds, for each low-level dataset, the dataset of each split."""
+        prefixes = next((spec.prefixes for spec in specs if spec is not None), ())
+        if self.cls.build_low_level_dataset is GPTDataset.build_low_level_dataset:  # others open their own files
             groups = getattr(self.config, "groups", None) or {}
             start = current_start()
             if start is not None:
                 start.read_headers(prefix for prefix in prefixes if prefix is not None and prefix not in groups)
-        return [self._build_splits(prefix, matrix, wanted) for prefix, wanted in zip(prefixes, sizes, strict=True)]
+        members = []
+        for number, prefix in enumerate(prefixes):
+            check_cancelled()  # there may be thousands, on a slow file system
+            low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
+            num_elements = self.cls.numel_low_level_dataset(low_level)
+            datasets: list[Any] = []
+            for spec in specs:
+                if spec is None:
+                    datasets.append(None)
+                    continue
+                documents = number_range(*split_range(spec.bounds, num_elements))
+                size = spec.requested[number]
+                datasets.append(self.cls(low_level, prefix, documents, size, spec.split, self.config))
+            members.append(datasets)
+        return members
 
-    def _build_splits(self, prefix: str | None, matrix: Matrix, sizes: Sizes) -> list[Any]:
-        check_cancelled()  # there may be thousands, on a slow file system
-        low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
-        num_elements = self.cls.numel_low_level_dataset(low_level)
-        datasets: list[Any] = []
-        for split, bounds, size in zip(Split, matrix, sizes, strict=True):
-            if bounds is None:
-                datasets.append(None)
-                continue
-            start, stop = split_range(bounds, num_elements)
-            datasets.append(self.cls(low_level, prefix, number_range(start, stop), size, split, self.config))
-        return datasets
-
-    @property
-    def _matrix(self) -> Matrix:
-        return self.config.split_matrix or [None] * len(Split)
+    def _blend(self, spec: SplitSpec, datasets: list[Any]) -> Any:
+        """Blends the datasets of a split, unless they are used as they are."""
+        if not spec.is_blended:
+            is_apart = spec.split is Split.valid and self.config.multiple_validation_sets
+            return datasets if is_apart and len(datasets) > 1 else datasets[0]
+        if spec.weights is not None:
+            return BlendedDataset(datasets, spec.weights, spec.size, self.config)
+        lengths = [len(dataset) for dataset in datasets]
+        if spec.size and not sum(lengths):
+            split, count = spec.split.name, len(lengths)
+            msg = f"split {split} must have samples to give {spec.size}, found none in its {count} datasets"
+            raise PlanError(msg)
+        size = None if spec.size is None else min(spec.size, sum(lengths))
+        return BlendedDataset(datasets, lengths, size, self.config)
 
     @staticmethod
     def build_generic_dataset(
@@ -293,15 +252,6 @@ def build_generic_dataset(
     return cls(*args)
 
 
-def _find_missing(requested: Sequence[LazyArrays]) -> list[LazyArrays]:
-    """Looks up indices without leaving notes. Returns those that are missing."""
-    unknown = [one for one in requested if not one.is_resolved]
-    requests = [one.request for one in unknown if one.request is not None]
-    for one, found in zip(unknown, look_up(requests, leave_notes=False), strict=True):
-        one.note(found)
-    return [one for one in unknown if not one.is_resolved]
-
-
 def _flush_built(requested: Sequence[LazyArrays]) -> None:
     """Flushes in the background what this process has built, and then notes that it is on the disk."""
     stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
@@ -313,7 +263,7 @@ def _flush_built(requested: Sequence[LazyArrays]) -> None:
 
 
 def _check_length(dataset: Any) -> None:
-    """Rounding in single precision may leave a dataset short: better here than in the middle of a run."""
+    """Raises PlanError for a dataset that rounding in single precision left short, instead of a failure in mid-run."""
     wanted = dataset.num_samples if isinstance(dataset, MegatronDataset) else None
     if wanted is not None and not dataset.can_give(wanted) and len(dataset) > 0:
         msg = (

@@ -52,11 +52,15 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
 
     Raises:
         CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
-        Exception: whatever building an entry raises.
+        Exception: building an entry failed.
     """
     missing: list[tuple[Request, Found]] = []
     known: list[Found | None] = list(found) or [None] * len(requests)
-    unknown = [number for number, one in enumerate(known) if one is None or not requests[number].is_small]
+    unknown = [
+        number
+        for number, one in enumerate(known)
+        if one is None or not requests[number].kind.is_small(requests[number])
+    ]
     for number, looked_up in zip(unknown, look_up([requests[number] for number in unknown]), strict=True):
         known[number] = looked_up
     for request, one in zip(requests, known, strict=True):

@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
 
     entry: Entry
     place: Place
-    """Where it is to appear, if the name is not taken meanwhile."""
+    """Place in which it is to appear, unless another entry takes the name first."""
     files: Sequence[CompleteFile]
     """Description and arrays."""
     specs: Mapping[str, ArraySpec]

@@ -123,7 +123,7 @@ def _config(
 
 def _secret(path: str | None, config: "GPTDatasetConfig") -> bytes:
     """Returns the secret that the processes share, from the given file or else from the cache."""
-    from trackbed.builder.secret import secret_path, shared_secret
+    from trackbed.cli.secret import secret_path, shared_secret
 
     if path is None and config.path_to_cache is None:
         msg = "--secret-file must name a file for several processes without a cache, found neither"

@@ -7,8 +7,9 @@ a signal ended the command.
 
 import errno
 import signal
+from itertools import chain
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -30,8 +31,24 @@ from trackbed.cli.verify import verify
 __all__ = ["main", "trackbed"]
 
 
-class _OneLineErrors(click.Group):
-    """Group of commands that print errors as one line on stderr."""
+_SECTIONS: Final = {
+    "Token files (pairs of .bin and .idx)": (preprocess, train_tokenizer, merge, inspect, verify, seal, finish),
+    "Blends and their indices": (blend, build, show, cache),
+}
+"""Commands under the headings of `trackbed --help`, in order."""
+
+
+class _CommandLine(click.Group):
+    """Commands that are listed under headings, and print errors as one line on stderr."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
+        """Writes the commands of each heading, with the first sentence of their help."""
+        width = max(map(len, self.commands))
+        for heading, commands in _SECTIONS.items():
+            with formatter.section(heading):
+                helps = [one.get_short_help_str(formatter.width - 6 - width) for one in commands]
+                names = [f"{one.name:<{width}}" for one in commands]  # aligned over all headings
+                formatter.write_dl(list(zip(names, helps, strict=True)))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command of `ctx`."""
@@ -48,13 +65,13 @@ class _OneLineErrors(click.Group):
             ctx.exit(128 + signal.SIGINT)
 
 
-@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="trackbed")
 def trackbed() -> None:
     """Token files for LLM pre-training, in Megatron's format."""
 
 
-for command in (blend, build, cache, preprocess, train_tokenizer, merge, inspect, show, verify, seal, finish):
+for command in chain.from_iterable(_SECTIONS.values()):
     trackbed.add_command(command)
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["SOLO", "Group", "Solo", "Step", "check_source"]
+__all__ = ["SOLO", "Group", "Solo", "Step", "check_child_name", "check_source"]
 
 
 class Step(Protocol):
@@ -120,6 +120,26 @@ class Group(Protocol):
         """
         ...
 
+    def child(self, name: str) -> "Group":
+        """Creates a group of the same ranks whose steps are independent of this one's. Not collective.
+
+        Another thread may use the child while this group is used: neither waits for the other, and their collectives,
+        counters and statuses never mix. A child of a group with a secret has the same secret. Children may have
+        children. On each rank, the child must be created under the same name.
+
+        Failures are independent as well. A step that fails, or a silent rank that breaks one group, leaves the other
+        usable; a rank that has died is noticed in each group in which others wait for it. So a child must not be waited
+        for inside a step of its parent: a failure of that step does not end the wait. A rank that leaves a group leaves
+        its children too.
+
+        Args:
+            name: not empty, without "/", and of no other child of this group. `Solo` accepts a name more than once.
+
+        Raises:
+            ArgumentError: the name is invalid, or another child has it.
+        """
+        ...
+
     def publish_status(self, value: Any) -> None:
         """Publishes a status of this rank, such as its progress, with its next heartbeat. Not collective."""
         ...
@@ -133,6 +153,13 @@ def check_source(source: int, size: int) -> None:
     """Raises ArgumentError unless `source` is a rank."""
     if not 0 <= source < size:
         msg = f"source must be a rank in [0, {size}), but is {source}"
+        raise ArgumentError(msg)
+
+
+def check_child_name(name: str) -> None:
+    """Raises ArgumentError unless `name` can be that of a child."""
+    if not name or "/" in name:
+        msg = f"name must have at least one character, and no '/', but is {name!r}"
         raise ArgumentError(msg)
 
 
@@ -171,6 +198,11 @@ class Solo:
     def counter(self, name: str) -> Callable[[], int]:  # noqa: ARG002  no other rank shares it
         """Creates a function that returns 0, 1, 2 and so on."""
         return partial(next, count())
+
+    def child(self, name: str) -> "Solo":
+        """The group itself, which has no state: its steps cannot mix, and a name may be used again."""
+        check_child_name(name)
+        return self
 
     def publish_status(self, value: Any) -> None:
         """Does nothing: no other rank reads it."""

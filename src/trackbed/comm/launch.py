@@ -13,7 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from trackbed.comm.group import SOLO, Group
 from trackbed.comm.server_socket import LOOPBACK, listen_at, own_addresses
 from trackbed.comm.slurm import first_host, step_port
-from trackbed.comm.store import Store
+from trackbed.comm.store import Connection
 from trackbed.comm.store_group import StoreGroup
 from trackbed.comm.torch import is_served_by_agent
 from trackbed.comm.torch_store import connect_to, share_store
@@ -145,7 +145,7 @@ def _number(environment: Mapping[str, str], name: str, start: int, stop: int) ->
     return int(text)
 
 
-def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: bool) -> Store:
+def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: bool) -> Connection:
     host = launch.host if has_agent or launch.rank > 0 else _serve(launch.host, launch.port)
     # Connecting may take as long as the timeout, during which torch ignores Ctrl-C.
     opened = Worker().submit(lambda: connect_to(host, launch.port, timeout_seconds=timeout_seconds))

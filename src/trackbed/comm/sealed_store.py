@@ -2,10 +2,11 @@
 
 A sealed value is the HMAC-SHA256 of the key and the value under the secret, followed by the value:
 
-    0    32 bytes    HMAC-SHA256(secret, length of the key as 8 bytes, little-endian | key | value)
+    0    32 bytes    HMAC-SHA256(secret, length of the path as 8 bytes, little-endian | path | value)
     32   the rest    value
 
-As the code covers the key, a value cannot be moved to another key. Flags and counters carry no code: the existence
+The path of a key is the path of its group, empty but for children of groups, followed by the key. As the code covers
+it, a value cannot be moved to another key, nor to another group. Flags and counters carry no code: the existence
 of a key, and numbers, are only ever hints. See `trackbed.comm.rendezvous`.
 """
 
@@ -26,17 +27,15 @@ class SealedStore:
     Args:
         store: underlying store.
         secret: the same in all processes that use these keys.
+        path: path of the group whose keys `store` has.
         prefix: prefix of all keys in `store`.
     """
 
-    def __init__(self, store: Store, secret: bytes, prefix: str = "") -> None:
+    def __init__(self, store: Store, secret: bytes, *, path: str = "", prefix: str = "") -> None:
         self._store = store
         self._secret = secret
+        self._path = path
         self._prefix = prefix
-
-    def below(self, name: str) -> "SealedStore":
-        """Returns a store of the keys below `name`."""
-        return SealedStore(self._store, self._secret, f"{self._prefix}{name}/")
 
     def set(self, key: str, value: bytes) -> None:
         """Sets `key` to `value`, replacing any previous value."""
@@ -85,5 +84,5 @@ class SealedStore:
         return value
 
     def _code(self, key: str, value: bytes) -> bytes:
-        name = (self._prefix + key).encode()
-        return hmac.digest(self._secret, len(name).to_bytes(8, "little") + name + value, "sha256")
+        path = (self._path + self._prefix + key).encode()
+        return hmac.digest(self._secret, len(path).to_bytes(8, "little") + path + value, "sha256")

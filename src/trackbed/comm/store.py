@@ -1,10 +1,11 @@
 """Key-value stores that all ranks of a group share, and watches of their keys."""
 
+import copy
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
-__all__ = ["KeyWatch", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
+__all__ = ["Connection", "KeyWatch", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
 
 
 class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
@@ -75,10 +76,24 @@ class Store(Protocol):
         ...
 
 
+class Connection(Store, Protocol):
+    """Store that can open further connections to the same server."""
+
+    def below(self, name: str) -> "Connection":
+        """Opens a store of the keys below `name`, for another thread: no request of one waits for one of the other.
+
+        Raises:
+            StoreUnreachable: the store does not answer.
+        """
+        ...
+
+
 class MemoryStore:
     """Store in memory, for the threads of one process."""
 
     def __init__(self) -> None:
+        self._prefix = ""
+        # Shared with the stores below.
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, list[MemoryKeyWatch]] = {}
         self._lock = threading.Lock()
@@ -93,10 +108,11 @@ class MemoryStore:
 
     def set_first(self, key: str, value: bytes) -> bytes:
         """Sets `key` to `value` unless the key exists. Returns the value that the key has then."""
+        path = self._prefix + key
         with self._lock:
-            if key not in self._values:
+            if path not in self._values:
                 self._put(key, value)
-            return self._values[key]
+            return self._values[path]
 
     def get(self, key: str) -> bytes:
         """Returns the value of an existing key."""
@@ -106,41 +122,47 @@ class MemoryStore:
         """Returns the values of keys that all exist."""
         with self._lock:
             for key in keys:
-                if key not in self._values:
+                if self._prefix + key not in self._values:
                     msg = f"{key!r} must be there, but is gone"
                     raise StoreTampered(msg)
-            return [self._values[key] for key in keys]
+            return [self._values[self._prefix + key] for key in keys]
 
     def has(self, keys: Sequence[str]) -> bool:
         """True if all of these keys exist."""
         with self._lock:
-            return all(key in self._values for key in keys)
+            return all(self._prefix + key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a counter that starts at zero. Returns the sum."""
         with self._lock:
-            total = int(self._values.get(key, b"0")) + amount
+            total = int(self._values.get(self._prefix + key, b"0")) + amount
             self._put(key, b"%d" % total)
             return total
 
     def delete(self, key: str) -> None:
         """Deletes `key`, if it exists."""
         with self._lock:
-            self._values.pop(key, None)
+            self._values.pop(self._prefix + key, None)
 
     def watch(self, key: str) -> "MemoryKeyWatch":
         """Creates a watch that fires when `key` exists."""
-        watch = MemoryKeyWatch()
+        watch, path = MemoryKeyWatch(), self._prefix + key
         with self._lock:
-            if key in self._values:
+            if path in self._values:
                 watch.fire()
             else:
-                self._watches.setdefault(key, []).append(watch)
+                self._watches.setdefault(path, []).append(watch)
         return watch
 
+    def below(self, name: str) -> Self:
+        """Returns a store of the keys below `name`. No request blocks."""
+        below = copy.copy(self)
+        below._prefix = f"{self._prefix}{name}/"  # noqa: SLF001  an object of this class
+        return below
+
     def _put(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-        for watch in self._watches.pop(key, []):
+        self._values[self._prefix + key] = value
+        for watch in self._watches.pop(self._prefix + key, []):
             watch.fire()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from trackbed.comm.group import Step, check_source
+from trackbed.comm.group import Step, check_child_name, check_source
 from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.rendezvous import Conclude, Rendezvous, publish_outcome
 from trackbed.comm.report import (
@@ -25,7 +25,7 @@ from trackbed.comm.report import (
 )
 from trackbed.comm.sealed_store import SealedStore
 from trackbed.comm.step import SharedStep, Stopped, cause_of
-from trackbed.comm.store import Store, StoreTampered, StoreUnreachable
+from trackbed.comm.store import Connection, Store, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
 __all__ = ["StoreGroup"]
@@ -35,7 +35,7 @@ class StoreGroup:
     """Group of the ranks that share a store. See `Group`.
 
     Args:
-        connect: opens a store that no other group uses; called when the store is first needed. May raise
+        connect: opens a store that no other group uses; called when this group or a child first needs it. May raise
             StoreUnreachable.
         rank: number of this process, in `[0, size)`.
         size: number of processes, at least 1.
@@ -43,6 +43,7 @@ class StoreGroup:
         store_host: rank whose process hosts the store, which ends with that process; None if none of the ranks does.
         secret: the same on all ranks and known to no other process; None to trust every process that reaches the store.
             With a secret, the first collective waits for all ranks, even if it is the entry to a step.
+        path: empty, or the names of a child and the groups above it, as part of what the secret authenticates.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -50,13 +51,14 @@ class StoreGroup:
 
     def __init__(
         self,
-        connect: Callable[[], Store],
+        connect: Callable[[], Connection],
         *,
         rank: int,
         size: int,
         timeout_seconds: float,
         store_host: int | None = None,
         secret: bytes | None = None,
+        path: str = "",
     ) -> None:
         if not 0 <= rank < size:
             msg = f"rank must be in [0, {size}), but is {rank}"
@@ -70,6 +72,10 @@ class StoreGroup:
         self._connect = connect
         self._store_host = store_host
         self._secret = secret
+        self._path = path
+        self._connection: Connection | None = None
+        self._connection_lock = threading.Lock()
+        self._children: dict[str, StoreGroup] = {}
         self._joined: Participant | None = None
         self._taken: defaultdict[str, list[int]] = defaultdict(list)  # numbers of counters since the last rendezvous
         self._taken_lock = threading.Lock()
@@ -135,12 +141,36 @@ class StoreGroup:
         """Last known status of each rank, in rank order. See `Group`."""
         return [None if record is None else record.status for record in self._participant.read_present().values()]
 
+    def child(self, name: str) -> "StoreGroup":
+        """Creates a group of the same ranks with steps of its own. See `Group`.
+
+        The child and its connection live as long as this group.
+        """
+        check_child_name(name)
+        child = StoreGroup(
+            partial(self._connect_below, f"child/{name}"),
+            rank=self.rank,
+            size=self.size,
+            timeout_seconds=self.timeout_seconds,
+            store_host=self._store_host,
+            secret=self._secret,
+            path=f"{self._path}child/{name}/",
+        )
+        if self._children.setdefault(name, child) is not child:
+            msg = f"name must be one that no other child of this group has, but is {name!r}, which one has"
+            raise ArgumentError(msg)
+        return child
+
     def leave(self, reason: str) -> None:
-        """Leaves the group for good. Ranks that wait for this one, now or later, raise an error. Not collective.
+        """Leaves the group and its children for good. Ranks that wait for this one, now or later, raise an error.
+
+        Not collective. Steps of children must have ended, or end soon: those that follow raise an error.
 
         Args:
             reason: end of the error, after the number of the rank.
         """
+        for child in list(self._children.values()):
+            child.leave(reason)
         if self._broken is None:
             self._broken = f"rank {self.rank} {reason}"
             with contextlib.suppress(StoreUnreachable):
@@ -249,9 +279,24 @@ class StoreGroup:
     @property
     def _participant(self) -> Participant:
         if self._joined is None:
-            store = self._connect()
-            self._joined = self._participant_of(store if self._secret is None else SealedStore(store, self._secret))
+            self._joined = self._participant_of(self._store_below())
         return self._joined
+
+    def _store_below(self, prefix: str = "") -> Store:
+        """Returns the store of this group's keys below `prefix`, over its one connection."""
+        connection = self._connected()
+        if self._secret is None:
+            return connection
+        return SealedStore(connection, self._secret, path=self._path, prefix=prefix)
+
+    def _connected(self) -> Connection:
+        with self._connection_lock:  # a child may need it first, on another thread
+            if self._connection is None:
+                self._connection = self._connect()
+            return self._connection
+
+    def _connect_below(self, name: str) -> Connection:
+        return self._connected().below(name)
 
     def _participant_of(self, store: Store) -> Participant:
         return Participant(store, self.rank, self.size, self.timeout_seconds, self._store_host)
@@ -263,12 +308,11 @@ class StoreGroup:
         start with the same secret has none that contains the nonce of a rank of this start.
         """
         nonce = secrets.token_hex(16)
-        shared = self._participant.store
+        self._joined = self._participant_of(self._store_below())
         nonces: list[Any] = self._exchange(what, lambda: orjson.dumps(nonce), _gathered)
         self._keys_to_delete.clear()  # these few keys stay
-        if isinstance(shared, SealedStore):
-            name = hashlib.sha256("".join(nonces).encode()).hexdigest()
-            self._joined = self._participant_of(shared.below(name))
+        name = hashlib.sha256("".join(nonces).encode()).hexdigest()
+        self._joined = self._participant_of(self._store_below(f"{name}/"))
         if nonces[self.rank] != nonce:
             msg = f"the first outcome must hold the nonce of rank {self.rank}, but holds that of another start"
             error = StoreTampered(msg)

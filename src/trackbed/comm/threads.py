@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from trackbed.comm.store import MemoryStore, Store
+from trackbed.comm.store import Connection, MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import ArgumentError, CollectiveError
 
@@ -20,7 +20,7 @@ def run_ranks(
     function: Callable[[StoreGroup], T],
     *,
     timeout_seconds: float = _TIMEOUT_SECONDS,
-    connect: Callable[[], Store] | None = None,
+    connect: Callable[[], Connection] | None = None,
     secret: bytes | None = None,
 ) -> list[T]:
     """Runs `function` on `size` ranks, each a thread. Returns its results, in rank order.

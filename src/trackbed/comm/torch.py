@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from trackbed.comm.store import Store
+from trackbed.comm.store import Connection
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import ArgumentError, CollectiveError
 
@@ -27,7 +27,7 @@ class TorchGroup(StoreGroup):
     """Group of the processes of a torch process group, over the store that `torch.distributed` was initialised with.
 
     The backend (nccl, gloo or another) is not used. If several objects are created from one process group, they are
-    matched between ranks by the order in which they are first used.
+    matched between ranks by the order in which they are first used; children are matched by their names.
 
     Args:
         process_group: process group; by default all processes.
@@ -76,7 +76,7 @@ def is_served_by_agent(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _join(name: str, timeout_seconds: float) -> Store:
+def _join(name: str, timeout_seconds: float) -> Connection:
     """Opens a store below a prefix that no other group has used, even before a restart or on a shared server."""
     # Some builds of torch have no stores; the import fails only if one is needed.
     from trackbed.comm.torch_store import TimeoutStore, share_store

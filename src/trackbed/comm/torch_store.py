@@ -36,12 +36,12 @@ class TimeoutStore:
     one thread makes the requests, and other threads wait, each on a connection of its own.
 
     Args:
-        store: store for requests.
-        connect: opens a connection to the same keys; called on the threads that wait.
+        store: store for requests; None if `connect` opens it too, before the first request.
+        connect: opens a connection to the same keys; called on the threads of this store.
         request_timeout_seconds: seconds that a response may take.
     """
 
-    def __init__(self, store: Store, connect: Callable[[], Store], *, request_timeout_seconds: float) -> None:
+    def __init__(self, store: Store | None, connect: Callable[[], Store], *, request_timeout_seconds: float) -> None:
         self._store: Any = store  # torch's type annotations lack bytes
         self._connect = connect
         self._request_timeout_seconds = request_timeout_seconds
@@ -78,7 +78,7 @@ class TimeoutStore:
         except StoreUnreachable:
             # The server closes the connection of a client that adds to a value that is no number. A new connection
             # shows the value.
-            self._store = self._request(self._connect)
+            self._reconnect()
             if self.has([key]) and not _is_number(self._value(key)):
                 msg = f"{key!r} must be a number, but is something else"
                 raise StoreTampered(msg) from None
@@ -100,6 +100,16 @@ class TimeoutStore:
             idle.append(waiter)
 
         return FutureKeyWatch(waiter.worker.submit(wait))
+
+    def below(self, name: str) -> "TimeoutStore":
+        """Opens a store of the keys below `name`, with connections and threads of its own."""
+        connect = partial(_connect_below, self._connect, name)
+        store = TimeoutStore(None, connect, request_timeout_seconds=self._request_timeout_seconds)
+        store._reconnect()
+        return store
+
+    def _reconnect(self) -> None:
+        self._store = self._request(self._connect)
 
     def _value(self, key: str) -> bytes:
         # torch's `get` would wait for a missing key.
@@ -166,6 +176,10 @@ def _connect_again(base: Store, prefix: str, timeout_seconds: float) -> Store:
     if isinstance(base, TCPStore):
         base = connect_to(base.host, base.port, timeout_seconds=timeout_seconds)
     return PrefixStore(prefix, base)
+
+
+def _connect_below(connect: Callable[[], Store], name: str) -> Store:
+    return PrefixStore(name, connect())
 
 
 def _wait_for(key: str, connection: Store) -> None:

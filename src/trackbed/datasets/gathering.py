@@ -16,6 +16,8 @@ import torch
 import torch.utils.data
 
 from trackbed.datasets.batch import Batch, BatchSpec
+from trackbed.datasets.index_arrays import IndexArrays
+from trackbed.datasets.samples import Draws
 from trackbed.datasets.sources import Sources
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.kernels import SampleShape, gather
@@ -23,11 +25,9 @@ from trackbed.kernels import SampleShape, gather
 if TYPE_CHECKING:
     from trackbed.datasets.gpt import GPTDataset
 
-__all__ = ["Draws", "Gathering", "Indices"]
+__all__ = ["Gatherer", "Gathering", "Indices"]
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
-Draws = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-"""`[B]` dataset of each sample, and `[B]` its position there."""
 _MOST_ROUNDS: Final = 8
 """Rounds of mapping what a batch needs: other threads may release it again, where the system gives too few maps."""
 _HIGHEST: Final = int(np.iinfo(np.int64).max)
@@ -52,9 +52,14 @@ class Gathering(ABC):
     @property
     def index_paths(self) -> list[str]:
         """Paths of its index files; none where it has no index, or one in memory."""
-        arrays = vars(self).get("_arrays")
+        arrays = self._index.arrays
         path_of = getattr(arrays, "path_of", None)
         return [] if arrays is None or path_of is None else [path for path in map(path_of, arrays) if "/" in path]
+
+    @property
+    @abstractmethod
+    def _index(self) -> IndexArrays:
+        """The index that names the samples."""
 
     @abstractmethod
     def _gathered(self) -> "Gatherer | None":

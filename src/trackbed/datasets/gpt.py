@@ -5,49 +5,34 @@ Shapes: D documents of the split, V visits to them, R samples, S tokens of a sam
 
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import (
-    Arrays,
-    Entry,
-    LazyArrays,
-    Request,
-    arrays_of,
-    data_crc32_of,
-    fingerprint,
-    in_memory,
-    shape_of,
-)
+from trackbed.cache import Entry, Request, fingerprint
 from trackbed.datasets import sample
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
-from trackbed.datasets.deferred import advice_on_missing
-from trackbed.datasets.gathering import Draws, Gatherer, Gathering
+from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt_indexed import IndexedSamples
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.gpt_kind import GPT_KIND, MOST_VISITS
-from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
-from trackbed.datasets.low_level import identify, most_tokens, num_sequences
+from trackbed.datasets.gpt_kind import GPT_KIND
+from trackbed.datasets.gpt_visits import ARRAYS
+from trackbed.datasets.index_arrays import IndexArray, IndexArrays
+from trackbed.datasets.low_level import has_stamps, identify, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
-from trackbed.datasets.sources import Layout, Stretches
-from trackbed.datasets.start import current_start, find_index, open_index
-from trackbed.errors import ArgumentError, FormatError, PlanError
+from trackbed.datasets.samples import Draws, Pieces, Samples
+from trackbed.datasets.sources import Layout
+from trackbed.datasets.start import current_start
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.index.splits import Split
-from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
 __all__ = ["GPTDataset", "Piece"]
 
-_ENTRY_COST: Final = 4e5
-_VISIT_COST: Final = 18.0
-_SAMPLE_COST: Final = 8.0
-"""Nanoseconds an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
-_SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
-"""What indices that are made with others' cost at most, as far as is known without reading lengths."""
 _SHAPING = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -95,6 +80,12 @@ class GPTDataset(MegatronDataset, Gathering):
     """
 
     config: GPTDatasetConfig
+    document_index = IndexArray()
+    sample_index = IndexArray()
+    shuffle_index = IndexArray()
+    _samples: Samples
+    _indices: GPTIndices
+    """What decides the indices, in the orders that have any."""
     _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced", "instant")
 
     def __init__(
@@ -114,10 +105,9 @@ class GPTDataset(MegatronDataset, Gathering):
             index_split,
             config,
         )
-        if config.order == "instant":
-            self._check_instant()
-        else:
-            self._keep(None if config.defer_npy_index_mmap else self._open_indices())
+        self._samples = self._instant_samples() if config.order == "instant" else self._indexed_samples()
+        if self._index.is_missing and not config.defer_npy_index_mmap:
+            self._index.open(self._request(), self._indices.build)
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
@@ -157,65 +147,62 @@ class GPTDataset(MegatronDataset, Gathering):
         _check_type(dataset)
         return dataset
 
-    def _check_instant(self) -> None:
-        if self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence:
+    def _instant_samples(self) -> InstantSamples:
+        config = self.config
+        if self.index_split is Split.valid and not config.drop_last_partial_validation_sequence:
             msg = "drop_last_partial_validation_sequence must be True with order='instant', found False"
             raise ArgumentError(msg)
-        if self.num_samples and not self._instant.samples_per_epoch:
-            msg = (
-                f"{self.dataset_path}, split {self.index_split.name}: must have tokens for one sample to give "
-                f"{self.num_samples}, found {self._instant.num_tokens}"
-            )
-            raise PlanError(msg)
-
-    @cached_property
-    def _instant(self) -> InstantSamples:
         return InstantSamples(
             dataset=self.dataset,
             documents=self.indices,
             num_samples=self.num_samples,
-            sequence_length=self.config.sequence_length,
-            extra_token=int(self.config.add_extra_token_to_sequence),
-            seed=self.config.random_seed,
-            block=self.config.shuffle_block,
-            window=self.config.shuffle_window,
+            sequence_length=config.sequence_length,
+            extra_token=int(config.add_extra_token_to_sequence),
+            seed=config.random_seed,
+            block=config.shuffle_block,
+            window=config.shuffle_window,
+            where=self._where,
         )
 
-    @property
-    def samples_per_epoch(self) -> int:
-        """Samples that the split's tokens give once, in the order "instant"."""
-        return self._instant.samples_per_epoch
-
-    def __getattr__(self, name: str) -> Any:
-        """One of the indices, which the arrays may release and map again; or why there is none."""
-        arrays = vars(self).get("_arrays")
-        if name in ARRAYS and arrays is not None:
-            return arrays[name]
-        if name in ARRAYS:
-            msg = (
-                f"{name} needs order='megatron' or 'balanced', found 'instant', which locates samples without an index"
-            )
-            raise AttributeError(msg)
-        return self.__getattribute__(name)  # of a property that failed this raises its own words once more
-
-    @cached_property
-    def _indices(self) -> GPTIndices:
-        keep_partial = self.index_split is Split.valid and not self.config.drop_last_partial_validation_sequence
-        return GPTIndices(
+    def _indexed_samples(self) -> IndexedSamples:
+        config = self.config
+        self._indices = GPTIndices(
             dataset=self.dataset,
             documents=self.indices,
             num_samples=self.num_samples,
-            sequence_length=self.config.sequence_length,
-            seed=self.config.random_seed,
-            extra_token=int(self.config.add_extra_token_to_sequence),
-            keep_partial=keep_partial,
-            where=f"{self.dataset_path}, split {self.index_split.name}",
+            sequence_length=config.sequence_length,
+            seed=config.random_seed,
+            extra_token=int(config.add_extra_token_to_sequence),
+            keep_partial=self.index_split is Split.valid and not config.drop_last_partial_validation_sequence,
+            where=self._where,
         )
+        return IndexedSamples(self._indices)
+
+    @property
+    def _where(self) -> str:
+        """Name of the dataset and its split, for errors."""
+        return f"{self.dataset_path}, split {self.index_split.name}"
+
+    @property
+    def _index(self) -> IndexArrays:
+        return self._samples.index
+
+    @property
+    def _opened(self) -> Samples:
+        """The samples; opens their index first where that was deferred."""
+        samples = self._samples
+        if samples.index.is_missing:
+            samples.index.open_late(self._request(), self._indices.build, self.config)
+        return samples
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the tokens of the split give once."""
+        return self._samples.samples_per_epoch
 
     @cached_property
     def _decisions(self) -> dict[str, Any]:
-        decisions = self._instant.decisions() if self.config.order == "instant" else self._indices.decisions()
-        return {"class": type(self).__name__, **decisions, "data": identify(self.dataset)}
+        return {"class": type(self).__name__, **self._samples.decisions(), "data": identify(self.dataset)}
 
     @cached_property
     def _decided(self) -> str:
@@ -235,13 +222,7 @@ class GPTDataset(MegatronDataset, Gathering):
     @cached_property
     def data_checksum(self) -> DataChecksum:
         """CRC-32 of the tokens in each document of the split: files of the same identity may have others."""
-        return DataChecksum(self._checksum_data)
-
-    def _checksum_data(self) -> str:
-        if self.config.order == "instant":
-            return self._instant.checksum()
-        found = "" if self._arrays is None else data_crc32_of(self._arrays)
-        return found or self._indices.checksum
+        return DataChecksum(self._samples.checksum)
 
     @property
     def content_key(self) -> str:
@@ -266,66 +247,30 @@ class GPTDataset(MegatronDataset, Gathering):
             arrays=ARRAYS,
             decisions=self._decisions,
             known_fingerprint=self._decided,
-            data=self._indices if self._indices.stamps else None,
+            data=self._indices if has_stamps(self.dataset) else None,
         )
 
     def _request(self) -> Request | None:
         """Returns the request for the indices; None if they are kept in memory."""
         entry = self._entry()
-        if entry is None:
-            return None
-        cost = self._cost
-        is_small = cost <= _SMALL_COST and isinstance(self.dataset, IndexedDataset)
-        return Request(entry, GPT_KIND, self._indices, cost=cost, is_small=is_small)
-
-    def _open_indices(self) -> Arrays:
-        request = self._request()
-        return self._indices.build(in_memory) if request is None else open_index(request)
-
-    @property
-    def _cost(self) -> float:
-        """Nanoseconds that the indices take to build, roughly, from what is known without reading lengths."""
-        room, documents = most_tokens(self.dataset), num_sequences(self.dataset) or 1
-        visits = documents if self.indices is None else len(self.indices)
-        tokens = (room or 0) * visits / documents
-        epochs = max(1.0, (self.num_samples or 0) * self.config.sequence_length / tokens) if tokens else 1.0
-        return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.config.sequence_length * _SAMPLE_COST)
-
-    def _keep(self, arrays: Arrays | None) -> None:
-        """Take the indices, each of which is mapped when it is first asked for; or None until a sample is."""
-        self._arrays = arrays
-        if arrays is None:
-            vars(self).update(dict.fromkeys(ARRAYS))
-        else:
-            for name in ARRAYS:
-                vars(self).pop(name, None)
+        return None if entry is None else Request(entry, GPT_KIND, self._indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process needs: indices that lie in the cache are opened there again."""
+        """What a worker process needs."""
         state = vars(self).copy()
-        for name in ("_indices", "_instant", "_gatherer", "_visited", "data_checksum"):
+        for name in ("_gatherer", "data_checksum"):
             state.pop(name, None)
-        if self.config.order != "instant" and self._entry() is not None:
-            state.update(dict.fromkeys(("_arrays", *ARRAYS)))
         return state
 
     def __len__(self) -> int:
         """R, samples in the dataset: at least as many as were asked for."""
-        if self.config.order == "instant":
-            return len(self._instant)
-        if self._arrays is None:
-            return self._indices.plan.num_samples
-        return shape_of(self._arrays, "sample_index")[0] - 1
+        return len(self._samples)
 
     def can_give(self, num_samples: int) -> bool:
-        """Whether there are so many samples. Indices that are still to be built are not needed to tell."""
-        arrays = vars(self).get("_arrays")
-        counts_itself = type(self).__len__ is not GPTDataset.__len__
-        if isinstance(arrays, LazyArrays) and not arrays.is_resolved and not counts_itself:
-            if num_samples <= (self.num_samples or 0) and not self._indices.keep_partial:
-                return True  # partial samples are counted in single precision, which may fall short
-            return num_samples <= self._indices.plan.num_samples
-        return num_samples <= len(self)
+        """True if there are so many samples. Indices that are still to be built are not needed to tell."""
+        if type(self).__len__ is not GPTDataset.__len__:
+            return num_samples <= len(self)
+        return self._samples.can_give(num_samples)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """One sample: `tokens`, `labels`, `loss_mask`, `position_ids`, and what the configuration adds.
@@ -364,8 +309,9 @@ class GPTDataset(MegatronDataset, Gathering):
         for name in ("tokens", "labels", "loss_mask"):
             found[name] = torch.from_numpy(found[name])
         if config.create_cu_seqlens:
-            pieces = self._piece_lengths(position)
-            found["cu_seqlens"], found["max_seqlen"] = sample.document_borders(pieces, config.sequence_length)
+            pieces = self._opened.pieces(position)
+            lengths = [stop - start for start, stop in zip(pieces.starts, pieces.stops, strict=True)]
+            found["cu_seqlens"], found["max_seqlen"] = sample.document_borders(lengths, config.sequence_length)
         return found
 
     @property
@@ -390,15 +336,8 @@ class GPTDataset(MegatronDataset, Gathering):
         return any(getattr(cls, name) is not getattr(GPTDataset, name) for name in hooks)
 
     def layout(self) -> Layout | None:
-        """How its samples lie in its files; None where a subclass makes them."""
-        if self.makes_its_samples():
-            return None
-        if self.config.order == "instant" and self._instant.repeats:
-            return self._instant.repeated
-        if self.config.order == "instant":
-            return Stretches(self._instant.samples_per_epoch, self._instant.origin_byte)
-        self._open_deferred()
-        return Visits(self.document_index, self.sample_index, self.shuffle_index, self._indices.keep_partial)
+        """The layout of the samples in their files; None where a subclass makes them."""
+        return None if self.makes_its_samples() else self._opened.layout()
 
     @cached_property
     def _gatherer(self) -> Gatherer:
@@ -408,45 +347,14 @@ class GPTDataset(MegatronDataset, Gathering):
         return None if self.makes_its_samples() else self._gatherer
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        if self.config.order == "instant" and len(positions):
-            return self._instant.ahead.locate(positions)
-        return np.zeros(len(positions), dtype=np.int32), positions
-
-    def _open_deferred(self) -> None:
-        """See that the indices are there."""
-        if self.shuffle_index is None:
-            request, advice = self._request(), advice_on_missing(self.config)
-            self._keep(self._indices.build(in_memory) if request is None else find_index(request, advice))
-
-    @cached_property
-    def _visited(self) -> VisitedSamples:
-        """Samples as indices say."""
-        return VisitedSamples(
-            self.dataset,
-            length=self.config.sequence_length + self.config.add_extra_token_to_sequence,
-            extra_token=int(self.config.add_extra_token_to_sequence),
-            may_be_short=self._indices.keep_partial,
-        )
-
-    @property
-    def _visit_arrays(self) -> VisitArrays:
-        """The indices, which are opened first where that was put off; or what somebody has put in their place."""
-        own = vars(self)
-        if not own.keys().isdisjoint(ARRAYS):
-            self._open_deferred()
-            return VisitArrays(self.document_index, self.sample_index, self.shuffle_index, self._arrays or {})
-        arrays = own["_arrays"]
-        documents, rows, shuffle = arrays_of(arrays, ARRAYS)
-        return VisitArrays(documents, rows, shuffle, arrays)
+        return self._samples.locate(positions)
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`[S + X]` token ids of a sample, filled up with padding, and the documents that they come from.
 
         Subclasses override this, under Megatron Core's name, to change the text of a sample.
         """
-        if self.config.order == "instant":
-            return self._instant.read(idx)
-        return self._visited.read(self._visit_arrays, idx, padding=self._pad_token_id)
+        return self._opened.read(idx, padding=self._pad_token_id)
 
     def pieces(self, idx: int) -> list[Piece]:
         """Where the text of a sample comes from, in its order, the extra token included and padding not.
@@ -459,19 +367,8 @@ class GPTDataset(MegatronDataset, Gathering):
         Raises:
             IndexError: there is no such sample.
         """
-        found = (
-            self._instant.pieces(idx)
-            if self.config.order == "instant"
-            else zip(*self._visited.pieces(self._visit_arrays, idx), strict=True)
-        )
-        return [Piece(*one) for one in found if one[1] < one[2]]
-
-    def _piece_lengths(self, idx: int) -> list[int]:
-        """Tokens that a sample takes from each of the visits it spans, the extra one included."""
-        if self.config.order == "instant":
-            return self._instant.piece_lengths(idx)
-        _, starts, stops = self._visited.pieces(self._visit_arrays, idx)
-        return [stop - start for start, stop in zip(starts, stops, strict=True)]
+        found: Pieces = self._opened.pieces(idx)
+        return [Piece(*one) for one in zip(*found, strict=True) if one[1] < one[2]]
 
 
 def _check_type(dataset: IndexedDataset | IndexedGroup) -> None:

@@ -19,15 +19,23 @@ from trackbed.datasets.low_level import data_stamps, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
 from trackbed.index import ranges
 from trackbed.index.documents import document_index_dtype
-from trackbed.index.epochs import EpochPlan, plan_epochs
+from trackbed.index.epochs import EpochPlan, plan_epochs, samples_in
 from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.samples import sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.index.visits import visit_indices
 from trackbed.kernels import available_threads, count_tokens
 
-__all__ = ["GPTIndices"]
+__all__ = ["MOST_VISITS", "SMALL_COST", "GPTIndices"]
 
+MOST_VISITS: Final = 1 << 16
+"""Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""
+_ENTRY_COST: Final = 4e5
+_VISIT_COST: Final = 18.0
+_SAMPLE_COST: Final = 8.0
+"""Nanoseconds of an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
+SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
+"""Highest cost of indices that are built in batches, as far as is known without reading lengths."""
 _VISITS_PER_THREAD: Final = 1 << 20
 """Fewer are cut sooner than another thread starts, and other entries are built beside this one."""
 
@@ -79,6 +87,12 @@ class GPTIndices:
         if self._plan is None:
             self._plan = self.plan_over(self._own_lengths)
         return self._plan
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the split's tokens give once. Reads the lengths of its documents."""
+        tokens, _ = count_tokens(np.asarray(self._own_lengths, dtype=np.int32))
+        return samples_in(tokens - self.extra_token, self.sequence_length, keep_partial=self.keep_partial)
 
     @property
     def _own_lengths(self) -> npt.NDArray[np.int32]:
@@ -162,8 +176,16 @@ class GPTIndices:
         order = shuffle_index(self.plan, shuffle, allocate=partial(allocate, "shuffle_index"))
         return dict(zip(ARRAYS, (visits, rows, order), strict=True))
 
+    def cost(self) -> float:
+        """Estimates the nanoseconds to build the arrays, from what is known without reading lengths."""
+        room, documents = most_tokens(self.dataset), num_sequences(self.dataset) or 1
+        visits = documents if self.documents is None else len(self.documents)
+        tokens = (room or 0) * visits / documents
+        epochs = max(1.0, (self.num_samples or 0) * self.sequence_length / tokens) if tokens else 1.0
+        return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.sequence_length * _SAMPLE_COST)
+
     def decisions(self) -> dict[str, Any]:
-        """What decides the bytes, besides the lengths."""
+        """Returns everything that decides the bytes, besides the lengths."""
         run = self.run
         documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers).data).hexdigest()
         return {

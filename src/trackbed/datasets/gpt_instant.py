@@ -4,16 +4,18 @@ Shapes: R samples in one epoch, S tokens of a sample.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.data_checksum import checksum_lengths
-from trackbed.datasets.gpt_visits import Pieces, VisitArrays, VisitedSamples
+from trackbed.datasets.gpt_visits import VisitArrays, VisitedSamples
+from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
+from trackbed.datasets.samples import Draws, Pieces
+from trackbed.datasets.sources import Layout, Stretches
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
@@ -47,9 +49,11 @@ class InstantSamples:
         seed: of the shuffle of each epoch.
         block: samples that are moved as one before they are mixed.
         window: blocks whose samples are mixed.
+        where: name of the dataset and its split, for errors.
 
     Raises:
         ArgumentError: the dataset is no indexed file, or the documents are not consecutive.
+        PlanError: samples are requested, and there are no tokens.
     """
 
     dataset: Any
@@ -60,9 +64,11 @@ class InstantSamples:
     seed: int
     block: int = 1
     window: int = 1
+    where: str = ""
+    index: ClassVar[IndexArrays] = NO_INDEX
 
     def __post_init__(self) -> None:
-        """Refuse what has no stretch of tokens to cut."""
+        """Refuses what has no stretch of tokens to cut."""
         if not isinstance(self.dataset, (IndexedDataset, IndexedGroup)):
             msg = f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
             raise ArgumentError(msg)
@@ -70,6 +76,9 @@ class InstantSamples:
         if run is not None and len(run) and (int(run[-1]) - int(run[0]) + 1 != len(run) or (np.diff(run) != 1).any()):
             msg = f"order='instant' needs a split of consecutive documents, found {len(run)} others"
             raise ArgumentError(msg)
+        if self.num_samples and not self.samples_per_epoch:
+            msg = f"{self.where}: must have tokens for one sample to give {self.num_samples}, found {self.num_tokens}"
+            raise PlanError(msg)
 
     @property
     def run(self) -> tuple[int, int]:
@@ -153,10 +162,6 @@ class InstantSamples:
             np.zeros(1, dtype=np.int64),
         )
 
-    def _repeated_pieces(self) -> Pieces:
-        """Where the only sample of a split that repeats its tokens comes from."""
-        return self._visited.pieces(self._repeated_visits, 0)
-
     @cached_property
     def _visited(self) -> VisitedSamples:
         return VisitedSamples(self.dataset, length=self._length, extra_token=self.extra_token, may_be_short=False)
@@ -198,6 +203,10 @@ class InstantSamples:
         start, stop = self.run
         return checksum_lengths(self.dataset.sequence_lengths[start:stop])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The arguments: what follows from them is computed again in a copy."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def __len__(self) -> int:
         """Samples in the order."""
         return self.samples_per_epoch if self.num_samples is None else self.num_samples
@@ -234,42 +243,39 @@ class InstantSamples:
         start, stop = self.run
         return int(self.dataset.index.sequence_pointers[start]) if start < stop else 0
 
-    def read(self, position: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """`[S + X]` tokens of the sample at a position, and the documents that they come from."""
+    def can_give(self, num_samples: int) -> bool:
+        """True if there are so many samples."""
+        return num_samples <= len(self)
+
+    def layout(self) -> Layout:
+        """Stretches of the files; visits where the split repeats its tokens."""
+        return self.repeated if self.repeats else Stretches(self.samples_per_epoch, self.origin_byte)
+
+    def locate(self, positions: npt.NDArray[np.int64]) -> Draws:
+        """Dataset 0 and the number in the file of the sample at each position."""
+        return self.ahead.locate(positions) if len(positions) else (np.zeros(0, dtype=np.int32), positions)
+
+    def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # noqa: ARG002  no sample is short
+        """Tokens of the sample at a position, and the documents of its pieces."""
         start = self.stored(position) * self.sequence_length
         if self.repeats:
             return self._visited.read(self._repeated_visits, 0, padding=0)
-        length = self.sequence_length + self.extra_token
-        tokens = self.dataset.get(self.run[0], offset=start, length=length)  # as far as the split reaches
-        first, last = self._documents(start, length)
+        tokens = self.dataset.get(self.run[0], offset=start, length=self._length)  # as far as the split reaches
+        first, last = self._documents(start, self._length)
         return tokens.astype(np.int64), np.arange(first, last, dtype=np.int64)
 
-    def pieces(self, position: int) -> list[tuple[int, int, int]]:
-        """The documents that the sample at a position comes from, and which of their tokens, half-open."""
-        start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
+    def pieces(self, position: int) -> Pieces:
+        """The documents that the sample at a position comes from."""
+        start = self.stored(position) * self.sequence_length
         if self.repeats:
-            return list(zip(*self._repeated_pieces(), strict=True))
-        first, last = self._documents(start, length)
+            return self._visited.pieces(self._repeated_visits, 0)
+        first, last = self._documents(start, self._length)
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
-        begins = [int(pointer) // size for pointer in pointers[first:last]]
+        borders = [int(pointer) // size for pointer in pointers[first:last]]
         begin = int(pointers[self.run[0]]) // size + start
-        ends = [*begins[1:], begin + length]
-        return [
-            (document, max(begin, here) - here, end - here)
-            for document, here, end in zip(range(first, last), begins, ends, strict=True)
-        ]
-
-    def piece_lengths(self, position: int) -> list[int]:
-        """Tokens that the sample at a position takes from each of its documents, the extra one included."""
-        start, length = self.stored(position) * self.sequence_length, self.sequence_length + self.extra_token
-        if self.repeats:
-            return [stop - begin for _, begin, stop in self.pieces(position)]
-        first, last = self._documents(start, length)
-        pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
-        borders = [int(pointer) // size for pointer in pointers[first + 1 : last]]
-        begin = int(pointers[self.run[0]]) // size + start
-        edges = [begin, *borders, begin + length]
-        return [stop - before for before, stop in pairwise(edges)]
+        starts = [max(begin - border, 0) for border in borders]
+        stops = [stop - border for border, stop in zip(borders, [*borders[1:], begin + self._length], strict=True)]
+        return Pieces(list(range(first, last)), starts, stops)
 
     def _documents(self, start: int, length: int) -> tuple[int, int]:
         """The first document that holds tokens `[start, start + length)` of the split, and the one after the last.

@@ -10,20 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays, damage
+from trackbed.datasets.samples import Pieces
 from trackbed.files import MAPS
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["ARRAYS", "Pieces", "VisitArrays", "VisitedSamples"]
+__all__ = ["ARRAYS", "VisitArrays", "VisitedSamples"]
 
 ARRAYS: Final = ("document_index", "sample_index", "shuffle_index")
-
-
-class Pieces(NamedTuple):
-    """The documents that a sample is cut from, in its order, and which of their tokens, half-open."""
-
-    documents: list[int]
-    starts: list[int]
-    stops: list[int]
 
 
 class VisitArrays(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["data_stamps", "drop_pages", "identify", "most_tokens", "num_sequences"]
+__all__ = ["data_stamps", "drop_pages", "has_stamps", "identify", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -16,6 +16,11 @@ def identify(dataset: Any) -> dict[str, Any]:
         return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
     return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}
+
+
+def has_stamps(dataset: Any) -> bool:
+    """True if `data_stamps` gives the stamps of its files."""
+    return isinstance(dataset, (IndexedDataset, IndexedGroup))
 
 
 def data_stamps(dataset: Any) -> str | None:

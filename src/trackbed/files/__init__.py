@@ -1,9 +1,11 @@
-"""Atomic publication, mapping, writeback and checksums of files."""
+"""Atomic publication of files and folders; mapping, writeback and checksums of files."""
 
 from trackbed.files.background_writeback import BackgroundWriteback
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
-from trackbed.files.flush import flush_file_system
+from trackbed.files.compare import Chunk, chunks_of, compare_chunks
+from trackbed.files.flush import BackgroundFlush, flush_file_system
+from trackbed.files.folder import commit_folder, flush_files, make_partial_folder
 from trackbed.files.index_ends import RawIndexEnds, read_index_ends
 from trackbed.files.local import is_local, is_on_this_machine, local_host_path
 from trackbed.files.many import (
@@ -29,6 +31,7 @@ from trackbed.files.publish import (
     new_partial,
     partial_name,
     publish,
+    remove_partial,
     write_new,
 )
 from trackbed.files.regular import open_regular, read_regular
@@ -40,8 +43,10 @@ __all__ = [
     "CHUNK_BYTES",
     "DESCRIPTORS",
     "MAPS",
+    "BackgroundFlush",
     "BackgroundWriteback",
     "Checksum",
+    "Chunk",
     "Claim",
     "FileSet",
     "FileSum",
@@ -58,19 +63,24 @@ __all__ = [
     "check_stamp",
     "checksum_bytes",
     "checksum_file",
+    "chunks_of",
     "claim",
     "clear_dead_partials",
     "commit_file_sets",
+    "commit_folder",
+    "compare_chunks",
     "crc32",
     "drop_pages",
     "find_partials",
     "flush_file_system",
+    "flush_files",
     "flush_to_disk",
     "is_local",
     "is_on_this_machine",
     "is_partial_name",
     "join_names",
     "local_host_path",
+    "make_partial_folder",
     "map_readonly",
     "mapped_files",
     "new_partial",
@@ -82,6 +92,7 @@ __all__ = [
     "read_parts",
     "read_regular",
     "read_stamps",
+    "remove_partial",
     "remove_unless_changed",
     "stamp_of",
     "write_new",

@@ -2,13 +2,15 @@
 
 A partial file is called `<final name>.<host>.<pid>.<start>.<serial>.partial`. Host, process number and start time of
 that process identify its writer, so the next writer on the same host can remove the files of a killed process, and
-none that is still being written.
+none that is still being written. Partial folders (`trackbed.files.folder`) have the same names.
 """
 
+import contextlib
 import errno
 import itertools
 import os
 import re
+import shutil
 import socket
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -29,6 +31,7 @@ __all__ = [
     "new_partial",
     "partial_name",
     "publish",
+    "remove_partial",
     "write_new",
 ]
 
@@ -48,7 +51,7 @@ class Writer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartialFile:
-    """A partial file in a folder."""
+    """A partial file or folder."""
 
     path: str
     final_name: str
@@ -56,7 +59,7 @@ class PartialFile:
 
 
 def new_partial(final: Path, *, directory: Path | None = None) -> Path:
-    """Returns a new unique path, beside `final` or in `directory`, for a file to be published as `final`."""
+    """Returns a new unique path, beside `final` or in `directory`, of a file or folder to be published as `final`."""
     return (directory or final.parent) / partial_name(final.name)
 
 
@@ -137,18 +140,41 @@ def flush_to_disk(path: Path) -> None:
 
 
 def clear_dead_partials(directory: Path, *, final_name: str = "") -> list[Path]:
-    """Removes the partial files of `final_name` (of all names if empty) whose writer died on this host."""
+    """Removes the partial files and folders of `final_name` (of all names if empty) whose writer died on this host.
+
+    Returns:
+        Their paths, sorted by name.
+
+    Raises:
+        OSError: `directory` cannot be read, or a file cannot be removed.
+    """
     removed = []
     for found in find_partials(directory, final_name=final_name):
         if found.writer is Writer.dead:
             path = Path(found.path)
-            path.unlink(missing_ok=True)
+            remove_partial(path)
             removed.append(path)
     return removed
 
 
+def remove_partial(path: Path) -> None:
+    """Removes a partial file, or a partial folder with its content; other processes may be doing the same.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    while True:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        except IsADirectoryError:
+            with contextlib.suppress(FileNotFoundError):  # another process has removed a file first
+                shutil.rmtree(path)
+
+
 def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]:
-    """Returns the partial files of `final_name` (of all names if empty) in a folder, sorted by name.
+    """Returns the partial files and folders of `final_name` (of all names if empty) in a folder, sorted by name.
 
     Raises:
         OSError: the folder cannot be read.

@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 
 from trackbed.builder.blend_file.measure import MeasuredBlend
-from trackbed.builder.sizes import Shares, plan_shares
+from trackbed.builder.plan_split import plan_split
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
@@ -68,7 +68,8 @@ class DrawCounter:
         self._members = blend.of(split)
         self.tokens = [member.split_tokens[split.value] or 0 for member in self._members]
         self.sequence_length = config.sequence_length
-        self._size = blend.sizes[split.value]
+        self._spec = plan_split(split, blend.sizes[split.value], config)
+        self._is_blended = self._spec is not None and self._spec.is_blended
         self.failure: str | None = None
         """Reason why the blend as a whole cannot be drawn, set by `count`; None if there is none."""
         self.limits = [member.entry.max_epochs if split is Split.train else None for member in self._members]
@@ -80,30 +81,22 @@ class DrawCounter:
             return self._instant(draws)
         return draws, (self._stage(0, draws.size, draws.drawn),)
 
-    @property
-    def _is_blended(self) -> bool:
-        """True if the builder makes a blend; False if it uses the only dataset as it is."""
-        weights = self._blend.weights[self._split.value]
-        return len(self._members) > 1 or (self._blend.file.split is not None and weights is not None)
-
     def _draws(self) -> SplitDraws:
-        weights, count = self._blend.weights[self._split.value], len(self._members)
-        apart = self._split is Split.valid and bool(self._config.multiple_validation_sets)
-        if not self._is_blended or apart:
-            given = [self._size] * count
-            lengths = [self.available(number, self._size) for number in range(count)]
-            taken = [min(length, self._size) if self._size is not None else length for length in lengths]
-            shares = normalize(lengths) if any(lengths) else [1 / count] * count
-            return SplitDraws(size=sum(taken), weights=shares, built=given, drawn=taken)
-        if weights is None:
-            lengths = [self.available(number, None) for number in range(count)]
-            size = sum(lengths) if self._size is None else min(self._size, sum(lengths))
-            shares = normalize(lengths) if any(lengths) else [1 / count] * count
-            drawn = lengths if size == sum(lengths) else largest_remainders(shares, size)
-            return SplitDraws(size=size, weights=shares, built=[None] * count, drawn=drawn)
-        shared: Shares = plan_shares(normalize(weights), self._size or 0, self._config)
-        drawn = largest_remainders(shared.weights, shared.size)
-        return SplitDraws(size=shared.size, weights=shared.weights, built=shared.per_dataset, drawn=drawn)
+        spec, count = self._spec, len(self._members)
+        if spec is None:
+            return SplitDraws(size=0, weights=[], built=[], drawn=[])
+        if spec.weights is not None:
+            size = spec.size or 0
+            drawn = largest_remainders(spec.weights, size)
+            return SplitDraws(size=size, weights=spec.weights, built=spec.requested, drawn=drawn)
+        lengths = [self.available(number, wanted) for number, wanted in enumerate(spec.requested)]
+        shares = normalize(lengths) if any(lengths) else [1 / count] * count
+        if not spec.is_blended:
+            drawn = [length if spec.size is None else min(length, spec.size) for length in lengths]
+            return SplitDraws(size=sum(drawn), weights=shares, built=spec.requested, drawn=drawn)
+        size = sum(lengths) if spec.size is None else min(spec.size, sum(lengths))
+        drawn = lengths if size == sum(lengths) else largest_remainders(shares, size)
+        return SplitDraws(size=size, weights=shares, built=spec.requested, drawn=drawn)
 
     def _instant(self, draws: SplitDraws) -> tuple[SplitDraws, tuple[StageDraws, ...]]:
         """Counts the draws by stage, with the counts of the order itself."""

@@ -12,7 +12,7 @@ from trackbed.builder.blend_file.members import Member, find_members
 from trackbed.builder.blend_file.tables import Problems
 from trackbed.builder.blend_file.tokenizer import StatedTokenizer, make_tokenizer
 from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
-from trackbed.builder.sizes import check_sizes
+from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import Blend
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.errors import ArgumentError, PlanError

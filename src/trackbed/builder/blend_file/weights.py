@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trackbed.builder.blend_file.sizes import samples_for
-from trackbed.builder.sizes import MOST_SAMPLES
+from trackbed.builder.plan_split import MOST_SAMPLES
 from trackbed.errors import PlanError
 
 __all__ = ["DatasetRequest", "plan_weights"]

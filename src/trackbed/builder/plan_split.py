@@ -1,6 +1,6 @@
-"""How many samples each dataset of a blend must give. Pure arithmetic, in Python's doubles.
+"""Datasets and sizes of a split, as its configuration decides them. Pure arithmetic, in Python's doubles.
 
-Shapes: K datasets.
+Shapes: K datasets of a split.
 """
 
 import math
@@ -10,19 +10,74 @@ from typing import Final
 
 from trackbed.datasets.config import Blend, BlendedMegatronDatasetConfig
 from trackbed.errors import ArgumentError
-from trackbed.index.splits import Split
+from trackbed.index.splits import Bounds, Split, normalize
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["MOST_SAMPLES", "Shares", "check_sizes", "plan_shares"]
+__all__ = ["MOST_SAMPLES", "Shares", "SplitSpec", "check_sizes", "plan_shares", "plan_split"]
 
 _SURPLUS_0_10: Final = 1.005
 MOST_SAMPLES: Final = 2**62
-"""Above this, a size with what is rounded up and a surplus does not fit a 64-bit integer."""
+"""A larger size, rounded up and with a surplus, would not fit a 64-bit integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSpec:
+    """Datasets and sizes of one split."""
+
+    split: Split
+    prefixes: Sequence[str | None]
+    """`[K]` prefixes of the low-level datasets; None for mock data."""
+    bounds: Bounds
+    """The part of each low-level dataset that belongs to the split."""
+    requested: Sequence[int | None]
+    """`[K]` samples that each dataset must be able to give; None for one epoch."""
+    size: int | None
+    """Samples of the split, at least as many as were requested; None for all samples of its datasets."""
+    is_blended: bool = False
+    """False if the datasets are used as they are."""
+    weights: Sequence[float] | None = None
+    """`[K]` shares that the blend draws by; None if it takes the datasets whole."""
+
+
+def plan_split(split: Split, size: int | None, config: BlendedMegatronDatasetConfig) -> SplitSpec | None:
+    """Plans one split by the rules of Megatron Core's builder. Reads no data.
+
+    Args:
+        split: the split.
+        size: samples requested, None for one epoch; `check_sizes` has passed it.
+        config: configuration of the builder.
+
+    Returns:
+        Its datasets and sizes; None for a split without data.
+
+    >>> config = BlendedMegatronDatasetConfig(1234, 8, blend=(["a", "b"], [1, 3]), split="9,1,0")
+    >>> spec = plan_split(Split.train, 1000, config)
+    >>> spec.prefixes, spec.bounds, spec.requested, spec.weights, spec.size
+    (['a', 'b'], (0, 0.9), [252, 754], [0.25, 0.75], 1000)
+    >>> plan_split(Split.test, 10, config) is None
+    True
+    """
+    bounds = config.split_matrix[split.value] if config.split_matrix is not None else None
+    if config.mock:
+        return None if bounds is None else SplitSpec(split, [None], bounds, [size], size)
+    blend = blend_of(split, config)
+    if blend is None:
+        return None
+    prefixes, weights = blend
+    is_shared, count = config.blend is not None, len(prefixes)
+    part = bounds if is_shared and bounds is not None else (0.0, 1.0)
+    is_apart = split is Split.valid and config.multiple_validation_sets
+    if (count == 1 and (weights is None or not is_shared)) or (is_apart and not is_shared):
+        return SplitSpec(split, prefixes, part, [size] * count, size)
+    if weights is None:
+        return SplitSpec(split, prefixes, part, [None] * count, size, is_blended=True)
+    shares = plan_shares(normalize(weights), size or 0, config)
+    return SplitSpec(split, prefixes, part, shares.per_dataset, shares.size, is_blended=True, weights=shares.weights)
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What a blend of a given size needs."""
+    """Sizes of a blend and of its datasets."""
 
     size: int
     """Samples of the blend: at least as many as were asked for."""
@@ -33,7 +88,7 @@ class Shares:
 
 
 def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronDatasetConfig) -> Shares:
-    """What a blend of at least `size` samples needs.
+    """Plans a blend of at least `size` samples.
 
     Args:
         weights: `[K]` shares that add up to 1.
@@ -60,7 +115,7 @@ def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronData
 
 
 def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig) -> None:
-    """Refuse sizes that the configuration cannot mean.
+    """Checks sizes against the configuration.
 
     Raises:
         ArgumentError: not one size per split, one outside `[0, 2**62)`, None for a blend with weights, or a number
@@ -89,7 +144,7 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
 
 
 def blend_of(split: Split, config: BlendedMegatronDatasetConfig) -> Blend | None:
-    """The blend that a split is made from, or None where it is made up or left out."""
+    """Returns the blend of a split; None for mock data, and for a split that is left out."""
     if config.mock:
         return None
     if config.blend is not None:

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from trackbed.builder.secret import SECRET_BYTES, secret_path, shared_secret
+from trackbed.cli.secret import SECRET_BYTES, secret_path, shared_secret
 from trackbed.errors import FormatError
 
 
