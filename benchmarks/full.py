@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from benchmarks import starts, trillions
 from benchmarks.harness import machine
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, OneByOne, Request, build_batch
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, build_batch
 from trackbed.datasets.blend_balanced import BalancedOrder
 from trackbed.datasets.blend_order import BlendSpec
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
@@ -39,20 +40,32 @@ def weights() -> np.ndarray[Any, np.dtype[np.float64]]:
     return drawn / drawn.sum()
 
 
+@dataclass(frozen=True)
+class _Greedy:
+    """A blend without datasets."""
+
+    num_samples: int
+
+    def build(self, allocate: Allocate) -> Arrays:
+        """Draws the blend."""
+        poll = lambda done: allocate.filled(done, *ARRAYS)  # noqa: E731
+        made = greedy_blend(weights(), self.num_samples, allocate=allocate, poll=poll)
+        return dict(zip(ARRAYS, made, strict=True))
+
+    def expected(self) -> dict[str, ArraySpec]:
+        """Dtypes and shapes."""
+        shape = (self.num_samples,)
+        return {name: ArraySpec(np.dtype(dtype), shape) for name, dtype in zip(ARRAYS, ("i2", "i8"), strict=True)}
+
+    def cost(self) -> float:
+        """Nothing is scheduled."""
+        return 0.0
+
+
 def in_megatrons_order(folder: Path, num_samples: int) -> dict[str, float]:
     """The blend as `BlendedDataset` builds and keeps it: drawn, checksummed, on the disk."""
     entry = Entry(directory=folder, stem="blend", description="", arrays=ARRAYS, decisions={"n": num_samples})
-    shape = (num_samples,)
-    expected = {
-        "dataset_index": ArraySpec(np.dtype(np.int16), shape),
-        "dataset_sample_index": ArraySpec(np.dtype(np.int64), shape),
-    }
-
-    def build(_: None, allocate: Allocate) -> Arrays:
-        made = greedy_blend(weights(), num_samples, allocate=allocate, poll=lambda done: allocate.filled(done, *ARRAYS))
-        return dict(zip(ARRAYS, made, strict=True))
-
-    request = Request(entry, OneByOne(build, lambda _: expected, is_blend=True), None)
+    request = Request(entry, Kind(is_blend=True), _Greedy(num_samples))
     return timed(lambda: list(build_batch([request])))
 
 

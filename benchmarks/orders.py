@@ -7,7 +7,9 @@ from megatron.core.datasets import helpers
 
 from benchmarks.harness import Comparison, compare
 from trackbed import kernels
-from trackbed.index import legacy_shuffle
+from trackbed.index import EpochPlan, LegacyShuffle, legacy_shuffle
+from trackbed.index.ranges import number_range
+from trackbed.index.visits import visit_indices
 
 SEQUENCE_LENGTH = 4096
 
@@ -77,6 +79,34 @@ def sample_index(num_documents: int, *, mean_length: int, num_threads: int = 1) 
     )
 
 
+def visits(num_documents: int, *, mean_length: int, rounds: int) -> Comparison:
+    """Document index and sample index of one epoch, into arrays of an earlier run as far as the library takes them."""
+    lengths = np.random.default_rng(2).integers(0, 2 * mean_length, num_documents, dtype=np.int32)
+    documents, theirs = number_range(0, num_documents), np.arange(num_documents, dtype=np.int32)
+    tokens = int(lengths.sum(dtype=np.int64))
+    plan = EpochPlan(num_epochs=1, num_samples=(tokens - 1) // SEQUENCE_LENGTH, samples_before_last=None)
+    ours = {
+        "document_index": np.zeros(num_documents, dtype=np.int32),
+        "sample_index": np.zeros((plan.num_samples + 1, 2), dtype=np.int32),
+    }
+    shape = {"sequence_length": SEQUENCE_LENGTH, "extra_token": 1}
+
+    def by_megatron() -> None:
+        np.random.RandomState(1234).shuffle(theirs)
+        helpers.build_sample_idx(lengths, theirs, SEQUENCE_LENGTH, 1, tokens, True, True)
+
+    return compare(
+        f"document and sample index, {num_documents:.0e} documents of {mean_length} tokens, a document",
+        lambda: visit_indices(
+            documents, lengths, plan, LegacyShuffle(1234), **shape, allocate=lambda name, _shape, _dtype: ours[name]
+        ),
+        by_megatron,
+        items=num_documents,
+        rounds=rounds,
+        moved_bytes=128 if ours["document_index"].nbytes > 32 << 20 else 16,
+    )
+
+
 def comparisons() -> Iterator[Comparison]:
     """All of them, one after the other."""
     yield greedy(10, 4_000_000)
@@ -91,3 +121,5 @@ def comparisons() -> Iterator[Comparison]:
     yield sample_index(10**7, mean_length=600)
     yield sample_index(10**8, mean_length=600)
     yield sample_index(10**7, mean_length=2400)
+    yield visits(10**7, mean_length=600, rounds=5)
+    yield visits(10**8, mean_length=600, rounds=3)

@@ -1,10 +1,11 @@
 """Entries of the cache that are built in no time, and what tells them apart."""
 
 import contextlib
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from trackbed.cache import ArraySpec, Entry, LazyArrays, OneByOne, Request, build_batch, take_inventory
+from trackbed.cache import ArraySpec, Entry, Kind, LazyArrays, Request, build_batch, take_inventory
 from trackbed.cache import find_problems as problems_in
 from trackbed.datasets.start import Start, open_index
 
@@ -37,54 +38,78 @@ def expected(rows=10):
     return {name: ArraySpec(array.dtype, array.shape) for name, array in arrays(1, rows).items()}
 
 
-class SmallKind:
+class Small(NamedTuple):
+    """Ingredients of a `SmallKind`."""
+
+    seed: int
+    kind: Any
+
+    def expected(self):
+        return expected(self.kind.rows(self.seed))
+
+    def cost(self):
+        return self.kind.cost_of_one
+
+
+class SmallKind(Kind):
     """Entries that are built in batches: the ingredients are a seed; 0 stands for an entry that is not small.
 
     Args:
         build_small: gives the arrays for many seeds, None for one that is not small.
         rows: rows of the arrays of a seed.
+        cost: estimated nanoseconds of an entry.
     """
 
-    is_blend = False
-
     def __init__(self, build_small=None, rows=lambda seed: 10, cost=0.0):
-        self._cost = cost
+        super().__init__()
         self._build_small = build_small or self._make
-        self._rows = rows
+        self.rows = rows
+        self.cost_of_one = cost
         self.alone = 0
 
+    def request(self, wanted, seed):
+        return Request(wanted, self, Small(seed, self))
+
     def _make(self, seeds):
-        return [arrays(seed, self._rows(seed)) if seed else None for seed in seeds]
+        return [arrays(seed, self.rows(seed)) if seed else None for seed in seeds]
 
     def build(self, requests, allocate):
         first, count = 0, 1
         while first < len(requests):
             some = requests[first : first + count]
-            made = self._build_small([one.ingredients for one in some])
+            made = self._build_small([one.ingredients.seed for one in some])
             if done := [(one, found) for one, found in zip(some, made, strict=True) if found is not None]:
                 yield done
             for one in (one for one, found in zip(some, made, strict=True) if found is None):
                 self.alone += 1
-                yield [(one, arrays(one.ingredients, self._rows(one.ingredients)))]
+                seed = one.ingredients.seed
+                yield [(one, arrays(seed, self.rows(seed)))]
             first, count = first + len(some), min(2 * count, 16)
-
-    def expected(self, request):
-        return expected(self._rows(request.ingredients))
-
-    def cost(self, request):
-        return self._cost
 
     def is_small(self, request):
         return True
 
-    def read_ahead(self, request):
-        pass
+
+class Alone(NamedTuple):
+    """Ingredients of an entry that `make` builds."""
+
+    make: Any
+    wants: Any
+    nanoseconds: float
+
+    def build(self, allocate):
+        return self.make(allocate)
+
+    def expected(self):
+        return self.wants()
+
+    def cost(self):
+        return self.nanoseconds
 
 
 def request(wanted, *, build, wants=expected, is_blend=False, cost=0.0):
     """The request for an entry that `build` makes alone."""
-    kind = OneByOne(lambda _, allocate: build(allocate), lambda _: wants(), cost=lambda _: cost, is_blend=is_blend)
-    return Request(wanted, kind, None)
+    return Request(wanted, Kind(is_blend=is_blend), Alone(build, wants, cost))
 
 
 def open_(folder, *, seed=1, rows=10, build=None, **options):

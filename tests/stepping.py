@@ -23,14 +23,14 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from small_entries import SmallKind, build_all, entry, lazy, seeds_in
-from trackbed.cache import Request, commit
+from trackbed.cache import commit
 
 folder, way, seeds = Path(sys.argv[1]), sys.argv[2], [int(seed) for seed in sys.argv[4].split(",")]
 if way == "named":
     commit.is_on_this_machine = lambda _: False
 kind = SmallKind()
 entries = [entry(folder, seed=seed, stem=stem) for seed, stem in zip(seeds, sys.argv[5:], strict=True)]
-wanted = [lazy(Request(one, kind, seed)) for seed, one in zip(seeds, entries, strict=True)]
+wanted = [lazy(kind.request(one, seed)) for seed, one in zip(seeds, entries, strict=True)]
 print("begins", flush=True)
 build_all(wanted)
 assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]

@@ -100,6 +100,22 @@ std::size_t sample_index(Array<const std::uint8_t> lengths, Array<const Visit> v
                                             extra_token, span_of(rows), num_threads, poll);
 }
 
+void pair_lengths(Array<const std::int32_t> documents, Array<const std::uint8_t> lengths, Array<std::uint64_t> pairs,
+                  nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::pair_lengths(span_of(documents), std::as_bytes(span_of(lengths)), span_of(pairs), poll);
+}
+
+std::size_t cut_pairs(Array<const std::uint64_t> pairs, Array<std::int32_t> documents, std::int64_t sequence_length,
+                      std::int64_t extra_token, Array<std::int32_t> rows, std::int64_t num_threads,
+                      nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  return trackbed::cut_pairs(span_of(pairs), span_of(documents), sequence_length, extra_token, span_of(rows),
+                             num_threads, poll);
+}
+
 std::pair<std::int64_t, std::int32_t> count_tokens(Array<const std::uint8_t> lengths) {
   const nb::gil_scoped_release no_gil;
   const trackbed::TokenCount count = trackbed::count_tokens(std::as_bytes(span_of(lengths)));
@@ -256,6 +272,8 @@ NB_MODULE(_native, m) {
         nb::arg(), nb::arg(), poll);
   m.def("sample_index", &sample_index<std::int64_t, std::int64_t>, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);
+  m.def("pair_lengths", &pair_lengths, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("cut_pairs", &cut_pairs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);

@@ -18,20 +18,36 @@ void seed(MersenneTwister& twister, std::uint32_t value) {
 
 namespace {
 
-// Swaps the elements from `last` down with their targets, and prefetches the elements at `upcoming`.
-template <class Element, class Target>
-void swap_block(std::span<Element> array, std::uint64_t last, std::span<const Target> targets,
-                std::span<const Target> upcoming) {
-  const std::size_t both = std::min(targets.size(), upcoming.size());
-  for (std::size_t k = 0; k < both; ++k) {
-    __builtin_prefetch(&array[upcoming[k]], 1);
-    std::swap(array[targets[k]], array[last - k]);
-  }
-  for (std::size_t k = both; k < upcoming.size(); ++k) {
-    __builtin_prefetch(&array[upcoming[k]], 1);
-  }
-  for (std::size_t k = both; k < targets.size(); ++k) {
-    std::swap(array[targets[k]], array[last - k]);
+// Elements between a prefetch and its swap: enough to overlap cache misses. With 500, address translations are evicted
+// before they are used. The target is the second-level cache: the first one tracks fewer misses.
+constexpr std::size_t kAhead = 128;
+
+// Shuffles the elements from `last` down to the one above `stop`. draw(element, targets) draws targets of at least one
+// element from `element` down, at most `kMost`, and returns their number.
+template <class Target, std::size_t kMost, class Element, class Draw>
+void swap_down(std::span<Element> array, std::uint64_t last, std::uint64_t stop, const Draw& draw, Poll& poll) {
+  Target targets[kAhead + kMost];
+  std::size_t drawn = 0;
+  std::uint64_t undrawn = last;
+  while (last > stop) {
+    if (undrawn > stop) {
+      const std::size_t count = draw(undrawn, targets + drawn);
+      undrawn -= count;
+      drawn += count;
+    }
+    const std::size_t followed = drawn > kAhead ? drawn - kAhead : 0;
+    const std::size_t count = undrawn > stop ? followed : drawn;
+    for (std::size_t k = 0; k < followed; ++k) {
+      __builtin_prefetch(&array[targets[k + kAhead]], 0, 2);
+      std::swap(array[targets[k]], array[last - k]);
+    }
+    for (std::size_t k = followed; k < count; ++k) {
+      std::swap(array[targets[k]], array[last - k]);
+    }
+    std::copy(targets + count, targets + drawn, targets);
+    drawn -= count;
+    last -= count;
+    poll(static_cast<std::int64_t>(array.size() - 1 - last));
   }
 }
 
@@ -40,30 +56,19 @@ void swap_block(std::span<Element> array, std::uint64_t last, std::span<const Ta
 template <class Element>
 void legacy_shuffle(MersenneTwister& twister, std::span<Element> array, Isa level, Poll& poll) {
   constexpr std::uint64_t kNarrow = 0xffffffff;
+  constexpr std::size_t kWide = 256;
   const TargetDraws draws = target_draws_at(level);
-  const std::size_t size = array.size();
-  std::uint64_t last = size > 0 ? size - 1 : 0;
-  // Targets are drawn one block ahead, so that their elements are prefetched while the previous block is swapped.
-  while (last > kNarrow) {
-    std::uint64_t targets[256];
-    const std::size_t count = std::min<std::uint64_t>(std::size(targets), last - kNarrow);
-    draws.wide(twister, last, targets, count);
-    swap_block<Element, std::uint64_t>(array, last, {}, {targets, count});
-    swap_block<Element, std::uint64_t>(array, last, {targets, count}, {});
-    last -= count;
-    poll(static_cast<std::int64_t>(size - 1 - last));
-  }
-  std::uint32_t blocks[2][MersenneTwister::kWords + 16];
-  std::size_t waiting = 0;  // number of targets in the previous block
-  std::uint64_t undrawn = last;
-  for (unsigned turn = 0; last > 0; turn ^= 1) {
-    const std::size_t count = undrawn > 0 ? draws.narrow(twister, undrawn, blocks[turn]) : 0;
-    undrawn -= count;
-    swap_block<Element, std::uint32_t>(array, last, {blocks[turn ^ 1], waiting}, {blocks[turn], count});
-    last -= waiting;
-    waiting = count;
-    poll(static_cast<std::int64_t>(size - 1 - last));
-  }
+  const std::uint64_t last = array.empty() ? 0 : array.size() - 1;
+  const auto wide = [&](std::uint64_t element, std::uint64_t* targets) {
+    const std::size_t count = std::min<std::uint64_t>(kWide, element - kNarrow);
+    draws.wide(twister, element, targets, count);
+    return count;
+  };
+  const auto narrow = [&](std::uint64_t element, std::uint32_t* targets) {
+    return draws.narrow(twister, element, targets);
+  };
+  swap_down<std::uint64_t, kWide>(array, last, kNarrow, wide, poll);
+  swap_down<std::uint32_t, MersenneTwister::kWords + 16>(array, std::min(last, kNarrow), 0, narrow, poll);
 }
 
 template void legacy_shuffle(MersenneTwister&, std::span<std::uint32_t>, Isa, Poll&);

@@ -343,6 +343,27 @@ std::vector<std::int64_t> run_sample_index(const std::vector<std::int32_t>& leng
   return {rows.begin(), rows.end()};
 }
 
+// The same from pairs, whose documents it checks.
+std::vector<std::int64_t> run_cut_pairs(const std::vector<std::int32_t>& lengths,
+                                        const std::vector<std::int64_t>& visits, std::size_t num_rows,
+                                        std::int64_t sequence_length, std::int64_t extra_token,
+                                        std::int64_t num_threads = 1) {
+  const std::vector<std::int32_t> typed(visits.begin(), visits.end());
+  std::vector<std::int32_t> visited;
+  for (const std::int32_t visit : typed) {
+    visited.push_back(lengths[static_cast<std::size_t>(visit)]);
+  }
+  std::vector<std::uint64_t> pairs(typed.size());
+  std::vector<std::int32_t> documents(typed.size(), -1);
+  std::vector<std::int32_t> rows(2 * num_rows, -1);
+  trackbed::Poll poll;
+  trackbed::pair_lengths(typed, std::as_bytes(std::span(visited)), pairs, poll);
+  check(trackbed::cut_pairs(pairs, documents, sequence_length, extra_token, rows, num_threads, poll) == typed.size(),
+        "cut_pairs finds every length valid");
+  check(documents == typed, "cut_pairs writes every document");
+  return {rows.begin(), rows.end()};
+}
+
 void test_sample_index(std::size_t rounds) {
   Random random(44);
   for (std::size_t round = 0; round < rounds; ++round) {
@@ -368,6 +389,7 @@ void test_sample_index(std::size_t rounds) {
     check(
         run_sample_index<std::int64_t, std::int64_t>(lengths, visits, num_rows, sequence_length, extra_token) == wanted,
         what + " int64, int64");
+    check(run_cut_pairs(lengths, visits, num_rows, sequence_length, extra_token) == wanted, what + " pairs");
   }
 }
 
@@ -572,6 +594,8 @@ void test_sample_index_in_threads(std::size_t num_visits) {
     for (const std::int64_t threads : {1, 2, 3, 7}) {
       check(run_sample_index<std::int32_t, std::int32_t>(lengths, visits, num_rows, 24, extra_token, threads) == wanted,
             "sample_index in " + std::to_string(threads) + " threads");
+      check(run_cut_pairs(lengths, visits, num_rows, 24, extra_token, threads) == wanted,
+            "cut_pairs in " + std::to_string(threads) + " threads");
     }
   }
   for (const std::size_t wrong : {std::size_t{0}, num_visits / 2, num_visits - 1}) {
@@ -583,6 +607,11 @@ void test_sample_index_in_threads(std::size_t num_visits) {
                                                              std::span(std::as_const(typed)), 24, 1, std::span(rows), 3,
                                                              poll) == wrong,
           "sample_index names visit " + std::to_string(wrong));
+    std::vector<std::uint64_t> pairs(num_visits, std::uint64_t{20} << 32);
+    pairs[wrong] |= std::uint64_t{1} << 63;
+    std::vector<std::int32_t> documents(num_visits);
+    check(trackbed::cut_pairs(pairs, documents, 24, 1, rows, 3, poll) == wrong,
+          "cut_pairs names visit " + std::to_string(wrong));
   }
 }
 

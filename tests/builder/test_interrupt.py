@@ -11,7 +11,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from trackbed.cache import Entry, OneByOne, Request
+from types import SimpleNamespace
+from trackbed.cache import Entry, Kind, Request
 from trackbed.datasets.start import open_index
 from trackbed.index import (
     EpochPlan, LegacyShuffle, balanced_blend, exhaustive_blend, greedy_blend, sample_index, shuffle_index,
@@ -34,7 +35,7 @@ def build(allocate):
     return dict(zip(names, make(allocate)))
 
 entry = Entry(directory=Path(sys.argv[1]), stem="x", description="x", arrays=names, decisions={"a": 1})
-open_index(Request(entry, OneByOne(lambda _, allocate: build(allocate), lambda _: {}), None))
+open_index(Request(entry, Kind(), SimpleNamespace(build=build, expected=dict)))
 print("built", flush=True)
 """
 

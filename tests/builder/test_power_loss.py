@@ -124,8 +124,8 @@ def test_a_flush_that_fails_marks_nothing_and_ends_nothing(tmp_path, monkeypatch
     def fail(folder):
         raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
 
-    monkeypatch.setattr("trackbed.cache.notes.flush_file_system", fail)
-    with caplog.at_level("DEBUG", logger="trackbed.cache.notes"):
+    monkeypatch.setattr("trackbed.files.flush.flush_file_system", fail)
+    with caplog.at_level("DEBUG", logger="trackbed.files.flush"):
         build(config_of(tmp_path), SIZES)
         await_flush()
     assert "not known to be on the disk" in caplog.text
@@ -141,7 +141,7 @@ def test_a_start_does_not_wait_for_the_flush_and_the_command_does(tmp_path, monk
         time.sleep(1.0)
         events.append("ends")
 
-    monkeypatch.setattr("trackbed.cache.notes.flush_file_system", flush)
+    monkeypatch.setattr("trackbed.files.flush.flush_file_system", flush)
     config = config_of(tmp_path)
     datasets = build(config, SIZES)
     assert "ends" not in events

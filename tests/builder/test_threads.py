@@ -7,7 +7,6 @@ import pytest
 
 from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
 from trackbed.builder.executor import Executor
-from trackbed.cache import Request
 
 ROWS = 10
 
@@ -28,7 +27,7 @@ class Site:
             one = entry(folder, stem=f"{number:032x}-GPTDataset-train")
             self.wanted.append(
                 lazy(
-                    Request(one, small_kind, 1)
+                    small_kind.request(one, 1)
                     if number >= blends + others
                     else request(
                         one,
@@ -111,8 +110,8 @@ class Reading(SmallKind):
         return False
 
     def read_ahead(self, request):
-        self._seen.append(("ahead", request.ingredients))
-        if request.ingredients == 2:
+        self._seen.append(("ahead", request.ingredients.seed))
+        if request.ingredients.seed == 2:
             msg = "building says what is wrong"
             raise OSError(msg)
 
@@ -121,7 +120,7 @@ def test_what_entries_read_is_asked_for_a_chunk_ahead(tmp_path):
     seen = []
     kind = Reading(seen)
     wanted = [
-        lazy(Request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), kind, number)) for number in range(4)
+        lazy(kind.request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), number)) for number in range(4)
     ]
     Executor(wanted, num_threads=1).run()
     steps = [("ahead", 0), ("ahead", 1), ("built", 0), ("ahead", 2), ("built", 1), ("ahead", 3), ("built", 2)]
@@ -132,7 +131,7 @@ def test_a_long_chunk_is_not_taken_while_another_is_built(tmp_path):
     seen = []
     kind = Reading(seen)
     wanted = [
-        lazy(Request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), kind, number)) for number in range(3)
+        lazy(kind.request(entry(tmp_path, stem=f"{number:032x}-GPTDataset-train"), number)) for number in range(3)
     ]
     Executor(wanted, num_ranks=2, num_threads=1).run(iter(range(100)).__next__)
     assert seen == [(what, number) for number in range(3) for what in ("ahead", "built")]

@@ -8,7 +8,6 @@ import pytest
 
 from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
 from trackbed.builder.coordinator import Coordinator
-from trackbed.cache import Request
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 
@@ -27,7 +26,7 @@ def wanted_of(folder, builds, *, cost=COST, small=False, blends=0):
     entries = [entry(folder, stem=f"{number:032x}-GPTDataset-train") for number in range(40)]
     return [
         lazy(
-            Request(one, kind, number)
+            kind.request(one, number)
             if small
             else request(
                 one,

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from small_entries import ARRAYS, SmallKind, arrays, build_all, entry, files_in, lazy, open_, problems, seeds_in
-from trackbed.cache import Request, State, look_up, take_inventory
+from trackbed.cache import State, look_up, take_inventory
 from trackbed.errors import CacheError
 
 MANY = 100
@@ -28,7 +28,7 @@ def want(folder, seeds, *, kind=None, **options):
     """Small entries with these seeds, each under a name of its own."""
     kind = kind or SmallKind(rows=rows_of)
     return [
-        lazy(Request(entry(folder, seed=seed, stem=stem_of(number), **options), kind, seed))
+        lazy(kind.request(entry(folder, seed=seed, stem=stem_of(number), **options), seed))
         for number, seed in enumerate(seeds)
     ]
 
@@ -73,7 +73,7 @@ def test_entries_built_together_are_those_built_one_by_one(tmp_path):
 
 def test_the_same_entry_may_be_wanted_twice_in_a_batch(tmp_path):
     kind = SmallKind(rows=rows_of)
-    wanted = [lazy(Request(entry(tmp_path / "cache"), kind, 3)) for _ in range(5)]
+    wanted = [lazy(kind.request(entry(tmp_path / "cache"), 3)) for _ in range(5)]
     assert not any(find(wanted))
     build_all(wanted)
     assert [seeds_in(one) for one in wanted] == [{3}] * 5

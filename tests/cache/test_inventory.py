@@ -86,7 +86,7 @@ DAMAGE = {
     "other decisions": (replace_fingerprint, f"{STEM}.json: the fingerprint must be that of the decisions"),
     "a dead writer": (
         lambda folder: dead_partial(folder).touch(),
-        "nobody must have left partial files, found the writer of this one dead",
+        "a partial file must have a living writer, found that this one's has died",
     ),
 }
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace k
 
 def check_problems(folder):
     for problem in problems(folder) if folder.exists() else []:
-        assert "found the writer of this one dead" in problem or "as its manifest says, found nothing" in problem
+        assert "must have a living writer" in problem or "as its manifest says, found nothing" in problem
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -106,7 +106,7 @@ def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypat
 
     monkeypatch.setattr(blend_balanced, "balanced_blend", balanced_blend)
     monkeypatch.setattr(GPTIndices, "build", build_indices)
-    monkeypatch.setattr(gpt_kind, "_SMALL_COST", 0.0)  # as if they were large
+    monkeypatch.setattr(gpt_kind, "SMALL_COST", 0.0)  # as if they were large
     build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order="balanced"), [60, 0, 0])
     last_dataset = len(timeline) - 1 - timeline[::-1].index("dataset ends")
     assert timeline.index("blend begins") < timeline.index("dataset ends")

@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import count_tokens, reference, sample_index
+from trackbed.kernels import count_tokens, cut_pairs, pair_lengths, reference, sample_index
 
 LENGTHS = np.array([3, 0, 4], dtype=np.int32)
+VISITS = np.array([0, 2], dtype=np.int32)
 TYPES = [(np.int32, np.int32), (np.int32, np.int64), (np.int64, np.int64), (np.int64, np.int32)]
 
 
@@ -39,6 +40,79 @@ def test_sample_index_equals_its_reference(
     rows = rows_of(lengths, visits.astype(visit_type), num_samples, row_type=row_type, **settings)
     assert rows.dtype == row_type
     assert rows.tolist() == reference.sample_index(lengths, visits, num_samples, **settings).tolist()
+
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), INT32), max_size=20), st.integers(1, 3), st.integers(0, 5))
+def test_pairs_keep_every_bit_of_documents_and_lengths(numbers, num_epochs, offset):
+    documents, lengths = np.array(numbers, dtype=np.int32).reshape(-1, 2).T
+    raw = np.frombuffer(b"x" * offset + lengths.tobytes(), dtype=np.uint8)[offset:].view(np.int32)
+    pairs = np.zeros(num_epochs * len(numbers), np.uint64)
+    pair_lengths(documents, raw, pairs)
+    assert pairs.tolist() == reference.pair_lengths(documents, lengths, num_epochs).tolist()
+
+
+@given(
+    stream=streams(),
+    num_samples=st.integers(0, 20),
+    sequence_length=st.integers(1, 7),
+    extra_token=st.integers(0, 1),
+    num_threads=st.integers(1, 3),
+)
+def test_cut_pairs_equals_its_reference_and_sample_index(
+    stream, num_samples, sequence_length, extra_token, num_threads
+):
+    lengths, visits = stream
+    settings = {"sequence_length": sequence_length, "extra_token": extra_token}
+    pairs = np.zeros(len(visits), np.uint64)
+    pair_lengths(visits, lengths[visits], pairs)
+    documents, rows = np.full(len(visits), -7, np.int32), np.full((num_samples + 1, 2), -7, np.int32)
+    cut_pairs(pairs, documents, rows, **settings, num_threads=num_threads)
+    wanted = reference.cut_pairs(pairs, num_samples, **settings)
+    assert (documents.tolist(), rows.tolist()) == (wanted[0].tolist(), wanted[1].tolist())
+    assert documents.tolist() == visits.tolist()
+    assert rows.tolist() == rows_of(lengths, visits, num_samples, **settings).tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((VISITS, LENGTHS, np.zeros(2, np.uint64)), "pairs must be a multiple .*found 2, 2 and 3"),
+        ((VISITS, LENGTHS[:2], np.zeros(3, np.uint64)), "pairs must be a multiple .*found 3, 2 and 2"),
+        ((VISITS[:0], LENGTHS[:0], np.zeros(1, np.uint64)), "pairs must be a multiple .*found 1, 0 and 0"),
+        ((VISITS, LENGTHS[:2], np.zeros(2, np.int64)), "pairs .*int64"),
+        ((np.array([0, 2**31]), LENGTHS[:2], np.zeros(2, np.uint64)), r"documents .*documents\[1\] = 2147483648"),
+        ((VISITS, np.array([1, 2**32 + 3]), np.zeros(2, np.uint64)), r"lengths .*lengths\[1\] = 4294967299"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused(arguments, found):
+    with pytest.raises(ArgumentError, match=found):
+        pair_lengths(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"pairs": np.array([0, 2**64 - 2**32], np.uint64)}, r"lengths .*found lengths\[1\] = -1"),
+        ({"pairs": np.zeros(3, np.uint64)}, r"visits must have the shape of pairs, \[3\], found \[2\]"),
+        ({"visits": np.zeros(2, np.int64)}, "visits .*int64"),
+        ({"rows": np.zeros((3, 2), np.int64)}, "rows .*int64"),
+        ({"sequence_length": 0}, "sequence_length .*found 0 and 1"),
+    ],
+)
+def test_cut_pairs_refuses_bad_arguments(changes, found):
+    arguments = {
+        "pairs": np.array([4 << 32, 4 << 32], np.uint64),
+        "visits": VISITS.copy(),
+        "rows": np.zeros((3, 2), np.int32),
+        "sequence_length": 3,
+        "extra_token": 1,
+        **changes,
+    }
+    with pytest.raises(ArgumentError, match=found):
+        cut_pairs(**arguments)
 
 
 @given(stream=streams(), sequence_length=st.integers(1, 7), extra_token=st.integers(0, 1))
@@ -104,9 +178,6 @@ def test_unaligned_lengths_as_in_an_index_file_are_accepted():
             assert rows_of(LENGTHS, others, 3, row_type=row_type, **settings).tolist() == wanted
 
 
-VISITS = np.array([0, 2], dtype=np.int32)
-
-
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -160,17 +231,15 @@ def test_a_poll_that_raises_ends_all_threads(num_threads):
     def poll(done):
         raise InterruptedError(done)
 
+    rows = np.zeros((5_600_000, 2), np.int32)
+    options = {"sequence_length": 16, "extra_token": 1, "num_threads": num_threads, "poll": poll}
     for _ in range(3):
         with pytest.raises(InterruptedError):
-            sample_index(
-                lengths,
-                visits,
-                np.zeros((5_600_000, 2), np.int32),
-                sequence_length=16,
-                extra_token=1,
-                num_threads=num_threads,
-                poll=poll,
-            )
+            sample_index(lengths, visits, rows, **options)
+    with pytest.raises(InterruptedError):
+        cut_pairs(np.full(30_000_000, 3 << 32, np.uint64), visits, rows, **options)
+    with pytest.raises(InterruptedError):
+        pair_lengths(visits, visits, np.zeros(60_000_000, np.uint64), poll=poll)
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=100), st.integers(0, 7), st.integers(1, 2))

@@ -26,4 +26,17 @@ std::size_t sample_index(std::span<const std::byte> lengths, std::span<const Vis
                          std::int64_t sequence_length, std::int64_t extra_token, std::span<Row> rows,
                          std::int64_t num_threads, Poll& poll);
 
+// Joins each document with its length, once per epoch, so that a shuffle moves both at once: the length in the upper 32
+// bits, the document in the lower ones.
+// Requires: a length for each document, and pairs.size() is a multiple of documents.size(), 0 without documents. O(N).
+void pair_lengths(std::span<const std::int32_t> documents, std::span<const std::byte> lengths,
+                  std::span<std::uint64_t> pairs, Poll& poll);
+
+// Writes the documents of visits that were paired with their lengths, and cuts the visits into samples, as
+// sample_index() does, in one pass without scattered reads.
+// Requires: pairs.size() == documents.size(), and what sample_index() requires.
+std::size_t cut_pairs(std::span<const std::uint64_t> pairs, std::span<std::int32_t> documents,
+                      std::int64_t sequence_length, std::int64_t extra_token, std::span<std::int32_t> rows,
+                      std::int64_t num_threads, Poll& poll);
+
 }  // namespace trackbed

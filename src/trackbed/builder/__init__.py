@@ -1,4 +1,4 @@
-"""Who builds which index, and how a blend is written down in a file.
+"""The builder of datasets and their indices, on many ranks; and blend files.
 
 Names are looked up when they are first asked for, so that a plan does not import torch.
 """
@@ -34,27 +34,14 @@ __all__ = [
     "read_blend_file",
 ]
 
-_MODULES = {
-    "BlendFile": "blend_file",
-    "BlendPlan": "blend_file",
-    "BlendedMegatronDatasetBuilder": "builder",
-    "MeasuredBlend": "blend_file",
-    "Shares": "plan_split",
-    "StatedTokenizer": "blend_file",
-    "build_generic_dataset": "builder",
-    "check_sizes": "plan_split",
-    "measure_blend": "blend_file",
-    "plan_blend": "blend_file",
-    "plan_shares": "plan_split",
-    "read_blend_file": "blend_file",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module in ("plan_split", "blend_file", "builder") if name in __all__ else ():  # the last one imports torch
+        found = import_module(f"{__name__}.{module}")
+        if hasattr(found, name):
+            return getattr(found, name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:

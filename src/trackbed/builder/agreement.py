@@ -1,4 +1,4 @@
-"""What each rank asks for, compared by content: file sizes, digests and options, but not the folders that files lie in.
+"""Comparison of the datasets that ranks request: file sizes, digests and options, but not the folders of files.
 
 Shapes: I items of a request, in the same order on every rank.
 """
@@ -18,7 +18,7 @@ from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.index.splits import Split
 
-__all__ = ["Difference", "Item", "Request", "find_difference", "first_difference", "request_of"]
+__all__ = ["Difference", "Item", "RankRequest", "find_difference", "first_difference", "request_of"]
 
 _OPTIONS: Final = (
     "order",
@@ -36,36 +36,36 @@ _NOT_THERE: Final = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that a rank asks for."""
+    """A dataset, a blend or the options that a rank requests."""
 
     name: str
-    """What it is called in a message, such as the prefix of a pair. Not compared."""
+    """Its name in messages, such as the prefix of a pair. Not compared."""
     key: str
     """Text that is the same on two ranks if and only if `fields()` is."""
     fields: Callable[[], dict[str, Any]]
-    """What is compared, by name."""
+    """Returns the values that are compared, by name."""
     has_to_agree: bool = True
     """False if ranks may differ: where the class of a dataset is not Trackbed's, nothing says what its data are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """All that a rank asks for."""
+class RankRequest:
+    """Everything that a rank requests."""
 
     items: Sequence[Item]
     """`[I]`"""
 
     def digest(self, *, has_to_agree: bool) -> str:
-        """Digest of the items that have to agree, or of the others."""
+        """Returns a digest of the items that have to agree, or of the others."""
         keys = [item.key if item.has_to_agree is has_to_agree else "" for item in self.items]
         return _digest("\n".join(keys)) if any(keys) else ""
 
     def digests(self, *, has_to_agree: bool) -> list[str]:
-        """`[I]` digest of each item; an empty one where it is of the other kind."""
+        """Returns the `[I]` digest of each item; an empty one for an item of the other kind."""
         return [_digest(item.key) if item.has_to_agree is has_to_agree else "" for item in self.items]
 
     def describe(self, number: int) -> list[Any]:
-        """Name and fields of an item, as JSON values; nothing of one that there is not."""
+        """Returns name and fields of an item, as JSON values; nothing for a number past the last item."""
         if number >= len(self.items):
             return [_NOT_THERE, {}]
         item = self.items[number]
@@ -74,14 +74,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What two ranks ask for differently."""
+    """A difference between the requests of two ranks."""
 
     ranks: tuple[int, int]
     names: tuple[str, str]
-    """What the item is called on each."""
+    """Name of the item on each."""
     field: str
     values: tuple[str, str]
-    """JSON of what each has, cut to a readable length."""
+    """JSON of the value on each, cut to a readable length."""
 
     def __str__(self) -> str:
         first, second = self.ranks
@@ -94,21 +94,21 @@ def request_of(
     cls: type[MegatronDataset],
     sizes: Sequence[int | None],
     config: BlendedMegatronDatasetConfig,
-) -> Request:
-    """What a rank asks for that has made these datasets.
+) -> RankRequest:
+    """Returns the request of a rank that has made these datasets.
 
     Args:
-        built: datasets and blends, None for those that there are not; or lists of them.
+        built: datasets and blends, or lists of them; None for a split without data.
         cls: class of the datasets.
         sizes: samples asked for per split.
-        config: what decides the samples.
+        config: configuration of the builder.
     """
     options = _options_of(cls, sizes, config)
     items = [Item("the arguments of the builder", json.dumps(options, default=_plain), lambda: options)]
     for one in built:
         for dataset in one if isinstance(one, list) else [one]:
             items += _items_of(dataset)
-    return Request(items)
+    return RankRequest(items)
 
 
 def _items_of(dataset: Any) -> list[Item]:
@@ -153,7 +153,7 @@ def _options_of(
 
 
 def first_difference(digests: Sequence[Sequence[str] | None]) -> int:
-    """Number of the first item in which two ranks differ, given the digests of both, and None for all other ranks.
+    """Returns the number of the first item in which two ranks differ, given the digests of both, None for all others.
 
     >>> first_difference([["a", "b"], None, ["a", "c", "d"]]), first_difference([["a"], ["a", "b"]])
     (1, 1)
@@ -164,7 +164,7 @@ def first_difference(digests: Sequence[Sequence[str] | None]) -> int:
 
 
 def find_difference(described: Sequence[Any]) -> list[Any]:
-    """Names, field and values that differ, given `Request.describe` of two ranks, and None for all other ranks.
+    """Returns names, field and values that differ, given `RankRequest.describe` of two ranks, None for all others.
 
     >>> find_difference([["a", {"seed": 1, "size": [5, 6]}], None, ["b", {"seed": 1, "size": [5, 7]}]])
     [['a', 'b'], 'size[1]', ['6', '7']]
@@ -175,7 +175,7 @@ def find_difference(described: Sequence[Any]) -> list[Any]:
 
 
 def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[Any, Any]]:
-    """Path and values of the first difference of two JSON values, as deep inside them as both have the same shape."""
+    """Returns path and values of the first difference of two JSON values, as deep as both have the same structure."""
     steps: Iterable[tuple[str, Any, Any]] = ()
     if isinstance(first, dict) and isinstance(second, dict):
         names = dict.fromkeys((*first, *second))
@@ -199,7 +199,7 @@ def _digest(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for a value that is none: numbers of NumPy, tokenizers, and others by their class."""
+    """Converts a value that JSON lacks: numbers of NumPy, tokenizers, and other objects to the name of their class."""
     if hasattr(value, "item"):
         return value.item()
     identifiers = getattr(value, "unique_identifiers", None)

@@ -1,6 +1,6 @@
 """The builder: from a configuration to the datasets of training, validation and test.
 
-The one place that asks which processes there are.
+This module alone determines the processes that take part.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from operator import index
 from typing import Any
 
 from trackbed.builder.agreement import request_of
-from trackbed.builder.coordinator import Coordinator
+from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
 from trackbed.builder.schedule import Plan, Task, plan_tasks
-from trackbed.cache import LazyArrays, flush_later, look_up
+from trackbed.cache import LazyArrays, flush_later
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
@@ -49,12 +49,12 @@ class BlendedMegatronDatasetBuilder:
         cls: class of the datasets that are blended.
         sizes: samples to give at least per split, or None for one epoch.
         is_built_on_rank: whether this process wants the datasets; asked only among several processes.
-        config: what decides the samples.
+        config: configuration of the datasets.
         group: the processes; by default those of `torch.distributed`.
-        progress: told of each index that this process has built.
+        progress: called after each index that this process has built.
 
     Raises:
-        ArgumentError: sizes that the configuration cannot mean.
+        ArgumentError: the sizes contradict the configuration.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BlendedMegatronDatasetBuilder:
         self._progress = progress
 
     def plan(self, num_ranks: int) -> tuple[list[Task], Plan]:
-        """What `build` would build, and who of so many ranks would, if all are equally fast. Nothing is written.
+        """Plans the indices that `build` would build, and divides them among ranks of equal speed. Nothing is written.
 
         A blend that takes whole datasets, whose lengths are not known before they are built, is not in the plan.
 
@@ -87,17 +87,18 @@ class BlendedMegatronDatasetBuilder:
             The indices that are missing, with the nanoseconds that one thread takes for each, roughly; and the plan.
 
         Raises:
-            The same as `build`, as far as it is seen without building.
+            The same errors as `build`, as far as they occur without building.
         """
         start = Start(leave_notes=False)
         with start.active(), contextlib.suppress(_LengthsUnknown):
 
             def settle(_built: Sequence[Any]) -> None:
-                if _find_missing(start.requested):
+                if find_missing(start.requested, leave_notes=False):
                     raise _LengthsUnknown
 
             self._build(settle)
-        tasks = tasks_of(_find_missing(start.requested))
+        missing = find_missing(start.requested, leave_notes=False)
+        tasks = tasks_of([start.requested[number] for number in missing])
         return tasks, plan_tasks(tasks, num_ranks)
 
     def build(self) -> list[Any]:
@@ -122,7 +123,7 @@ class BlendedMegatronDatasetBuilder:
         if self.config.fast_cache_load:
             with Start(open_only=_NOT_FAST).active():
                 return self._build() if wants() else [None] * len(Split)
-        # One process alone has nobody to wait for, nor to report its errors to.
+        # A single process waits for no other, and its errors propagate unchanged.
         return self._build_with(SOLO if group is None or group.size == 1 else group, wants)
 
     def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[Any]:
@@ -251,15 +252,6 @@ def build_generic_dataset(
     return cls(*args)
 
 
-def _find_missing(requested: Sequence[LazyArrays]) -> list[LazyArrays]:
-    """Looks up indices without leaving notes. Returns those that are missing."""
-    unknown = [one for one in requested if not one.is_resolved]
-    requests = [one.request for one in unknown if one.request is not None]
-    for one, found in zip(unknown, look_up(requests, leave_notes=False), strict=True):
-        one.note(found)
-    return [one for one in unknown if not one.is_resolved]
-
-
 def _flush_built(requested: Sequence[LazyArrays]) -> None:
     """Flushes in the background what this process has built, and then notes that it is on the disk."""
     stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
@@ -271,7 +263,7 @@ def _flush_built(requested: Sequence[LazyArrays]) -> None:
 
 
 def _check_length(dataset: Any) -> None:
-    """Rounding in single precision may leave a dataset short: better here than in the middle of a run."""
+    """Raises PlanError for a dataset that rounding in single precision left short, instead of a failure in mid-run."""
     wanted = dataset.num_samples if isinstance(dataset, MegatronDataset) else None
     if wanted is not None and not dataset.can_give(wanted) and len(dataset) > 0:
         msg = (

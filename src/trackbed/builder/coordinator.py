@@ -11,14 +11,13 @@ from functools import partial
 from itertools import chain, count
 from typing import Any, Final
 
-from trackbed.builder.agreement import Difference, Request, find_difference, first_difference
+from trackbed.builder.agreement import Difference, RankRequest, find_difference, first_difference
 from trackbed.builder.executor import Executor, Progress
-from trackbed.cache import Found, LazyArrays, await_visible, look_up
-from trackbed.cache import Request as EntryRequest
+from trackbed.cache import Found, LazyArrays, Request, await_visible, look_up
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "find_missing"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,11 @@ class Coordinator:
         self._warned: list[int] | None = None
 
     def settle(
-        self, wanted: Sequence[LazyArrays], request: Callable[[], Request] = lambda: Request(()), *, is_last: bool
+        self,
+        wanted: Sequence[LazyArrays],
+        request: Callable[[], RankRequest] = lambda: RankRequest(()),
+        *,
+        is_last: bool,
     ) -> None:
         """Collective over the group: finds or builds every index.
 
@@ -89,7 +92,7 @@ class Coordinator:
         is_shared = self._wants and self._group.size > 1
         names = "\n".join(one.entry.stem for one in wanted) if is_shared else ""
         share = hashlib.sha256(f"{self._cache}\n{names}".encode()).hexdigest()[:12]
-        look = partial(_find_missing, wanted)
+        look = partial(find_missing, wanted)
         outcome = self._look(len(wanted), look, request() if is_shared else None, share, is_last=is_last)
         if self._wants:
             self._build([wanted[number] for number in outcome.missing], outcome, share)
@@ -108,7 +111,7 @@ class Coordinator:
         self,
         num_wanted: int,
         look: Callable[[Sequence[int]], list[int]],
-        request: Request | None,
+        request: RankRequest | None,
         share: str,
         *,
         is_last: bool,
@@ -147,7 +150,7 @@ class Coordinator:
         num_missing = len(known) + sum(map(len, by_cache.values()))
         return _Outcome(missing, builders, num_missing, max(len(caches), 1), said["is_last"])
 
-    def _check_agreement(self, request: Request | None, said: Mapping[str, Any]) -> None:
+    def _check_agreement(self, request: RankRequest | None, said: Mapping[str, Any]) -> None:
         """Collective over the group: raises on every rank, or warns, if two ranks ask for different things."""
         if said["at_odds"] is not None:
             first, second = said["at_odds"]
@@ -164,7 +167,7 @@ class Coordinator:
                 self._compare(request, said["unlike"], has_to_agree=False),
             )
 
-    def _compare(self, request: Request | None, ranks: Sequence[int], *, has_to_agree: bool) -> Difference:
+    def _compare(self, request: RankRequest | None, ranks: Sequence[int], *, has_to_agree: bool) -> Difference:
         """Collective over the group: the first difference between what two ranks ask for."""
         own = request if self._group.rank in ranks else None
         digests = None if own is None else own.digests(has_to_agree=has_to_agree)
@@ -194,17 +197,18 @@ class Coordinator:
             executor.run(self._group.counter(share))
 
 
-def _find_missing(wanted: Sequence[LazyArrays], share: Sequence[int]) -> list[int]:
-    """Looks up a share of the indices. Returns the numbers of those that are not in the cache."""
-    numbers = [number for number in share if number < len(wanted)]
-    unknown = [number for number in numbers if not wanted[number].is_resolved]
-    requests = [one for number in unknown if (one := wanted[number].request) is not None]
-    for number, found in zip(unknown, look_up(requests), strict=True):
+def find_missing(
+    wanted: Sequence[LazyArrays], share: Sequence[int] | None = None, *, leave_notes: bool = True
+) -> list[int]:
+    """Looks up a share of the indices, by default all. Returns the numbers of those that are not in the cache."""
+    numbers = range(len(wanted)) if share is None else [number for number in share if number < len(wanted)]
+    requests = {number: one for number in numbers if (one := wanted[number].request) is not None}
+    for number, found in zip(requests, look_up(list(requests.values()), leave_notes=leave_notes), strict=True):
         wanted[number].note(found)
-    return [number for number in unknown if not wanted[number].is_resolved]
+    return [number for number in requests if not wanted[number].is_resolved]
 
 
-def _await_others(request: EntryRequest, _found: Found | None) -> Found:
+def _await_others(request: Request, _found: Found | None) -> Found:
     return await_visible(request, advice=_UNSEEN)
 
 

@@ -68,7 +68,7 @@ class Executor:
                 default this rank takes all, and builds blends on a thread of their own.
 
         Raises:
-            Exception: the first error. Whatever still runs is stopped.
+            Exception: the first error. All other threads are stopped.
         """
         take = count().__next__ if take is None else take
         if self._progress is not None and self._chunks:
@@ -174,6 +174,6 @@ def tasks_of(arrays: Sequence[LazyArrays]) -> list[Task]:
     return [
         Task(name, 0.0)
         if (request := one.request) is None
-        else Task(name, request.kind.cost(request), request.kind.is_blend, request.is_small)
+        else Task(name, request.ingredients.cost(), request.kind.is_blend, request.is_small)
         for name, one in zip(names, arrays, strict=True)
     ]

@@ -33,14 +33,14 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who does what."""
+    """Assignment of tasks to ranks."""
 
     by_rank: tuple[tuple[int, ...], ...]
     """`[R]` numbers of the tasks of each rank, in the order in which it does them."""
     makespan: float
     """Cost of the rank that has most to do."""
     lower_bound: float
-    """What no plan can be below."""
+    """Lower bound of the makespan of any plan."""
 
 
 def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:

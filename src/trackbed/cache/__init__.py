@@ -7,11 +7,11 @@ from trackbed.cache.fingerprint import Decisions, fingerprint
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile, take_inventory
 from trackbed.cache.last_used import DAY_SECONDS, note_use
-from trackbed.cache.lazy_arrays import LazyArrays, arrays_of, damage, data_crc32_of, shape_of
+from trackbed.cache.lazy_arrays import LazyArrays, damage
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.notes import await_flush, flush_later
 from trackbed.cache.npy import map_npy, read_npy_spec
-from trackbed.cache.request import Allocate, Arrays, Kind, OneByOne, Request, in_memory
+from trackbed.cache.request import Allocate, Arrays, Kind, Request, in_memory
 from trackbed.cache.verify import bytes_to_read, find_problems
 
 __all__ = [
@@ -27,19 +27,16 @@ __all__ = [
     "Inventory",
     "Kind",
     "LazyArrays",
-    "OneByOne",
     "Removal",
     "Request",
     "State",
     "StoredEntry",
     "StoredFile",
-    "arrays_of",
     "await_flush",
     "await_visible",
     "build_batch",
     "bytes_to_read",
     "damage",
-    "data_crc32_of",
     "entries_in_use",
     "find_problems",
     "fingerprint",
@@ -51,6 +48,5 @@ __all__ = [
     "plan_removal",
     "read_npy_spec",
     "remove",
-    "shape_of",
     "take_inventory",
 ]

@@ -1,4 +1,4 @@
-"""What to do when the system refuses a file of the cache."""
+"""Advice for files of the cache that the system refuses."""
 
 import errno
 from typing import Final
@@ -14,7 +14,7 @@ _ADVICE: Final = {
     errno.EMFILE: "the limit on open files (ulimit -n) must be higher",
     errno.ENOMEM: "the system must have room for one more map: see vm.max_map_count, and ulimit -v",
     errno.ELOOP: "a link must lead to a file: remove it and start again",
-    errno.ENOENT: "it was there at the start, and somebody removed it since: start again, and it is built anew",
+    errno.ENOENT: "it was there at the start and has been removed since: start again, and it is built again",
     errno.ESTALE: "another host removed or replaced it meanwhile: start again",
     errno.EIO: "the disk or the file server reports an error of its own: see its log",
 }
@@ -22,11 +22,11 @@ _OTHERS: Final = "path_to_cache must name a folder with room that you may write 
 
 
 _NO_FOLDER: Final = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR)
-"""What is said of a folder that cannot be made."""
+"""Errors of a folder that cannot be made."""
 
 
 def advice_on(error: OSError, *, is_writing: bool = False) -> str:
-    """What must hold, so that it goes well next time.
+    """Returns the condition under which the system would accept the file.
 
     >>> advice_on(OSError(errno.ESTALE, "Stale file handle"))
     'another host removed or replaced it meanwhile: start again'

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache.commit import CompleteFile, Prepared, cannot_write, commit, explained
+from trackbed.cache.commit import CompleteFile, NewEntry, cannot_write, commit, explained
 from trackbed.cache.entry import ArraySpec, Place
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.npy import create_npy, encode_npy_header
@@ -52,11 +52,15 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
 
     Raises:
         CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
-        Exception: whatever building an entry raises.
+        Exception: building an entry failed.
     """
     missing: list[tuple[Request, Found]] = []
     known: list[Found | None] = list(found) or [None] * len(requests)
-    unknown = [number for number, one in enumerate(known) if one is None or not requests[number].is_small]
+    unknown = [
+        number
+        for number, one in enumerate(known)
+        if one is None or not requests[number].kind.is_small(requests[number])
+    ]
     for number, looked_up in zip(unknown, look_up([requests[number] for number in unknown]), strict=True):
         known[number] = looked_up
     for request, one in zip(requests, known, strict=True):
@@ -83,7 +87,7 @@ def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, 
         for batch in requests[0].kind.build(requests, writer_of):
             check_cancelled()
             built = [request for request, _ in batch]
-            committed = commit([writer_of(request).prepare(arrays) for request, arrays in batch])
+            committed = commit([writer_of(request).complete(arrays) for request, arrays in batch])
             theirs = [request for request, one in zip(built, committed, strict=True) if one is None]
             rest = iter(look_up(theirs, is_vouched=True))
             for request, one in zip(built, committed, strict=True):
@@ -171,7 +175,7 @@ class _Writer:
                 header_bytes = len(mapped) - array.nbytes
                 self._background[name].filled(header_bytes + count * array.strides[0])
 
-    def prepare(self, arrays: Arrays) -> Prepared:
+    def complete(self, arrays: Arrays) -> NewEntry:
         """Completes the files of the entry.
 
         Raises:
@@ -191,7 +195,7 @@ class _Writer:
             header, crc32_before = _header(array.dtype, array.shape)
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             files.append(CompleteFile([header, data], _sum_of(header, crc32_before, data)))
-        return Prepared(self._entry, self._place, files, specs, self._damaged)
+        return NewEntry(self._entry, self._place, files, specs, self._damaged)
 
     def _sum_in_place(self, name: str) -> FileSum:
         if name in self._background:

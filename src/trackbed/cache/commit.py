@@ -36,7 +36,7 @@ from trackbed.files import (
     stamp_of,
 )
 
-__all__ = ["CompleteFile", "Prepared", "cannot_write", "commit", "explained"]
+__all__ = ["CompleteFile", "NewEntry", "cannot_write", "commit", "explained"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,47 +51,49 @@ class CompleteFile(NamedTuple):
     sum: FileSum
 
 
-class Prepared(NamedTuple):
-    """An entry that is built, and has not appeared yet."""
+class NewEntry:
+    """An entry that is built and has not appeared yet.
 
-    entry: Entry
-    place: Place
-    """Where it is to appear, if the name is not taken meanwhile."""
-    files: Sequence[CompleteFile]
-    """Description and arrays."""
-    specs: Mapping[str, ArraySpec]
-    """Dtypes and shapes of the arrays."""
-    damaged: Stamps | None
-    """`[F, 3]` stamps of the damaged files that it replaces, the description's first and the manifest's last."""
+    Args:
+        entry: the entry.
+        place: place in which it is to appear, unless another entry takes the name first.
+        files: description and arrays.
+        specs: dtypes and shapes of the arrays.
+        damaged: `[F, 3]` stamps of the damaged files that it replaces, the description's first and the manifest's last.
+    """
 
-
-class _Attempt:
-    """An entry on its way to its name."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        entry, place = prepared.entry, prepared.place
-        self.prepared = prepared
+    def __init__(
+        self,
+        entry: Entry,
+        place: Place,
+        files: Sequence[CompleteFile],
+        specs: Mapping[str, ArraySpec],
+        damaged: Stamps | None,
+    ) -> None:
+        self.entry = entry
         self.place = place
+        self.damaged = damaged
         self.claim = Claim.take if place == entry.shared else Claim.replace
-        sums = {name: one.sum for name, one in zip(place.names(entry.arrays), prepared.files, strict=True)}
-        self.manifest = manifest_of(entry, sums, prepared.specs)
-        self.encoded = encode_manifest(self.manifest)
+        self._contents = [file.content for file in files]
+        sums = {name: one.sum for name, one in zip(place.names(entry.arrays), files, strict=True)}
+        self.manifest = manifest_of(entry, sums, specs)
+        self._encoded = encode_manifest(self.manifest)
 
     def file_set(self, ending: str) -> FileSet:
-        entry = self.prepared.entry
-        contents = [*(file.content for file in self.prepared.files), [self.encoded]]
+        """Returns its files, whose partial names have this ending."""
         files = []
-        for path, content in zip(self.place.paths(entry.arrays), contents, strict=True):
+        for path, content in zip(self.place.paths(self.entry.arrays), [*self._contents, [self._encoded]], strict=True):
             if isinstance(content, str):
                 files.append(NewFile(path, content, None))
             else:
-                files.append(NewFile(path, f"{entry.own}/partial/{path.rpartition('/')[2]}{ending}", content))
+                files.append(NewFile(path, f"{self.entry.own}/partial/{path.rpartition('/')[2]}{ending}", content))
         return FileSet(files, self.claim)
 
     def found(self, stamps: Stamps) -> Found:
+        """Returns the result of building it."""
         crc32 = "" if self.manifest.data is None else self.manifest.data.crc32
         specs = self.manifest.arrays
-        is_aside = self.place != self.prepared.entry.shared
+        is_aside = self.place != self.entry.shared
         return Found(State.whole, is_aside, specs=specs, stamps=stamps, data_crc32=crc32, is_built=True)
 
     def replace_damaged(self, stamps: Stamps) -> None:
@@ -130,13 +132,13 @@ class _Attempt:
             self.claim = Claim.none
             return
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
-        self.place, self.claim = self.prepared.entry.aside, Claim.replace
+        self.place, self.claim = self.entry.aside, Claim.replace
         os.makedirs(self.place.directory, exist_ok=True)  # noqa: PTH103  see Place
 
     def _discard_manifest(self, wanted: Stamp | None) -> None:
         """Removes the manifest that was found unreadable, but none that has replaced it meanwhile."""
         path = self.place.manifest
-        aside = f"{self.prepared.entry.own}/partial/{partial_name(path.rpartition('/')[2])}"
+        aside = f"{self.entry.own}/partial/{partial_name(path.rpartition('/')[2])}"
         with contextlib.suppress(FileNotFoundError):
             publish(path, aside)
             if stamp_of(aside) == wanted or not claim(aside, path):
@@ -165,7 +167,7 @@ class _Attempt:
         return taken.fingerprint == self.manifest.fingerprint and crc32[0] == crc32[1]
 
 
-def commit(prepared: Sequence[Prepared]) -> list[Found | None]:
+def commit(entries: Sequence[NewEntry]) -> list[Found | None]:
     """Lets entries appear under their names, or aside where another entry has the name.
 
     Returns:
@@ -174,43 +176,42 @@ def commit(prepared: Sequence[Prepared]) -> list[Found | None]:
     Raises:
         CacheError: a file cannot be written, or manifests come and go so fast that none can be claimed.
     """
-    found: list[Found | None] = [None] * len(prepared)
-    attempts: dict[int, _Attempt] = {}
-    for number, one in enumerate(prepared):
-        attempts[number] = _Attempt(one)
+    found: list[Found | None] = [None] * len(entries)
+    for one in entries:
         if one.damaged is not None:
             with explained(one.entry, one.place):
-                attempts[number].replace_damaged(one.damaged)
+                one.replace_damaged(one.damaged)
+    left = dict(enumerate(entries))
     for _ in range(_ATTEMPTS):
-        if not attempts:
+        if not left:
             return found
-        attempts = _commit_once(attempts, found)
-    where = next(iter(attempts.values())).place.manifest
+        left = _commit_once(left, found)
+    where = next(iter(left.values())).place.manifest
     msg = f"{where}: a manifest must stay where it is put, found it gone {_ATTEMPTS} times"
     raise CacheError(msg)
 
 
-def _commit_once(attempts: Mapping[int, _Attempt], found: list[Found | None]) -> dict[int, _Attempt]:
+def _commit_once(entries: Mapping[int, NewEntry], found: list[Found | None]) -> dict[int, NewEntry]:
     """Commits entries; returns those whose name is taken."""
     ending = partial_name("")
-    own = next(iter(attempts.values())).prepared.entry.own
+    own = next(iter(entries.values())).entry.own
     # Where other hosts see the folder too, a file that is not closed yet may not be seen by all.
     errors, stamps = commit_file_sets(
-        [one.file_set(ending) for one in attempts.values()], may_be_unnamed=is_on_this_machine(own)
+        [one.file_set(ending) for one in entries.values()], may_be_unnamed=is_on_this_machine(own)
     )
-    claimed = read_stamps([one.place.manifest for one in attempts.values()])
+    claimed = read_stamps([one.place.manifest for one in entries.values()])
     left, refused = {}, None
-    for (number, one), error, its_stamps, its_claim in zip(attempts.items(), errors, stamps, claimed, strict=True):
+    for (number, one), error, its_stamps, its_claim in zip(entries.items(), errors, stamps, claimed, strict=True):
         if not error:
             if one.claim is Claim.none or (its_claim != its_stamps[-1]).any():
                 one.check_claim()
             found[number] = one.found(its_stamps) if one.claim is not Claim.none else None
         elif error == errno.EEXIST and one.claim is Claim.take:
-            with explained(one.prepared.entry, one.place):
+            with explained(one.entry, one.place):
                 one.take_turn()
             left[number] = one
         elif not (error == errno.EALREADY and one.claim is Claim.none):
-            refused = refused or cannot_write(one.prepared.entry, OSError(error, os.strerror(error)), one.place)
+            refused = refused or cannot_write(one.entry, OSError(error, os.strerror(error)), one.place)
     if refused is not None:
         raise refused
     return left

@@ -1,4 +1,4 @@
-"""An entry of the cache: the arrays of one index, their names and what they must look like."""
+"""An entry of the cache: the arrays of one index, their names, dtypes and shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["ArraySpec", "DataPart", "Entry"]
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What a file of an entry must hold."""
+    """dtype and shape of an array of an entry."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class DataPart(Protocol):
 
 
 class Entry(NamedTuple):
-    """One index, before anybody knows whether it is there.
+    """One index, whether it is in the cache or not.
 
     Its files are `<directory>/<stem>-description.txt` and `<directory>/<stem>-<array>.npy`, with Megatron
     Core's names; what is Trackbed's own lies in `<directory>/.trackbed/`.
@@ -49,9 +49,9 @@ class Entry(NamedTuple):
     decisions: Decisions
     """Everything that decides the bytes."""
     megatron: bool = True
-    """Whether Megatron Core can read it. If not, it lies under its fingerprint."""
+    """True if Megatron Core can read it; otherwise it lies under its fingerprint."""
     known_fingerprint: str | None = None
-    """That of the decisions, where the caller has it."""
+    """Fingerprint of the decisions if the caller has computed it, else None."""
     data: DataPart | None = None
     """The part of the data that the arrays are computed from; None where the decisions hold all of it."""
 
@@ -67,22 +67,22 @@ class Entry(NamedTuple):
 
     @property
     def shared(self) -> "Place":
-        """Where Megatron Core looks for it."""
+        """The place where Megatron Core looks for it."""
         return Place(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
 
     def place(self, *, is_aside: bool) -> "Place":
-        """One of the two places where it can be."""
+        """Returns one of its two places."""
         return self.aside if is_aside else self.shared
 
     @property
     def aside(self) -> "Place":
-        """Where it lies when the shared place holds something else."""
+        """Its place if the shared one holds another entry."""
         folder = f"{self.directory}/.trackbed/{self.fingerprint}"
         return Place(folder, self.stem, f"{folder}/manifest.json")
 
 
 class Place(NamedTuple):
-    """Where an entry can lie, as text: thousands of entries are looked at."""
+    """Folder and names of the files of an entry, as text: thousands of entries are looked up."""
 
     directory: str
     stem: str

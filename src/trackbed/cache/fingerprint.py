@@ -1,4 +1,4 @@
-"""What an index was decided by, and the SHA-256 that stands for it."""
+"""The decisions that an index was built by, and their SHA-256."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ _WORDS: Final = {
     "data": "other files, as of a corpus that was made again",
     "datasets": "other ones, or of other data",
 }
-"""What is said of decisions that are sums and counts of bytes."""
+"""Descriptions of decisions whose values are checksums and counts of bytes."""
 
 
 def canonical(decisions: Decisions) -> str:
-    """The one JSON text of equal decisions: keys sorted, no spaces, doubles in full.
+    """Returns the JSON text of decisions, the same for equal ones: keys sorted, no spaces, doubles in full.
 
     >>> canonical({"b": 0.1, "a": [1, None]})
     '{"a":[1,null],"b":0.1}'
@@ -29,7 +29,7 @@ def canonical(decisions: Decisions) -> str:
 
 
 def fingerprint(decisions: Decisions) -> str:
-    """64 hexadecimal digits that differ where the decisions do.
+    """Returns 64 hexadecimal digits, which differ where the decisions do.
 
     >>> fingerprint({"seed": 1})[:8], fingerprint({"seed": 2})[:8]
     ('fbe47f6d', 'a61e75dc')
@@ -38,7 +38,7 @@ def fingerprint(decisions: Decisions) -> str:
 
 
 def differences(old: Decisions, new: Decisions) -> str:
-    """What differs, in words: `name: old, now new`.
+    """Returns a description of each difference: `name: old, now new`.
 
     >>> differences({"seed": 1, "size": 5}, {"seed": 2, "size": 5})
     'seed: 1, now 2'

@@ -1,4 +1,4 @@
-"""Removing entries that nobody has used for long: first the plan, then the deed."""
+"""Removal of entries that have not been used for long: first the plan, then the act."""
 
 import contextlib
 from collections.abc import Container
@@ -18,21 +18,21 @@ _FORSAKEN_SECONDS: Final = 7 * DAY_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to go from a cache."""
+    """The files to be removed from a cache."""
 
     entries: tuple[StoredEntry, ...]
-    """Least recently used first, but for damaged ones, which go before."""
+    """Damaged entries first, then the least recently used."""
     partials: tuple[PartialFile, ...]
     uses: tuple[Use, ...]
-    """Notes of starts that are the latest of no entry that stays."""
+    """Notes of starts that are not the latest use of any entry that stays."""
     notes: tuple[NoteFile, ...]
-    """Notes about no entry that stays."""
+    """Notes that do not concern any entry that stays."""
     left_bytes: int
     """Size of the entries that stay."""
 
     @property
     def size_bytes(self) -> int:
-        """Size of the entries that go."""
+        """Size of the entries that are removed."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
@@ -58,16 +58,16 @@ def plan_removal(
     in_use: Container[str] = (),
     foreign: bool = False,
 ) -> Removal:
-    """Which entries go, so that the others take at most `keep_bytes`: as many as that takes, and may go.
+    """Chooses the entries to remove, so that the others take at most `keep_bytes` if possible.
 
     Args:
         inventory: what lies in the cache.
         now: seconds since 1970.
-        keep_bytes: size at which no more entries go.
-        unused_for_seconds: only entries that were not used for so long may go. Uses are known to the day.
+        keep_bytes: size of the cache below which no more entries are removed.
+        unused_for_seconds: only entries that were not used for this time are removed. Uses are known to the day.
         in_use: paths of entries that must stay.
-        foreign: whether entries may go that are not known to be Trackbed's: those without a manifest, and those whose
-            manifest is of another version.
+        foreign: True if entries may be removed that are not known to be Trackbed's: those without a manifest, and
+            those whose manifest is of another version.
     """
     may_go = [
         entry
@@ -90,7 +90,7 @@ def plan_removal(
 
 
 def _is_forsaken(partial: PartialFile, now: float) -> bool:
-    """Whether nobody writes a partial file any more, as far as can be told."""
+    """True if no process writes a partial file any more, as far as can be told."""
     if partial.writer is not Writer.elsewhere:
         return partial.writer is Writer.dead
     with contextlib.suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def _is_forsaken(partial: PartialFile, now: float) -> bool:
 
 
 def _uses_that_say_nothing(inventory: Inventory, goes: list[StoredEntry]) -> tuple[Use, ...]:
-    """Those that are the latest of no entry that stays."""
+    """Returns the uses that are not the latest of any entry that stays."""
     gone, latest = {entry.path for entry in goes}, last_uses(inventory.uses)
     stay = [entry for entry in inventory.entries if entry.path not in gone]
     names = {name for entry in stay for name in (entry.stem, entry.directory.rpartition("/")[2])}
@@ -109,10 +109,10 @@ def _uses_that_say_nothing(inventory: Inventory, goes: list[StoredEntry]) -> tup
 
 
 def remove(removal: Removal) -> None:
-    """Do what was planned, entry by entry. Files that were replaced since stay.
+    """Removes files as planned, entry by entry. Files that were replaced since then stay.
 
-    Whoever is interrupted leaves at most one entry behind that is not whole, and looks so: it is served to nobody. A
-    process that has a file mapped keeps it until it ends.
+    An interrupt leaves at most one entry behind that is not whole; lookups find it damaged, and it is not served. A
+    process that has a file mapped keeps it until the process ends.
 
     Raises:
         OSError: a file cannot be removed.

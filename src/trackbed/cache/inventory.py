@@ -1,4 +1,4 @@
-"""What lies in the folder of a cache: entries, whole or not, and partial files. Nothing is changed."""
+"""Inventory of the folder of a cache: entries, whole or not, and partial files. Nothing is changed."""
 
 import os
 import re
@@ -32,13 +32,13 @@ _ARRAYS: Final = (
 
 
 class Condition(Enum):
-    """How an entry is found."""
+    """Condition of an entry."""
 
     whole = "whole"
     damaged = "damaged"
-    """It is served to nobody, and built again when it is wanted."""
+    """It is not served, and is built again when it is requested."""
     unknown = "of another version"
-    """Its manifest is not of this version: nothing is said of it."""
+    """Its manifest is of another version, so its state is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,18 @@ class StoredEntry:
     fingerprint: str
     """Empty where no manifest of this version says."""
     is_aside: bool
-    """Whether it lies under its fingerprint, and not under Megatron Core's name."""
+    """True if it lies under its fingerprint, and not under Megatron Core's name."""
     manifest: StoredFile | None
     """None where Megatron Core wrote it."""
     record: Manifest | None
-    """What the manifest says, if it is of this version."""
+    """Content of the manifest, if it is of this version."""
     files: tuple[StoredFile, ...]
     """Without the manifest, the description first."""
     last_used: float
     """Seconds since 1970: when it was written, or the latest note of its use."""
     condition: Condition
     problems: tuple[str, ...]
-    """What is wrong with a damaged one, each beginning with a path."""
+    """Problems of a damaged entry, each beginning with a path."""
 
     @property
     def size_bytes(self) -> int:
@@ -104,7 +104,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All that lies in a cache."""
+    """The content of a cache."""
 
     folder: str
     entries: tuple[StoredEntry, ...]
@@ -120,9 +120,9 @@ class Inventory:
 
 
 def take_inventory(folder: str) -> Inventory:
-    """Look at every entry of the cache in `folder`, and read no more than manifests and headers.
+    """Examines every entry of the cache in `folder`; reads no more than manifests and headers.
 
-    What has no manifest is taken for an entry if its name begins with an md5, as Megatron Core's do.
+    Files without a manifest are taken for an entry if their names begin with an md5, as Megatron Core's do.
 
     Raises:
         OSError: the folder cannot be read.
@@ -148,7 +148,7 @@ def take_inventory(folder: str) -> Inventory:
 
 
 def _entries_in(folder: str, manifests: Mapping[str, str], latest: Mapping[str, float]) -> list[StoredEntry]:
-    """Those under Megatron Core's names, whose manifests are known by stem."""
+    """Returns the entries under Megatron Core's names; their manifests are given by stem."""
     by_stem = _files_by_stem(folder)
     stems = {stem for stem in by_stem if stem in manifests or _STEM.fullmatch(stem)} | set(manifests)
     return [
@@ -158,11 +158,11 @@ def _entries_in(folder: str, manifests: Mapping[str, str], latest: Mapping[str, 
 
 
 def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry]:
-    """The entry that lies under its fingerprint, if there is one."""
+    """Returns the entry that lies under its fingerprint, if there is one."""
     manifest = f"{folder}/manifest.json"
     try:
         by_stem = _files_by_stem(folder)
-    except FileNotFoundError:  # somebody else has removed it since its name was read
+    except FileNotFoundError:  # it was removed since its name was read
         return []
     if not by_stem and os.path.exists(manifest):  # noqa: PTH110
         by_stem = {"": []}
@@ -182,7 +182,7 @@ def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
 
 
 def _stored(path: str) -> StoredFile | None:
-    """The file at `path`, unless somebody removed it meanwhile."""
+    """Returns the file at `path`; None if it was removed meanwhile."""
     try:
         status = os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
@@ -230,7 +230,7 @@ def _describe(
 
 
 def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
-    """What a manifest says, or what is wrong with it; neither where there is none."""
+    """Returns the content of a manifest, or what is wrong with it; neither if there is none."""
     try:
         return (None if manifest is None else read_manifest(manifest.path)), []
     except (FormatError, OSError) as error:

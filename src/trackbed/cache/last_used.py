@@ -81,7 +81,7 @@ def _note(own: str, listing: bytes) -> None:
 
 
 def find_uses(own: str) -> list[Use]:
-    """What starts have left in the folder `own`, which is Trackbed's."""
+    """Returns the uses that starts have recorded in the folder `own`, which is Trackbed's."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(Path(own, "uses").glob("*.txt")):
@@ -92,7 +92,7 @@ def find_uses(own: str) -> list[Use]:
 
 
 def last_uses(uses: Sequence[Use]) -> Mapping[str, float]:
-    """When each name was last in use, in seconds since 1970."""
+    """Returns the time of the last use of each name, in seconds since 1970."""
     latest: dict[str, float] = {}
     for use in uses:
         for name in use.names:

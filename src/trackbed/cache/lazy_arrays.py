@@ -19,7 +19,7 @@ from trackbed.cache.request import Arrays, Request
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 
-__all__ = ["LazyArrays", "Resolve", "arrays_of", "damage", "data_crc32_of", "shape_of"]
+__all__ = ["LazyArrays", "Resolve", "damage"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class LazyArrays(Arrays):
         if array is None or MAPS.is_tight:
             MAPS.use(self)
         if array is None:
-            # All at once: who reads one reads the others, which may be removed by then.
+            # All at once: a caller that reads one array reads the others, which may be removed by then.
             mapped = {one: self._map(one) for one in self.entry.arrays}
             array = mapped[name]
             self._mapped = mapped
@@ -167,7 +167,7 @@ class LazyArrays(Arrays):
             self._refuse(path)
 
     def _is_same_entry(self, found: Found) -> bool:
-        """True if another builder of the same entry, who was as fast, has replaced the files."""
+        """True if another builder of the same entry has replaced the files at the same time."""
         try:
             manifest = read_manifest(self._place.manifest)
         except (FormatError, OSError):
@@ -187,21 +187,6 @@ class LazyArrays(Arrays):
     def __len__(self) -> int:
         """Number of arrays."""
         return len(self.entry.arrays)
-
-
-def shape_of(arrays: Arrays, name: str) -> tuple[int, ...]:
-    """Shape of one of the arrays, without mapping it."""
-    return arrays.specs[name].shape if isinstance(arrays, LazyArrays) else arrays[name].shape
-
-
-def arrays_of(arrays: Arrays, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Several arrays."""
-    return arrays.several(names) if isinstance(arrays, LazyArrays) else [arrays[name] for name in names]
-
-
-def data_crc32_of(arrays: Arrays) -> str:
-    """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
-    return arrays.data_crc32 if isinstance(arrays, LazyArrays) else ""
 
 
 def damage(arrays: Arrays, names: Sequence[str], wanted: str, found: str) -> CacheError:

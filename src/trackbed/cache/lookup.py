@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trackbed.cache.advice import advice_on
-from trackbed.cache.chunks import chunks_of, compare_chunks
 from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.fingerprint import differences
 from trackbed.cache.manifest import Manifest, parse_manifest, read_manifest
@@ -20,7 +19,18 @@ from trackbed.cache.npy import read_npy_spec
 from trackbed.cache.request import Request
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import CacheError, FormatError
-from trackbed.files import CHUNK_BYTES, FileSum, Stamps, boot_id, open_regular, read_parts, read_regular, read_stamps
+from trackbed.files import (
+    CHUNK_BYTES,
+    FileSum,
+    Stamps,
+    boot_id,
+    chunks_of,
+    compare_chunks,
+    open_regular,
+    read_parts,
+    read_regular,
+    read_stamps,
+)
 
 __all__ = ["Found", "State", "header_problems", "look_up", "size_problems"]
 
@@ -184,7 +194,7 @@ def _judge(
     unread = manifest if isinstance(manifest, str) else ""
     if (stamps[:-1, 1] < 0).all():
         return Found(State.absent, is_aside, unread, stamps=stamps if unread else None)
-    expected = request.kind.expected(request)
+    expected = request.ingredients.expected()
     problems = list(header_problems(place.files(entry.arrays), entry.description, expected))
     for state in (State.foreign, State.damaged):
         for found, problem in problems:

@@ -1,4 +1,4 @@
-"""The manifest of an entry: whose name it is, and what proves that its files are whole."""
+"""The manifest of an entry: its decisions, and the sizes and checksums that prove its files whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _DTYPES: Final = {name: np.dtype(name) for name in ("<i2", "<u2", "<i4", "<u4", 
 
 @dataclass(frozen=True, slots=True)
 class DataSum:
-    """The part of the data that an index was computed from, as it was then."""
+    """The part of the data that an index was computed from, at the time of the build."""
 
     crc32: str
     """Eight hexadecimal digits."""
@@ -31,7 +31,7 @@ class DataSum:
 
 
 class Manifest(NamedTuple):
-    """What an entry was decided by, and what its files are."""
+    """The decisions of an entry, and its files."""
 
     fingerprint: str
     """SHA-256 of the decisions."""
@@ -47,13 +47,13 @@ class Manifest(NamedTuple):
 
 
 def manifest_of(entry: Entry, files: Mapping[str, FileSum], arrays: Mapping[str, ArraySpec]) -> Manifest:
-    """The manifest of an entry that this process has built now."""
+    """Returns the manifest of an entry that this process has just built."""
     data = None if entry.data is None else DataSum(entry.data.checksum, entry.data.stamps)
     return Manifest(entry.fingerprint, entry.decisions, files, arrays, boot_id(), data)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The JSON text of a manifest."""
+    """Returns the JSON text of a manifest."""
     fields: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -68,10 +68,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(path: str) -> Manifest | None:
-    """The manifest at `path`, or None where there is none.
+    """Reads the manifest at `path`; returns None if there is none.
 
     Raises:
-        FormatError: the file is no manifest.
+        FormatError: the file is not a manifest.
         OSError: it cannot be read.
     """
     try:
@@ -82,12 +82,12 @@ def read_manifest(path: str) -> Manifest | None:
 
 
 def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
-    """The manifest that was read at `path`.
+    """Parses the manifest that was read at `path`.
 
-    One of another version says nothing here but its version, so that it fits no entry of ours.
+    A manifest of another version gives a manifest with that version alone, which fits no entry.
 
     Raises:
-        FormatError: it is no manifest.
+        FormatError: it is not a manifest.
     """
     try:
         fields = orjson.loads(raw)

@@ -8,17 +8,15 @@ A note that is lost costs its reader a check, no more.
 import hashlib
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from threading import Event, Lock, Thread
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files import Stamp, flush_file_system, read_regular, stamp_of
+from trackbed.files import BackgroundFlush, Stamp, read_regular, stamp_of
 
 __all__ = [
     "NoteFile",
@@ -44,17 +42,17 @@ _READ: dict[str, tuple[Stamp, Notes]] = {}
 
 
 def entry_digest(stamps: npt.NDArray[np.int64]) -> str:
-    """Name of an entry in notes: 32 digits, from `[F, 3]` stamps of its files, the manifest's last."""
+    """Returns the name of an entry in notes: 32 digits, from `[F, 3]` stamps of its files, the manifest's last."""
     return hashlib.sha256(np.ascontiguousarray(stamps, dtype="<i8").data).hexdigest()[:32]
 
 
 def flushed_note(digest: str) -> str:
-    """The line that says that an entry's files are on the disk."""
+    """Returns the line which states that an entry's files are on the disk."""
     return f"flushed {digest}"
 
 
 def data_note(digest: str, data_stamps: str) -> str:
-    """The line that says that an entry's checksum of the data is that of files with these stamps."""
+    """Returns the line which states that an entry's checksum of the data is that of files with these stamps."""
     return f"data {digest} {hashlib.sha256(data_stamps.encode()).hexdigest()[:32]}"
 
 
@@ -63,11 +61,11 @@ class NoteFile(NamedTuple):
 
     path: str
     digests: frozenset[str]
-    """Names of the entries that it speaks of."""
+    """Names of the entries that it mentions."""
 
 
 def find_note_files(own: str) -> list[NoteFile]:
-    """The files of notes in the folder `own`, which is Trackbed's."""
+    """Returns the files of notes in the folder `own`, which is Trackbed's."""
     return [
         NoteFile(path, frozenset(words[1] for words in map(str.split, text.splitlines()) if len(words) > 1))
         for path, text in _texts(f"{own}/notes")
@@ -75,11 +73,11 @@ def find_note_files(own: str) -> list[NoteFile]:
 
 
 def read_notes(own: str) -> Notes:
-    """The notes in the folder `own`, which is Trackbed's; read anew when a file was added or removed."""
+    """Returns the notes in the folder `own`, which is Trackbed's; reads them again if a file was added or removed."""
     folder = f"{own}/notes"
     try:
         stamp = stamp_of(folder)
-    except OSError:  # it cannot be reached: what it says is checked again
+    except OSError:  # it cannot be reached: what it states is checked again
         return _NO_NOTES
     if stamp is None:
         return _NO_NOTES
@@ -93,12 +91,12 @@ def _texts(folder: str) -> Iterable[tuple[str, str]]:
     for path in sorted(Path(folder).glob("*.txt")):
         try:
             yield str(path), read_regular(path).decode(errors="replace")
-        except (OSError, FormatError):  # removed meanwhile, or unreadable: what it said is checked again
+        except (OSError, FormatError):  # removed meanwhile, or unreadable: what it stated is checked again
             continue
 
 
 def write_notes(own: str, lines: Iterable[str]) -> None:
-    """Leave notes in the folder `own`, where it can be written to."""
+    """Leaves notes in the folder `own`, if it can be written to."""
     text = "".join(f"{line}\n" for line in sorted(set(lines))).encode()
     if not text:
         return
@@ -114,72 +112,18 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
         logger.debug("%s: no note was left: %s", own, error)
 
 
-class _Flusher:
-    """Flushes file systems in the background, and then notes which entries are on the disk."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what waits: a forked process has no thread, and its parent flushes."""
-        self._lock = Lock()
-        self._waiting: defaultdict[str, list[npt.NDArray[np.int64]]] = defaultdict(list)
-        self._idle = Event()
-        self._idle.set()
-
-    def add(self, stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
-        """Flush and note entries, given by their stamps, by folder; returns at once."""
-        with self._lock:
-            for own, some in stamps.items():
-                self._waiting[own] += some
-            if not self._waiting or not self._idle.is_set():
-                return
-            self._idle.clear()
-        Thread(target=self._work, name="trackbed-flush", daemon=True).start()
-
-    def join(self) -> None:
-        """Return when nothing waits to be flushed."""
-        self._idle.wait()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                waiting, self._waiting = self._waiting, defaultdict(list)
-                if not waiting:
-                    self._idle.set()
-                    return
-            flushed: dict[int, bool] = {}
-            for own, stamps in waiting.items():
-                try:
-                    if self._flush(own, flushed):
-                        write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
-                except BaseException:  # its entries are checked once more; nothing waits for this thread for ever
-                    logger.exception("%s: its entries are not known to be on the disk", own)
-
-    @staticmethod
-    def _flush(own: str, flushed: dict[int, bool]) -> bool:
-        """Flush the file system of a folder, unless that was done for another one. True if all is on the disk."""
-        try:
-            device = os.stat(own).st_dev  # noqa: PTH116
-            if device not in flushed:
-                flushed[device] = False
-                flush_file_system(own)
-                flushed[device] = True
-        except OSError as error:
-            logger.debug("%s: its entries are not known to be on the disk: %s", own, error)
-            return False
-        return flushed[device]
-
-
-_FLUSHER: Final = _Flusher()
-await_flush: Final = _FLUSHER.join
-os.register_at_fork(after_in_child=_FLUSHER.reset)
-
-
 def flush_later(stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
     """Flushes entries in the background, and then notes that they are on the disk.
 
     Args:
         stamps: stamps of the files of each entry, by folder.
     """
-    _FLUSHER.add(stamps)
+    _FLUSH.add(stamps)
+
+
+def _note_flushed(own: str, stamps: Iterable[npt.NDArray[np.int64]]) -> None:
+    write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
+
+
+_FLUSH: Final = BackgroundFlush(_note_flushed)
+await_flush: Final = _FLUSH.join

@@ -1,6 +1,6 @@
 """The `.npy` files of an entry: NumPy's own format, read without trusting it.
 
-Shapes: whatever the header says, once it was compared with the size of the file.
+Shapes: as the header states, once it was compared with the size of the file.
 """
 
 import math
@@ -31,7 +31,7 @@ _HEADER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a `.npy` says it holds."""
+    """Header of a `.npy` file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class NpyHeader:
 
 
 def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
-    """What the first bytes of a `.npy` say.
+    """Parses the first bytes of a `.npy` file.
 
     Only what `numpy.save` writes for plain numbers is understood: nothing in a header is evaluated.
 
@@ -65,7 +65,7 @@ def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
 
 
 def read_npy_spec(path: Path) -> NpyHeader:
-    """The header of the file at `path`.
+    """Reads the header of the file at `path`.
 
     Raises:
         FormatError: there is none that can be read.
@@ -79,7 +79,7 @@ def read_npy_spec(path: Path) -> NpyHeader:
 
 
 def map_npy(path: str | Path) -> npt.NDArray[Any]:
-    """The array in the file at `path`, mapped read-only; the map lives as long as the array.
+    """Maps the array in the file at `path` read-only; the map lives as long as the array.
 
     Raises:
         FormatError: the file is no `.npy`, or shorter or longer than its header says.
@@ -103,7 +103,7 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
 
 
 def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The bytes that `numpy.save` puts before the data of an array of numbers in C order.
+    """Returns the bytes that `numpy.save` writes before the data of an array of numbers in C order.
 
     numpy.save leaves room for the first length to grow to 21 digits, and fills up, by 1 to 64 spaces, to a multiple
     of 64 bytes.
@@ -121,7 +121,7 @@ def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap, int]:
-    """A new file whose array, mapped for writing, is to be filled. All its room on the disk is taken at once.
+    """Creates a file whose array is mapped for writing. Its space on the disk is reserved at once.
 
     Returns:
         The array, the map of the whole file, and the file, open: the caller closes it.

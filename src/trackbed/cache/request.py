@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry
 
-__all__ = ["Allocate", "Arrays", "Kind", "OneByOne", "Request", "in_memory"]
+__all__ = ["Allocate", "Arrays", "Ingredients", "Kind", "Request", "in_memory"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Arrays of an entry by name."""
@@ -26,36 +26,45 @@ class Allocate(Protocol):
         ...
 
 
-class Kind(Protocol):
-    """How entries of one kind are built."""
+class Ingredients(Protocol):
+    """Everything that decides the arrays of an entry."""
 
-    is_blend: bool
-    """True for the index of a blend, which one thread builds, and which is scheduled first."""
+    def build(self, allocate: Allocate) -> Arrays:
+        """Builds the arrays, valid until the next ones are allocated."""
+        ...
+
+    def expected(self) -> Mapping[str, ArraySpec]:
+        """Returns dtypes and shapes of the arrays. May read the data; called only where no manifest tells."""
+        ...
+
+    def cost(self) -> float:
+        """Estimates the nanoseconds of one thread to build the arrays, without reading the data."""
+        ...
+
+
+class Kind:
+    """Builds entries of one kind: one at a time, unless a subclass builds many at once.
+
+    Args:
+        is_blend: True for the index of a blend, which one thread builds, and which is scheduled first.
+    """
+
+    def __init__(self, *, is_blend: bool = False) -> None:
+        self.is_blend = is_blend
 
     def build(
         self, requests: "Sequence[Request]", allocate: "Callable[[Request], Allocate]"
     ) -> "Iterator[Sequence[tuple[Request, Arrays]]]":
-        """Builds the arrays of each request, and yields them in batches that are committed at once.
+        """Builds the arrays of each request, and yields them in batches that are committed at once."""
+        for request in requests:
+            yield [(request, request.ingredients.build(allocate(request)))]
 
-        Arrays of `allocate` are valid until the next batch.
-        """
-        ...
-
-    def expected(self, request: "Request") -> Mapping[str, ArraySpec]:
-        """Returns dtypes and shapes of the arrays. May read the data; called only where no manifest tells."""
-        ...
-
-    def cost(self, request: "Request") -> float:
-        """Estimates the nanoseconds of one thread to build it, without reading the data."""
-        ...
-
-    def is_small(self, request: "Request") -> bool:
-        """True if it is built in batches with others, in less time than its files take."""
-        ...
+    def is_small(self, request: "Request") -> bool:  # noqa: ARG002  subclasses use it
+        """True if the entry is built in batches with others, in less time than its files take."""
+        return False
 
     def read_ahead(self, request: "Request") -> None:
         """Starts to read the data of a request from the disk."""
-        ...
 
 
 class Request(NamedTuple):
@@ -64,58 +73,12 @@ class Request(NamedTuple):
     entry: Entry
     kind: Kind
     ingredients: Any
-    """Input of `kind`."""
+    """`Ingredients`, of the type that `kind` builds."""
 
     @property
     def is_small(self) -> bool:
-        """True if it is built in batches with others."""
+        """True if the entry is built in batches with others, in less time than its files take."""
         return self.kind.is_small(self)
-
-
-class OneByOne:
-    """A kind of entries that are built one at a time.
-
-    Args:
-        build_one: builds the arrays from the ingredients of a request.
-        expected: gives their dtypes and shapes.
-        cost: gives the estimated nanoseconds to build them.
-        is_blend: see `Kind`.
-    """
-
-    def __init__(
-        self,
-        build_one: Callable[[Any, Allocate], Arrays],
-        expected: Callable[[Any], Mapping[str, ArraySpec]],
-        *,
-        cost: Callable[[Any], float] = lambda _: 0.0,
-        is_blend: bool = False,
-    ) -> None:
-        self.is_blend = is_blend
-        self._cost = cost
-        self._build_one = build_one
-        self._expected = expected
-
-    def build(
-        self, requests: Sequence[Request], allocate: Callable[[Request], Allocate]
-    ) -> Iterator[Sequence[tuple[Request, Arrays]]]:
-        """Builds the arrays of each request."""
-        for request in requests:
-            yield [(request, self._build_one(request.ingredients, allocate(request)))]
-
-    def expected(self, request: Request) -> Mapping[str, ArraySpec]:
-        """Returns dtypes and shapes of the arrays."""
-        return self._expected(request.ingredients)
-
-    def cost(self, request: Request) -> float:
-        """Estimates the nanoseconds to build it."""
-        return self._cost(request.ingredients)
-
-    def is_small(self, request: Request) -> bool:  # noqa: ARG002  none is
-        """False: none is built in a batch."""
-        return False
-
-    def read_ahead(self, request: Request) -> None:
-        """Does nothing."""
 
 
 class _InMemory:

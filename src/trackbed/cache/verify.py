@@ -1,32 +1,30 @@
-"""Reading every byte of a cache, and comparing it with the manifests."""
+"""Verification of a cache: every byte is compared with the manifests."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trackbed.cache.chunks import Chunk, chunks_of, compare_chunks
 from trackbed.cache.fingerprint import fingerprint
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
 from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
-from trackbed.files import Writer
+from trackbed.files import Chunk, Writer, chunks_of, compare_chunks
 
 __all__ = ["bytes_to_read", "find_problems"]
 
 
 def bytes_to_read(inventory: Inventory) -> int:
-    """Bytes that `find_problems` reads."""
+    """Returns the number of bytes that `find_problems` reads."""
     return sum(chunk.size_bytes for chunk in _chunks(inventory))
 
 
 def find_problems(inventory: Inventory, *, progress: Callable[[int], None] | None = None) -> Iterator[str]:
-    """What is wrong in a cache: one line each, which begins with a path.
+    """Yields the problems of a cache: one line each, which begins with a path.
 
     Files are compared with their manifests, byte for byte, by all cores; entries without a manifest by their headers.
-    Partial files whose writer is dead are a problem too, as nobody needs them. An entry that is removed or built
-    meanwhile may be reported.
+    Partial files of dead writers are reported too. An entry that is removed or built meanwhile may be reported.
 
     Args:
-        inventory: what lies there.
+        inventory: content of the cache.
         progress: called with the number of bytes after each chunk read.
     """
     for entry in inventory.entries:
@@ -42,11 +40,11 @@ def find_problems(inventory: Inventory, *, progress: Callable[[int], None] | Non
             progress(chunk.size_bytes)
     for partial in inventory.partials:
         if partial.writer is Writer.dead:
-            yield f"{partial.path}: nobody must have left partial files, found the writer of this one dead"
+            yield f"{partial.path}: a partial file must have a living writer, found that this one's has died"
 
 
 def _compare_headers(entry: StoredEntry) -> Iterator[str]:
-    """What the arrays of a whole entry hold, against its manifest."""
+    """Compares the headers of a whole entry's arrays with its manifest."""
     if entry.record is None or entry.condition is not Condition.whole:
         return
     for name, wanted in entry.record.arrays.items():
@@ -62,7 +60,7 @@ def _compare_headers(entry: StoredEntry) -> Iterator[str]:
 
 
 def _chunks(inventory: Inventory) -> Iterator[Chunk]:
-    """All chunks whose checksums are known, of files that have the right size."""
+    """Yields all chunks whose checksums are known, of files that have the right size."""
     for entry in inventory.entries:
         sums = {} if entry.record is None else entry.record.files
         for file in entry.files:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, OneByOne, Request, fingerprint
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, fingerprint
 from trackbed.datasets.blend_indexed import ARRAYS, IndexedOrder
 from trackbed.datasets.blend_order import own_decisions
 from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_dtypes, largest_remainders
@@ -21,6 +21,7 @@ from trackbed.kernels import available_threads
 
 __all__ = ["BalancedOrder"]
 
+_KIND: Final = Kind(is_blend=True)
 _DRAW_COST: Final = 10.0
 """Nanoseconds per sample, writing included."""
 
@@ -76,6 +77,10 @@ class BalancedOrder(IndexedOrder):
         dtypes = balanced_dtypes(self.counts)
         return {name: ArraySpec(np.dtype(dtype), shape) for name, dtype in zip(ARRAYS, dtypes, strict=True)}
 
+    def cost(self) -> float:
+        """Estimates the nanoseconds to build the two arrays."""
+        return _DRAW_COST * len(self)
+
     def build(self, allocate: Allocate) -> Arrays:
         """Builds the two arrays."""
         made = balanced_blend(
@@ -86,8 +91,3 @@ class BalancedOrder(IndexedOrder):
             poll=lambda done: allocate.filled(done, *ARRAYS),
         )
         return dict(zip(ARRAYS, made, strict=True))
-
-
-_KIND: Final = OneByOne(
-    BalancedOrder.build, BalancedOrder.expected, cost=lambda order: _DRAW_COST * len(order), is_blend=True
-)

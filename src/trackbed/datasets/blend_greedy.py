@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, OneByOne, Request, in_memory
+from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, in_memory
 from trackbed.datasets.blend_indexed import ARRAYS, IndexedOrder
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 
 __all__ = ["GreedyOrder", "blend", "draws_of_each"]
 
+_KIND: Final = Kind(is_blend=True)
 _DRAW_COST: Final = 40.0
 """Nanoseconds per sample, writing included: an upper bound for most blends, as threads cannot share a greedy blend."""
 _SLICE: Final = 1 << 20
@@ -53,6 +54,10 @@ class GreedyOrder(IndexedOrder):
         specs = (ArraySpec(np.dtype(self._dtype), shape), ArraySpec(np.dtype(np.int64), shape))
         return dict(zip(ARRAYS, specs, strict=True))
 
+    def cost(self) -> float:
+        """Estimates the nanoseconds to build the two arrays."""
+        return _DRAW_COST * len(self)
+
     def build(self, allocate: Allocate) -> Arrays:
         """Builds the two arrays.
 
@@ -62,11 +67,6 @@ class GreedyOrder(IndexedOrder):
         chosen, samples = blend(self.spec.weights, self.spec.size, allocate=allocate)
         self.spec.check_draws(draws_of_each(chosen, samples, num_datasets=len(self.spec.datasets)))
         return dict(zip(ARRAYS, (chosen, samples), strict=True))
-
-
-_KIND: Final = OneByOne(
-    GreedyOrder.build, GreedyOrder.expected, cost=lambda order: _DRAW_COST * len(order), is_blend=True
-)
 
 
 def blend(

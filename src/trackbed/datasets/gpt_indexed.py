@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache import LazyArrays, data_crc32_of, shape_of
+from trackbed.cache import LazyArrays
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import IndexArrays
@@ -33,7 +33,9 @@ class IndexedSamples:
     def __len__(self) -> int:
         """R, samples in the order."""
         arrays = self.index.arrays
-        return self.indices.plan.num_samples if arrays is None else shape_of(arrays, "sample_index")[0] - 1
+        if isinstance(arrays, LazyArrays):
+            return arrays.specs["sample_index"].shape[0] - 1
+        return self.indices.plan.num_samples if arrays is None else len(arrays["sample_index"]) - 1
 
     def can_give(self, num_samples: int) -> bool:
         """True if there are at least `num_samples` samples."""
@@ -55,7 +57,8 @@ class IndexedSamples:
 
     def checksum(self) -> str:
         """Returns the CRC-32 of the split's document lengths."""
-        found = "" if self.index.arrays is None else data_crc32_of(self.index.arrays)
+        arrays = self.index.arrays
+        found = arrays.data_crc32 if isinstance(arrays, LazyArrays) else ""
         return found or self.indices.checksum
 
     def layout(self) -> Visits:

@@ -18,15 +18,24 @@ from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.low_level import data_stamps, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
 from trackbed.index import ranges
-from trackbed.index.documents import document_index, document_index_dtype
+from trackbed.index.documents import document_index_dtype
 from trackbed.index.epochs import EpochPlan, plan_epochs, samples_in
 from trackbed.index.legacy_random import LegacyShuffle
-from trackbed.index.samples import sample_index, sample_index_dtype
+from trackbed.index.samples import sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
+from trackbed.index.visits import visit_indices
 from trackbed.kernels import available_threads, count_tokens
 
-__all__ = ["GPTIndices"]
+__all__ = ["MOST_VISITS", "SMALL_COST", "GPTIndices"]
 
+MOST_VISITS: Final = 1 << 16
+"""Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""
+_ENTRY_COST: Final = 4e5
+_VISIT_COST: Final = 18.0
+_SAMPLE_COST: Final = 8.0
+"""Nanoseconds of an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
+SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
+"""Highest cost of indices that are built in batches, as far as is known without reading lengths."""
 _VISITS_PER_THREAD: Final = 1 << 20
 """Fewer are cut sooner than another thread starts, and other entries are built beside this one."""
 
@@ -135,8 +144,9 @@ class GPTIndices:
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Types and shapes of the three arrays."""
-        visits = self.plan.num_epochs * len(self._numbers)
-        longest = int(self.lengths.max()) if len(self.lengths) else 0
+        visits = self._num_visits
+        lengths = self.lengths
+        longest = int(lengths.max()) if lengths.dtype.itemsize > np.dtype(np.int32).itemsize and len(lengths) else 0
         rows = self.plan.num_samples
         wide = document_index_dtype(self._numbers) is np.int64
         return {
@@ -150,28 +160,32 @@ class GPTIndices:
     def build(self, allocate: Allocate) -> Arrays:
         """The three arrays."""
         shuffle = LegacyShuffle(self.seed)
-        in_place = {name: partial(allocate, name) for name in ARRAYS}
-        first = self.run[0] if self.run else None
         _ = self.checksum  # while the lengths are in memory
-        visits = document_index(self._numbers, self.plan, shuffle, first=first, allocate=in_place["document_index"])
+        visits, rows = visit_indices(
+            self._numbers,
+            self.lengths,
+            self.plan,
+            shuffle,
+            sequence_length=self.sequence_length,
+            extra_token=self.extra_token,
+            num_threads=min(available_threads(), 1 + self._num_visits // _VISITS_PER_THREAD),
+            allocate=allocate,
+            poll=lambda done: allocate.filled(done, "sample_index"),
+        )
         allocate.filled(len(visits), "document_index")
-        return {
-            "document_index": visits,
-            "sample_index": sample_index(
-                self.lengths,
-                visits,
-                self.plan.num_samples,
-                sequence_length=self.sequence_length,
-                extra_token=self.extra_token,
-                num_threads=min(available_threads(), 1 + len(visits) // _VISITS_PER_THREAD),
-                allocate=in_place["sample_index"],
-                poll=lambda done: allocate.filled(done, "sample_index"),
-            ),
-            "shuffle_index": shuffle_index(self.plan, shuffle, allocate=in_place["shuffle_index"]),
-        }
+        order = shuffle_index(self.plan, shuffle, allocate=partial(allocate, "shuffle_index"))
+        return dict(zip(ARRAYS, (visits, rows, order), strict=True))
+
+    def cost(self) -> float:
+        """Estimates the nanoseconds to build the arrays, from what is known without reading lengths."""
+        room, documents = most_tokens(self.dataset), num_sequences(self.dataset) or 1
+        visits = documents if self.documents is None else len(self.documents)
+        tokens = (room or 0) * visits / documents
+        epochs = max(1.0, (self.num_samples or 0) * self.sequence_length / tokens) if tokens else 1.0
+        return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / self.sequence_length * _SAMPLE_COST)
 
     def decisions(self) -> dict[str, Any]:
-        """What decides the bytes, besides the lengths."""
+        """Returns everything that decides the bytes, besides the lengths."""
         run = self.run
         documents = list(run) if run else hashlib.sha256(np.ascontiguousarray(self._numbers).data).hexdigest()
         return {
@@ -185,9 +199,13 @@ class GPTIndices:
         }
 
     @property
+    def _num_visits(self) -> int:
+        return self.plan.num_epochs * len(self._numbers)
+
+    @property
     def _numbers(self) -> npt.NDArray[np.integer[Any]]:
         """Numbers of the split's documents."""
-        return ranges.number_range(0, num_sequences(self.dataset)) if self.documents is None else self.documents
+        return np.asarray(self.documents) if self.run is None else ranges.number_range(*self.run)
 
     @property
     def run(self) -> tuple[int, int] | None:

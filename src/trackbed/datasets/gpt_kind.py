@@ -1,15 +1,15 @@
 """Building the indices of GPT datasets: many small ones in one kernel call, large ones one by one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cache import Allocate, Arrays, ArraySpec, Request
-from trackbed.datasets.gpt_indices import GPTIndices
+from trackbed.cache import Allocate, Arrays, Kind, Request
+from trackbed.datasets.gpt_indices import MOST_VISITS, SMALL_COST, GPTIndices
 from trackbed.datasets.gpt_visits import ARRAYS
-from trackbed.datasets.low_level import drop_pages, most_tokens, num_sequences
+from trackbed.datasets.low_level import drop_pages
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens import IndexedDataset
@@ -17,23 +17,13 @@ from trackbed.tokens.lengths import read_lengths
 
 __all__ = ["GPT_KIND", "build_small"]
 
-MOST_VISITS: Final = 1 << 16
-"""Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""
-_ENTRY_COST: Final = 4e5
-_VISIT_COST: Final = 18.0
-_SAMPLE_COST: Final = 8.0
-"""Nanoseconds of an entry, a visit and a sample: files and their names, shuffle and cut, shuffle and writing."""
-_SMALL_COST: Final = _ENTRY_COST + MOST_VISITS * _VISIT_COST
-"""Highest cost of indices that are built in batches, as far as is known without reading lengths."""
 _MOST_TOGETHER: Final = 16
-"""Datasets of a call: more save little, and whoever waits for the first would wait longer."""
+"""Datasets of a call: more save little, and delay the first one."""
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
 
 
-class GPTKind:
+class GPTKind(Kind):
     """The three indices of a GPT dataset; the ingredients of a request are its `GPTIndices`."""
-
-    is_blend = False
 
     def build(
         self, requests: Sequence[Request], allocate: Callable[[Request], Allocate]
@@ -42,8 +32,8 @@ class GPTKind:
         first, count = 0, 1
         while first < len(requests):
             batch = requests[first : first + count]
-            if batch[0].is_small:
-                batch = [one for one in batch if one.is_small]
+            if self.is_small(batch[0]):
+                batch = [one for one in batch if self.is_small(one)]
                 arrays = build_small([one.ingredients for one in batch])
                 built = [(one, found) for one, found in zip(batch, arrays, strict=True) if found is not None]
                 if built:
@@ -59,28 +49,16 @@ class GPTKind:
                 yield [(one, indices.build(allocate(one)))]
                 drop_pages(indices.dataset)  # most of thousands are not read for a long time
 
-    def expected(self, request: Request) -> Mapping[str, ArraySpec]:
-        """Returns dtypes and shapes of the three arrays."""
-        indices: GPTIndices = request.ingredients
-        return indices.expected()
-
-    def cost(self, request: Request) -> float:
-        """Estimates the nanoseconds to build them, from what is known without reading lengths."""
-        indices: GPTIndices = request.ingredients
-        room, documents = most_tokens(indices.dataset), num_sequences(indices.dataset) or 1
-        visits = documents if indices.documents is None else len(indices.documents)
-        tokens = (room or 0) * visits / documents
-        epochs = max(1.0, (indices.num_samples or 0) * indices.sequence_length / tokens) if tokens else 1.0
-        return _ENTRY_COST + epochs * (visits * _VISIT_COST + tokens / indices.sequence_length * _SAMPLE_COST)
-
     def is_small(self, request: Request) -> bool:
         """True if they are built in batches with others."""
-        return self.cost(request) <= _SMALL_COST and isinstance(request.ingredients.dataset, IndexedDataset)
+        indices: GPTIndices = request.ingredients
+        return isinstance(indices.dataset, IndexedDataset) and indices.cost() <= SMALL_COST
 
     def read_ahead(self, request: Request) -> None:
         """Starts to read the lengths of the documents from the disk, where they are many."""
-        if not request.is_small and isinstance(request.ingredients.dataset, IndexedDataset):
-            request.ingredients.read_ahead()
+        indices: GPTIndices = request.ingredients
+        if not self.is_small(request) and isinstance(indices.dataset, IndexedDataset):
+            indices.read_ahead()
 
 
 GPT_KIND: Final = GPTKind()

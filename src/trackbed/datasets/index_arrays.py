@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, LazyArrays, Request, in_memory
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.start import find_index, open_index
+from trackbed.datasets.start import open_index
 
 __all__ = ["NO_INDEX", "IndexArray", "IndexArrays"]
 
@@ -84,7 +84,7 @@ class IndexArrays:
             CacheError: it is not in the cache.
         """
         advice = _DEFERRED if config.defer_npy_index_mmap else _COPIED
-        self._take(build(in_memory) if request is None else find_index(request, advice))
+        self._take(build(in_memory) if request is None else open_index(request, advice=advice))
 
     def _take(self, arrays: Arrays) -> None:
         self.arrays = arrays

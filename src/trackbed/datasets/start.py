@@ -13,7 +13,7 @@ from trackbed.cache import Arrays, Found, LazyArrays, Request, State, build_batc
 from trackbed.errors import CacheError
 from trackbed.tokens.headers import PairHeader, read_headers
 
-__all__ = ["Start", "current_start", "find_index", "open_index", "shared"]
+__all__ = ["Start", "current_start", "open_index", "shared"]
 
 _Made = TypeVar("_Made")
 
@@ -78,34 +78,27 @@ def shared(what: str, make: Callable[[], _Made], *about: object) -> _Made:
     return make() if start is None else start.shared(what, make, *about)
 
 
-def open_index(request: Request) -> Arrays:
+def open_index(request: Request, *, advice: str = "") -> Arrays:
     """Returns the arrays of an index, which are mapped when they are first read.
 
     During a start that builds, they are looked up and built later, together with all others.
 
+    Args:
+        request: the index.
+        advice: if not empty, a missing index is not built but an error that ends with this text.
+
     Raises:
         CacheError: the index is missing and must not be built, or it cannot be written.
     """
-    start = _START.get()
+    start = None if advice else _START.get()
     arrays = LazyArrays(request, _find_or_build)
     if start is not None:
         start.requested.append(arrays)
-        if start.open_only:
-            arrays.note(_must_be_there(request, start.open_only))
-    elif not arrays.resolve().is_built:
+        advice = start.open_only
+    if advice:
+        arrays.note(_must_be_there(request, advice))
+    if start is None and not arrays.resolve().is_built:
         note_use([request.entry])
-    return arrays
-
-
-def find_index(request: Request, advice: str) -> Arrays:
-    """Returns the arrays of an index that must be there.
-
-    Raises:
-        CacheError: it is missing; the message ends with `advice`.
-    """
-    arrays = LazyArrays(request, _find_or_build)
-    arrays.note(_must_be_there(request, advice))
-    note_use([request.entry])
     return arrays
 
 

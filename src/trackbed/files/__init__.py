@@ -3,7 +3,8 @@
 from trackbed.files.background_writeback import BackgroundWriteback
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
-from trackbed.files.flush import flush_file_system
+from trackbed.files.compare import Chunk, chunks_of, compare_chunks
+from trackbed.files.flush import BackgroundFlush, flush_file_system
 from trackbed.files.folder import commit_folder, flush_files, make_partial_folder
 from trackbed.files.index_ends import RawIndexEnds, read_index_ends
 from trackbed.files.local import is_local, is_on_this_machine, local_host_path
@@ -42,8 +43,10 @@ __all__ = [
     "CHUNK_BYTES",
     "DESCRIPTORS",
     "MAPS",
+    "BackgroundFlush",
     "BackgroundWriteback",
     "Checksum",
+    "Chunk",
     "Claim",
     "FileSet",
     "FileSum",
@@ -60,10 +63,12 @@ __all__ = [
     "check_stamp",
     "checksum_bytes",
     "checksum_file",
+    "chunks_of",
     "claim",
     "clear_dead_partials",
     "commit_file_sets",
     "commit_folder",
+    "compare_chunks",
     "crc32",
     "drop_pages",
     "find_partials",

@@ -7,7 +7,7 @@ Shapes: K datasets, N samples.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +16,12 @@ import numpy.typing as npt
 from trackbed import kernels
 from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
+from trackbed.index.blend import Allocate, in_memory
 
 __all__ = ["BALANCED_VERSION", "balanced_blend", "balanced_dtypes", "largest_remainders"]
 
 BALANCED_VERSION: Final = 1
 
-Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
 
 
@@ -66,16 +66,12 @@ def balanced_dtypes(sizes: Sequence[int]) -> tuple[type[np.integer[Any]], type[n
     return np.uint16 if narrow_ids else np.uint32, np.uint32 if narrow_samples else np.int64
 
 
-def _in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    return np.empty(shape, dtype=dtype)
-
-
 def balanced_blend(
     sizes: Sequence[int],
     *,
     seed: int,
     num_threads: int = 1,
-    allocate: Allocate = _in_memory,
+    allocate: Allocate = in_memory,
     poll: Poll = None,
 ) -> BlendIndices:
     """Blends exactly `sizes[d]` samples of each dataset d, shuffled together.

@@ -13,7 +13,7 @@ from trackbed import kernels
 from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 
-__all__ = ["dataset_index_dtype", "exhaustive_blend", "greedy_blend"]
+__all__ = ["Allocate", "dataset_index_dtype", "exhaustive_blend", "greedy_blend", "in_memory"]
 
 Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]
@@ -24,7 +24,8 @@ def dataset_index_dtype(num_datasets: int) -> type[np.int16] | type[np.int32]:
     return np.int16 if num_datasets < np.iinfo(np.int16).max else np.int32
 
 
-def _in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def in_memory(_name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Allocates an array that lies in no file."""
     return np.empty(shape, dtype=dtype)
 
 
@@ -33,7 +34,7 @@ def greedy_blend(
     num_samples: int,
     *,
     num_threads: int = 1,
-    allocate: Allocate = _in_memory,
+    allocate: Allocate = in_memory,
     poll: Poll = None,
 ) -> BlendIndices:
     """Draws each sample from the dataset that is furthest behind its share; ties go to the lowest dataset number.
@@ -69,7 +70,7 @@ def greedy_blend(
 def exhaustive_blend(
     sizes: Sequence[int] | npt.NDArray[np.int64],
     *,
-    allocate: Allocate = _in_memory,
+    allocate: Allocate = in_memory,
     poll: Poll = None,
 ) -> BlendIndices:
     """Draws every sample of every dataset once, spread evenly.

@@ -13,7 +13,7 @@ from trackbed.index.epochs import EpochPlan
 from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.ranges import bounds_of
 
-__all__ = ["document_index", "document_index_dtype"]
+__all__ = ["document_index", "document_index_dtype", "shuffle_epochs"]
 
 
 def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int32] | type[np.int64]:
@@ -57,7 +57,12 @@ def document_index(
         shuffle.fill_range(visits, first)
         return visits
     visits.reshape(plan.num_epochs, len(documents))[:] = documents
-    last_epoch = 0 if plan.samples_before_last is None else (plan.num_epochs - 1) * len(documents)
+    shuffle_epochs(visits, plan, shuffle)
+    return visits
+
+
+def shuffle_epochs(visits: npt.NDArray[np.integer[Any]], plan: EpochPlan, shuffle: LegacyShuffle) -> None:
+    """Shuffle the `[V]` visits of all epochs together in place, those of a separate last epoch on their own."""
+    last_epoch = 0 if plan.samples_before_last is None else len(visits) - len(visits) // plan.num_epochs
     shuffle(visits[:last_epoch])  # draws nothing if there is no separate last epoch
     shuffle(visits[last_epoch:])
-    return visits

@@ -20,7 +20,8 @@ __all__ = ["LegacyShuffle", "clear_shuffle_cache", "legacy_shuffle"]
 _CACHE: Final = ShuffleCache()
 _FEWEST_CACHED: Final = 1 << 12
 """Smaller ranges are shuffled faster than they are looked up."""
-_MOST_CACHED: Final = 1 << 31
+_MOST_CACHED: Final = 1 << 22
+"""Larger ones are shuffled together with the lengths of documents faster than these are looked up afterwards."""
 
 
 class LegacyShuffle:
@@ -48,6 +49,10 @@ class LegacyShuffle:
         kernels.legacy_shuffle(self._twister, array, poll=poll)
         self._drawn += (len(array),)
 
+    def is_shared(self, count: int) -> bool:
+        """True if a range of this length was requested before at this state, of any stream. Records the request."""
+        return _FEWEST_CACHED <= count < _MOST_CACHED and _CACHE.is_wanted((*self._drawn, count))
+
     def fill_range(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: Poll = None) -> None:
         """Fill a vector with `start`, `start + 1` and so on, shuffled.
 
@@ -59,14 +64,13 @@ class LegacyShuffle:
         [14, 10, 11, 12, 13]
         """
         key = (*self._drawn, len(array))
-        is_cacheable = _FEWEST_CACHED <= len(array) < _MOST_CACHED
-        cached = _CACHE.find(key) if is_cacheable else None
+        cached = _CACHE.find(key)
         if cached is not None:
             np.add(cached.order, start, out=array, casting="unsafe", dtype=array.dtype)
             self._twister[:] = cached.twister
             self._drawn = key
             return
-        wanted = is_cacheable and _CACHE.is_wanted(key)
+        wanted = self.is_shared(len(array))
         count_from(array, 0 if wanted else start)
         self(array, poll=poll)
         if wanted:

@@ -1,6 +1,7 @@
 """Arrays of consecutive numbers that share memory."""
 
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ class _Shared:
 
     def __init__(self) -> None:
         self.numbers: dict[str, npt.NDArray[np.integer[Any]]] = {}
+        self.made: WeakValueDictionary[int, npt.NDArray[np.integer[Any]]] = WeakValueDictionary()
+        """The same and shorter ones that views keep alive, by `id`."""
 
     def up_to(self, stop: int) -> npt.NDArray[np.integer[Any]]:
         """The numbers from 0, at least `stop` of them; int32 where they fit, else int64."""
@@ -30,6 +33,7 @@ class _Shared:
             count = min(count, _MOST_INT32) if fits else count
             numbers = np.arange(count, dtype=dtype)
             numbers.flags.writeable = False
+            self.made[id(numbers)] = numbers
             self.numbers[dtype.char] = numbers  # existing views keep the shorter array alive
         return numbers
 
@@ -59,7 +63,7 @@ def bounds_of(numbers: npt.NDArray[np.integer[Any]]) -> tuple[int, int] | None:
     first, last = int(numbers[0]), int(numbers[-1])
     if last - first != len(numbers) - 1:
         return None
-    shared = _SHARED.numbers.get(numbers.dtype.char)
+    shared = _SHARED.made.get(id(numbers.base))
     is_view = shared is not None and numbers.base is shared and numbers.strides == (numbers.itemsize,)
     if not is_view and not (np.diff(numbers) == 1).all():
         return None

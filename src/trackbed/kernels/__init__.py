@@ -13,7 +13,7 @@ from trackbed.kernels.permutation import (
     permute,
     permute_blocks,
 )
-from trackbed.kernels.samples import count_tokens, sample_index
+from trackbed.kernels.samples import count_tokens, cut_pairs, pair_lengths, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
 
@@ -37,6 +37,7 @@ __all__ = [
     "check_positions",
     "check_size_and_key",
     "count_tokens",
+    "cut_pairs",
     "draw_phases",
     "exhaustive_blend",
     "gather",
@@ -46,6 +47,7 @@ __all__ = [
     "legacy_shuffle",
     "narrow",
     "new_twister",
+    "pair_lengths",
     "permute",
     "permute_blocks",
     "sample_index",

@@ -86,6 +86,23 @@ def sample_index(
     poll: _Poll,
     /,
 ) -> int: ...
+def pair_lengths(
+    documents: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.uint8],
+    pairs: npt.NDArray[np.uint64],
+    poll: _Poll,
+    /,
+) -> None: ...
+def cut_pairs(
+    pairs: npt.NDArray[np.uint64],
+    documents: npt.NDArray[np.int32],
+    sequence_length: int,
+    extra_token: int,
+    rows: npt.NDArray[np.int32],
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> int: ...
 def permutations_of(sizes: npt.NDArray[np.int64], /) -> npt.NDArray[np.uint64]: ...
 def instant_locate(
     nodes: npt.NDArray[np.uint64],

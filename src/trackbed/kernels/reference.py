@@ -15,6 +15,7 @@ from trackbed.kernels.small_indices import SmallDataset
 __all__ = [
     "balanced_blend",
     "count_tokens",
+    "cut_pairs",
     "draw_phases",
     "epoch_sample",
     "exhaustive_blend",
@@ -24,6 +25,7 @@ __all__ = [
     "interleaving_counts",
     "legacy_shuffle",
     "narrow",
+    "pair_lengths",
     "permute",
     "permute_blocks",
     "sample_index",
@@ -295,6 +297,33 @@ def sample_index(
     rows[~inside, 1] = max(int(visited[last]) - extra_token, 0) if len(visited) else 0
     rows[0] = 0
     return rows
+
+
+def pair_lengths(
+    documents: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], num_epochs: int
+) -> npt.NDArray[np.uint64]:
+    """Documents in the lower 32 bits, their lengths in the upper ones, once per epoch.
+
+    >>> pair_lengths(np.array([7], dtype=np.int32), np.array([1], dtype=np.int32), 2).tolist()
+    [4294967303, 4294967303]
+    """
+    halves = np.stack([documents, lengths], axis=-1).astype("<i4")
+    return np.tile(halves.view("<u8")[:, 0], num_epochs)
+
+
+def cut_pairs(
+    pairs: npt.NDArray[np.uint64], num_samples: int, *, sequence_length: int, extra_token: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """The document of each pair, and the rows of `sample_index`.
+
+    >>> visits, rows = cut_pairs(np.array([4 << 32 | 7], dtype=np.uint64), 1, sequence_length=3, extra_token=1)
+    >>> visits.tolist(), rows.tolist()
+    ([7], [[0, 0], [0, 3]])
+    """
+    halves = pairs.astype("<u8").view("<i4").reshape(-1, 2)
+    every = np.arange(len(pairs), dtype=np.int64)
+    shape = {"sequence_length": sequence_length, "extra_token": extra_token}
+    return halves[:, 0], sample_index(halves[:, 1], every, num_samples, **shape)
 
 
 def small_indices(

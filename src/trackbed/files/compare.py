@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trackbed.errors import FormatError
-from trackbed.files import CHUNK_BYTES, FileSum, crc32, open_regular
+from trackbed.files.checksum import CHUNK_BYTES, FileSum, crc32
+from trackbed.files.regular import open_regular
 
 __all__ = ["Chunk", "chunks_of", "compare_chunks"]
 
@@ -25,14 +26,14 @@ class Chunk:
 
 
 def chunks_of(path: str, sums: FileSum) -> Iterator[Chunk]:
-    """Chunks of the file at `path`, which has the size that its checksums say."""
+    """Yields the chunks of the file at `path`, which has the size that its checksums state."""
     for number, wanted in enumerate(sums.crc32):
         size = min(CHUNK_BYTES, sums.size_bytes - number * CHUNK_BYTES)
         yield Chunk(path, number, size, wanted)
 
 
 def compare_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, str]]:
-    """Each chunk, in order, with the sentence that says how it differs; empty if it does not."""
+    """Yields each chunk, in order, with a sentence that describes how it differs; empty if it does not."""
     listed: Sequence[Chunk] = list(chunks)
     if len(listed) <= 1 or sum(chunk.size_bytes for chunk in listed) <= _READ_BYTES:
         yield from zip(listed, map(_compare, listed), strict=True)
