@@ -5,7 +5,6 @@ from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.compare import Chunk, chunks_of, compare_chunks
 from trackbed.files.flush import BackgroundFlush, flush_file_system
-from trackbed.files.folder import commit_folder, flush_files, make_partial_folder
 from trackbed.files.index_ends import RawIndexEnds, read_index_ends
 from trackbed.files.local import is_local, is_on_this_machine, local_host_path
 from trackbed.files.many import (
@@ -34,6 +33,7 @@ from trackbed.files.publish import (
     remove_partial,
     write_new,
 )
+from trackbed.files.publish_folder import commit_folder, flush_files, make_partial_folder
 from trackbed.files.regular import open_regular, read_regular
 from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
 from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of

@@ -2,7 +2,7 @@
 
 A partial file is called `<final name>.<host>.<pid>.<start>.<serial>.partial`. Host, process number and start time of
 that process identify its writer, so the next writer on the same host can remove the files of a killed process, and
-none that is still being written. Partial folders (`trackbed.files.folder`) have the same names.
+none that is still being written. Partial folders (`trackbed.files.publish_folder`) have the same names.
 """
 
 import contextlib
