@@ -1,4 +1,4 @@
-"""How far `trackbed build` is: a bar where somebody looks, else a line now and then."""
+"""Progress of `trackbed build`: a bar on a terminal, else a line now and then."""
 
 import contextlib
 import sys

@@ -116,12 +116,12 @@ def _check_measures(tables: list[TableReader], entries: list[DatasetEntry]) -> N
             for table, entry in zip(tables, entries, strict=True)
             if entry.splits is None or split in entry.splits
         ]
-        _check_measures_together(split, members)
+        _check_common_measures(split, members)
         if all(entry.splits is None for entry in entries):
             break  # the datasets are the same in all splits
 
 
-def _check_measures_together(split: Split, members: list[tuple[TableReader, DatasetEntry]]) -> None:
+def _check_common_measures(split: Split, members: list[tuple[TableReader, DatasetEntry]]) -> None:
     measures = {entry.measure for _, entry in members}
     for table, entry in members:
         others = f"if other datasets of {split.name}"
