@@ -49,6 +49,18 @@ def test_a_balanced_blend_draws_exact_proportions(tmp_path, prefixes):
     assert train.dataset_sample_index.dtype == np.uint32
     found = train[3]
     assert found["dataset_id"] == train.dataset_index[3]
+    datasets, samples = train.order.locate(range(len(train)))
+    assert datasets.tolist() == train.dataset_index.tolist()
+    assert samples.tolist() == train.dataset_sample_index.tolist()
+    assert len(train.order) == len(train)
+    for position in (0, 37, len(train)):
+        wanted = np.bincount(train.dataset_index[:position], minlength=3)
+        assert train.order.counts_before(position).tolist() == wanted.tolist()
+    for position in (-1, len(train) + 1):
+        with pytest.raises(ArgumentError, match="position must be in"):
+            train.order.counts_before(position)
+        with pytest.raises(ArgumentError, match="positions must be in"):
+            train.order.locate([position])
     member = train.datasets[found["dataset_id"]]
     assert found["tokens"].tolist() == member[int(train.dataset_sample_index[3])]["tokens"].tolist()
 

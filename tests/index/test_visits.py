@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,11 +83,12 @@ def test_datasets_of_equal_counts_share_a_shuffle_from_the_second_one_on(monkeyp
     assert len(paired) == 1
 
 
-def test_documents_beyond_32_bits_are_not_paired():
-    documents = np.array([0, 2**31])
+@pytest.mark.parametrize("documents", [[0, 2**31], [-1, 1], [-1, 0], [1, 2]])
+def test_documents_that_the_file_lacks_are_refused(documents):
     plan = EpochPlan(num_epochs=1, num_samples=1, samples_before_last=None)
-    with pytest.raises(ArgumentError, match=r"visits must be in \[0, 1\], found visits\[.\] = 2147483648"):
-        visit_indices(documents, np.array([9, 9], np.int32), plan, LegacyShuffle(1), **SHAPE)
+    found = re.escape(f"found [{documents[0]}, {documents[1] + 1})")
+    with pytest.raises(ArgumentError, match=rf"documents must be in \[0, 2\), {found}"):
+        visit_indices(np.array(documents), np.array([9, 9], np.int32), plan, LegacyShuffle(1), **SHAPE)
 
 
 @pytest.mark.parametrize("most_pairs", [0, 1 << 20])

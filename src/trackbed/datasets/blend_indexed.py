@@ -5,6 +5,7 @@ Shapes: K datasets, N samples, B positions.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,9 @@ from trackbed.cache import Allocate, Arrays, damage
 from trackbed.datasets.blend_order import BlendSpec
 from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations
+from trackbed.errors import ArgumentError
 from trackbed.index import Order
+from trackbed.index.instant_plan import checked_positions
 
 __all__ = ["ARRAYS", "IndexedOrder"]
 
@@ -31,6 +34,10 @@ class IndexedOrder(ABC):
     @abstractmethod
     def build(self, allocate: Allocate) -> Arrays:
         """Builds the two arrays."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What decides the order, and a copy of the arrays, without those of the cache."""
+        return {"spec": self.spec, "index": copy(self.index)}
 
     @property
     def order(self) -> Order:
@@ -72,10 +79,13 @@ class IndexedOrder(ABC):
         return chosen.astype(np.int32), samples.astype(np.int64)
 
     def locate(self, positions: Sequence[int] | npt.NDArray[np.integer[Any]]) -> SampleLocations:
-        """Returns `[B]` dataset and `[B]` sample at positions."""
-        return self.draw(np.asarray(positions, dtype=np.int64))
+        """Returns `[B]` dataset and `[B]` sample at positions in `[0, N)`; raises ArgumentError at others."""
+        return self.draw(checked_positions(positions, stop=len(self)))
 
     def counts_before(self, position: int) -> npt.NDArray[np.int64]:
         """Returns `[K]` number of samples drawn from each dataset before a position. Reads the index up to there."""
+        if not 0 <= position <= len(self):
+            msg = f"position must be in [0, {len(self)}], found {position}"
+            raise ArgumentError(msg)
         chosen = self.index.several()[0]
         return np.bincount(chosen[:position], minlength=len(self.spec.datasets)).astype(np.int64)

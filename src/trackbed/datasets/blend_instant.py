@@ -66,6 +66,10 @@ class InstantBlend:
             )
         return order
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What decides the order, and the order, without prefetched positions."""
+        return {"_spec": self._spec, "order": self.order}
+
     def check(self) -> None:
         """Does nothing: the constructor checks the order."""
 

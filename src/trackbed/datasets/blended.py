@@ -6,6 +6,7 @@ Shapes: K datasets, N samples.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
@@ -177,6 +178,7 @@ class BlendedDataset(_Dataset, Gathering):
         state = vars(self).copy()
         for name in ("_gatherer", "data_checksum"):
             state.pop(name, None)
+        state["_order"] = copy(self._order)  # its index arrays may be replaced
         return state
 
     @property

@@ -61,6 +61,11 @@ class Gathering(ABC):
     def _index(self) -> IndexArrays:
         """The index that defines the samples."""
 
+    @staticmethod
+    def reset_gatherers() -> None:
+        """Has all gatherers of this process read layouts anew, as index arrays were replaced."""
+        _reset_all()
+
     @abstractmethod
     def _gathered(self) -> "Gatherer | None":
         """Returns the gatherer of this dataset; None if each sample must be read by `__getitem__`."""

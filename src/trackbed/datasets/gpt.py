@@ -3,6 +3,7 @@
 Shapes: D documents of the split, V visits to them, R samples, S tokens of a sample.
 """
 
+from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -264,6 +265,7 @@ class GPTDataset(MegatronDataset, Gathering):
         state = vars(self).copy()
         for name in ("_gatherer", "data_checksum"):
             state.pop(name, None)
+        state["_samples"] = copy(self._samples)  # its index arrays may be replaced
         return state
 
     def __len__(self) -> int:
@@ -281,6 +283,8 @@ class GPTDataset(MegatronDataset, Gathering):
 
         Args:
             idx: position in the shuffled order, in `[-R, R)`; None for sample 0 with a loss mask of zeros.
+                A blend in the order "instant" passes a `StoredSample`, the number of a sample in the file, which a
+                subclass must pass on unchanged.
 
         Raises:
             IndexError: `idx` is out of range.

@@ -3,6 +3,7 @@
 Shapes: R samples.
 """
 
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +33,9 @@ class IndexedSamples:
 
     def __len__(self) -> int:
         """R, samples in the order."""
-        arrays = self.index.arrays
+        replaced, arrays = self.index.replacement("sample_index"), self.index.arrays
+        if replaced is not None:
+            return len(replaced) - 1
         if isinstance(arrays, LazyArrays):
             return arrays.specs["sample_index"].shape[0] - 1
         return self.indices.plan.num_samples if arrays is None else len(arrays["sample_index"]) - 1
@@ -82,6 +85,10 @@ class IndexedSamples:
     def _visits(self) -> VisitArrays:
         documents, rows, shuffle = self.index.several()
         return VisitArrays(documents, rows, shuffle, self.index.arrays or {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The indices and a copy of their arrays, without those of the cache."""
+        return {"indices": self.indices, "index": copy(self.index)}
 
     @cached_property
     def _visited(self) -> VisitedSamples:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from trackbed.cache import Allocate, Arrays, ArraySpec
 from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import ARRAYS
-from trackbed.datasets.low_level import data_stamps, most_tokens, num_sequences
+from trackbed.datasets.low_level import check_documents, data_stamps, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
 from trackbed.index import ranges
 from trackbed.index.documents import document_index_dtype
@@ -53,6 +53,9 @@ class GPTIndices:
         extra_token: 1 if a sample also holds the first token of the next one, else 0.
         keep_partial: whether a last sample that is not full counts.
         where: name of the dataset and its split, for errors.
+
+    Raises:
+        ArgumentError: a document is not in the dataset.
     """
 
     dataset: Any
@@ -69,6 +72,7 @@ class GPTIndices:
 
     def __post_init__(self) -> None:
         self._run = (0, num_sequences(self.dataset)) if self.documents is None else ranges.bounds_of(self.documents)
+        check_documents(self.documents, self._run, self.dataset, where=self.where)
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:

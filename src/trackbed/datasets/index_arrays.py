@@ -38,9 +38,7 @@ class IndexArrays:
     @property
     def is_missing(self) -> bool:
         """True if the index must be opened before a sample is read."""
-        if self._replaced:
-            return self[self.names[-1]] is None
-        return self.arrays is None and len(self.names) > 0
+        return self.arrays is None and any(name not in self._replaced for name in self.names)
 
     def __getitem__(self, name: str) -> Any:
         """One of the arrays, mapped when it is first read; None before the index is opened."""
@@ -49,8 +47,16 @@ class IndexArrays:
         return None if self.arrays is None else self.arrays[name]
 
     def __setitem__(self, name: str, array: npt.NDArray[Any] | None) -> None:
-        """Replaces one of the arrays; the last one by None to have the index opened again."""
-        self._replaced[name] = array
+        """Replaces one of the arrays, also in copies; None drops the replacement, and has the index opened again."""
+        if array is None:
+            self._replaced.pop(name, None)
+            self.arrays = None
+        else:
+            self._replaced[name] = array
+
+    def replacement(self, name: str) -> Any:
+        """The array that has replaced one of the index; None if none has."""
+        return self._replaced.get(name)
 
     def several(self) -> list[Any]:
         """All arrays, in the order of their names."""
@@ -68,7 +74,7 @@ class IndexArrays:
         Raises:
             CacheError: it cannot be read, built or written.
         """
-        self._take(build(in_memory) if request is None else open_index(request))
+        self.arrays = build(in_memory) if request is None else open_index(request)
 
     def open_late(
         self, request: Request | None, build: Callable[[Allocate], Arrays], config: BlendedMegatronDatasetConfig
@@ -84,18 +90,12 @@ class IndexArrays:
             CacheError: it is not in the cache.
         """
         advice = _DEFERRED if config.defer_npy_index_mmap else _COPIED
-        self._take(build(in_memory) if request is None else open_index(request, advice=advice))
-
-    def _take(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-        self._replaced.clear()
+        self.arrays = build(in_memory) if request is None else open_index(request, advice=advice)
 
     def __getstate__(self) -> dict[str, Any]:
         """Arrays of the cache are left out."""
-        state = vars(self).copy()
-        if isinstance(self.arrays, LazyArrays):
-            state.update(arrays=None, _replaced={})
-        return state
+        arrays = None if isinstance(self.arrays, LazyArrays) else self.arrays
+        return {"names": self.names, "arrays": arrays, "_replaced": self._replaced.copy()}
 
 
 NO_INDEX: Final = IndexArrays()
@@ -110,14 +110,16 @@ class IndexArray:
 
     def __get__(self, dataset: Any, owner: type | None = None) -> Any:
         """The array; None before the index is opened."""
-        if dataset is None:
-            return self
+        return self if dataset is None else self._index_of(dataset)[self._name]
+
+    def __set__(self, dataset: Any, array: npt.NDArray[Any] | None) -> None:
+        """Replaces the array."""
+        self._index_of(dataset)[self._name] = array
+        dataset.reset_gatherers()
+
+    def _index_of(self, dataset: Any) -> IndexArrays:
         index: IndexArrays = dataset._index  # noqa: SLF001  its owner
         if self._name not in index.names:
             msg = f"{self._name} needs order='megatron' or 'balanced', found 'instant', which has no index"
             raise AttributeError(msg)
-        return index[self._name]
-
-    def __set__(self, dataset: Any, array: npt.NDArray[Any] | None) -> None:
-        """Replaces the array."""
-        dataset._index[self._name] = array  # noqa: SLF001  its owner
+        return index

@@ -4,10 +4,12 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["data_stamps", "drop_pages", "has_stamps", "identify", "most_tokens", "num_sequences"]
+__all__ = ["check_documents", "data_stamps", "drop_pages", "has_stamps", "identify", "most_tokens", "num_sequences"]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -54,3 +56,23 @@ def num_sequences(dataset: Any) -> int:
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return len(dataset)
     return len(dataset.sequence_lengths)
+
+
+def check_documents(
+    documents: npt.NDArray[np.integer[Any]] | None, run: tuple[int, int] | None, dataset: Any, *, where: str
+) -> None:
+    """Raises ArgumentError unless all documents of a split are in the low-level dataset.
+
+    Args:
+        documents: their numbers; None for all.
+        run: the first one and the one after the last if they are consecutive, else None.
+        dataset: the low-level dataset.
+        where: name of the dataset and its split, for the error.
+    """
+    if documents is None or len(documents) == 0:
+        return
+    lowest, highest = (run[0], run[1] - 1) if run is not None else (int(documents.min()), int(documents.max()))
+    count = num_sequences(dataset)
+    if lowest < 0 or highest >= count:
+        msg = f"{where}: documents must be in [0, {count}), found {lowest if lowest < 0 else highest}"
+        raise ArgumentError(msg)

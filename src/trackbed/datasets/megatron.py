@@ -154,6 +154,10 @@ class _Options:
         self.are_distinct = len(names) > 0 and len({*_OWN, *names}) == len(_OWN) + len(names)
         """True if there are fields and all names are unique; a subclass may list a name twice."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy of the state: another thread may compute a property meanwhile."""
+        return vars(self).copy()
+
     @cached_property
     def fields(self) -> str:
         """Lines of a description for these fields."""

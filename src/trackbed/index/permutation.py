@@ -93,6 +93,10 @@ class Permutation(_Bijection):
     def __init__(self, size: int, *, seed: int) -> None:
         super().__init__(size, seed)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy of the state: another thread may compute the table meanwhile."""
+        return vars(self).copy()
+
     @cached_property
     def _table(self) -> npt.NDArray[np.int64]:
         """`[size]` all images."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trackbed import kernels
 from trackbed.cancellation import Poll
+from trackbed.errors import ArgumentError
 from trackbed.index.blend import Allocate, in_memory
 from trackbed.index.documents import document_index, document_index_dtype, shuffle_epochs
 from trackbed.index.epochs import EpochPlan
@@ -57,6 +58,9 @@ def visit_indices(
     Returns:
         `[V]` document of each visit, and `[R + 1, 2]` rows of the sample index.
 
+    Raises:
+        ArgumentError: a document is not in `[0, len(lengths))`.
+
     >>> plan = EpochPlan(num_epochs=1, num_samples=2, samples_before_last=None)
     >>> lengths = np.array([5, 9, 6, 4, 8], dtype=np.int32)
     >>> shuffle, shape = LegacyShuffle(1234), {"sequence_length": 10, "extra_token": 1}
@@ -64,6 +68,15 @@ def visit_indices(
     >>> visits.tolist(), rows.tolist()
     ([4, 0, 1, 2, 3], [[0, 0], [1, 2], [2, 7]])
     """
+    first, stop = bounds_of(documents) or (None, None)
+    lowest = highest = 0
+    if first is not None and stop is not None:
+        lowest, highest = first, stop
+    elif len(documents):
+        lowest, highest = int(documents.min()), int(documents.max()) + 1
+    if lowest < 0 or highest > len(lengths):
+        msg = f"documents must be in [0, {len(lengths)}), found [{lowest}, {highest})"
+        raise ArgumentError(msg)
     num_visits = plan.num_epochs * len(documents)
     options: dict[str, Any] = {
         "sequence_length": sequence_length,
@@ -71,7 +84,6 @@ def visit_indices(
         "num_threads": num_threads,
         "poll": poll,
     }
-    first, stop = bounds_of(documents) or (None, None)
     is_shared = first is not None and plan.num_epochs == 1 and shuffle.is_shared(num_visits)
     if is_shared or num_visits > most_pairs or document_index_dtype(documents) is np.int64:
         found = document_index(documents, plan, shuffle, first=first, allocate=partial(allocate, "document_index"))

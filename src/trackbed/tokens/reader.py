@@ -132,7 +132,7 @@ class IndexedDataset:
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name not in _OPENED}
+        state = {name: value for name, value in vars(self).copy().items() if name not in _OPENED}
         return {**state, "_opened": (boot_id(), self.index.ends.stamp, self._bin_stamp)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -113,6 +113,8 @@ def test_the_plan_has_the_builders_numbers(data, order, text):
     st.tuples(st.integers(1, 400), st.integers(0, 30)),
     st.sampled_from(["1,0", "8,2", "5,5"]),
 )
+@example("balanced", [(20, 2.0), (20, 3.0), (20, 0.2)], (323, 0), "1,0")  # the last bit of a share decides
+@example("balanced", [(20, 10.0), (20, 1.0), (20, 10.0)], (446, 0), "1,0")
 def test_the_plan_has_the_builders_numbers_for_any_blend(tmp_path, order, shapes, sizes, split):
     entries = ""
     for number, (documents, weight) in enumerate(shapes):

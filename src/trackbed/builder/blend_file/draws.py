@@ -87,7 +87,7 @@ class DrawCounter:
             return SplitDraws(size=0, weights=[], built=[], drawn=[])
         if spec.weights is not None:
             size = spec.size or 0
-            drawn = largest_remainders(spec.weights, size)
+            drawn = largest_remainders(normalize(spec.weights), size)  # as `BlendedDataset` does, to the last bit
             return SplitDraws(size=size, weights=spec.weights, built=spec.requested, drawn=drawn)
         lengths = [self.available(number, wanted) for number, wanted in enumerate(spec.requested)]
         shares = normalize(lengths) if any(lengths) else [1 / count] * count
