@@ -161,7 +161,7 @@ def check_named(ranks, who, *, is_gone):
     """Every other rank raised an error that names this one, within the timeout."""
     words = [f"rank {who} sent no heartbeat for {TIMEOUT_SECONDS} s"]
     if is_gone and who == 0:
-        words.append("its host (usually rank 0) cannot be reached")
+        words += ["its host (usually rank 0) cannot be reached", "rank 0 must serve the group's store there"]
     for rank in others(ranks, who):
         assert any(word in (rank.get("raised") or "") for word in words), ranks
     assert max(rank["at"] for rank in others(ranks, who)) - ranks[who]["failed"] < NAMED_SECONDS, ranks

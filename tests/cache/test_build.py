@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from small_entries import ARRAYS, SmallKind, arrays, build_all, entry, files_in, lazy, open_, problems, seeds_in
-from trackbed.cache import State, look_up, take_inventory
+from trackbed.cache import State, await_flush, look_up, take_inventory
 from trackbed.errors import CacheError
 
 MANY = 100
@@ -186,6 +186,7 @@ THERE = ("whole", "no manifest, as of Megatron Core", "a manifest of an older Tr
 def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
     folder = tmp_path / "cache"
     undisturbed(folder, [1] * 3)
+    await_flush()  # which leaves a note
     STATES[state](folder)
     together, alone = want(folder, [1] * 3), want(folder, [1] * 3)
     found = find(together)
