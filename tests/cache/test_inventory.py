@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from small_entries import ARRAYS, STEM, arrays, collecting, entry, open_, problems
-from trackbed.cache import Condition, bytes_to_read, find_problems, take_inventory
+from trackbed.cache import Condition, await_flush, bytes_to_read, find_problems, take_inventory
 from trackbed.files import Writer, new_partial
 
 MEGATRON = "f" * 32
@@ -208,6 +208,7 @@ def test_the_last_use_of_an_entry_is_the_latest_start_that_collected_it(tmp_path
 
 def test_a_start_within_a_day_of_the_same_start_writes_nothing(tmp_path):
     open_(tmp_path)
+    await_flush()  # which leaves a note
     times = []
     for old in (0, 1000, 100_000):
         age(tmp_path, old)

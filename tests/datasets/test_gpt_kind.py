@@ -97,7 +97,7 @@ def test_large_datasets_are_not_built_in_bundles(tmp_path):
     ] + [False] * 3 + [True, False, False]
     largest_first = sorted(requests, key=lambda one: -one.ingredients.cost())
     batches = [len(batch) for batch in GPT_KIND.build(largest_first, lambda _: in_memory)]
-    assert batches == [1, 1, 1, 1, 2, 4, 8]
+    assert batches == [1, 1, 1, 15]
 
 
 def test_pairs_are_not_mapped_for_it(tmp_path):

@@ -76,10 +76,11 @@ def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, 
     """Builds entries of one kind."""
     founds = {id(request): found for request, found in missing}
     writers: dict[int, _Writer] = {}
+    folders: set[str] = set()
 
     def writer_of(request: Request) -> _Writer:
         if id(request) not in writers:
-            writers[id(request)] = _Writer(request, founds[id(request)])
+            writers[id(request)] = _Writer(request, founds[id(request)], folders)
         return writers[id(request)]
 
     try:
@@ -129,9 +130,10 @@ class _Writer:
     Args:
         request: the entry.
         found: result of its lookup.
+        folders: folders that were made or found for other entries of the batch; those of this one are added.
     """
 
-    def __init__(self, request: Request, found: Found) -> None:
+    def __init__(self, request: Request, found: Found, folders: set[str]) -> None:
         self._entry = request.entry
         self._place = request.entry.place(is_aside=found.is_aside)
         self._damaged = found.stamps if found.state is State.damaged else None
@@ -140,7 +142,7 @@ class _Writer:
         self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
         self._background: dict[str, BackgroundWriteback] = {}
         with explained(self._entry, self._place):
-            _make_folders(self._entry.own, self._place)
+            _make_folders(self._entry.own, self._place, folders)
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Returns an array to fill."""
@@ -219,15 +221,16 @@ class _Writer:
             one.stop()
 
 
-def _make_folders(own: str, place: Place) -> None:
+def _make_folders(own: str, place: Place, known: set[str]) -> None:
     """Makes the folders to write to, and removes what killed writers left there.
 
     Raises:
         OSError: they cannot be made.
     """
     for folder in (place.directory, f"{own}/partial"):
-        if not os.path.isdir(folder):  # noqa: PTH112  see Place
+        if folder not in known and not os.path.isdir(folder):  # noqa: PTH112  see Place
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+        known.add(folder)
     _clear_once(f"{own}/partial")
 
 

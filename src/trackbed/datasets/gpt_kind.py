@@ -28,10 +28,10 @@ class GPTKind(Kind):
     def build(
         self, requests: Sequence[Request], allocate: Callable[[Request], Allocate]
     ) -> Iterator[Sequence[tuple[Request, Arrays]]]:
-        """Builds small indices in batches of 1, 2, 4 and so on up to 16, so that the first is there soon."""
-        first, count = 0, 1
+        """Builds small indices in batches of up to 16."""
+        first = 0
         while first < len(requests):
-            batch = requests[first : first + count]
+            batch = requests[first : first + _MOST_TOGETHER]
             if self.is_small(batch[0]):
                 batch = [one for one in batch if self.is_small(one)]
                 arrays = build_small([one.ingredients for one in batch])
@@ -40,10 +40,10 @@ class GPTKind(Kind):
                     yield built
                 done = {id(one) for one, _ in built}
                 batch = [one for one in batch if id(one) not in done]
-                first, count = first + len(built) + len(batch), min(2 * count, _MOST_TOGETHER)
+                first += len(built) + len(batch)
             else:
                 batch = batch[:1]
-                first, count = first + 1, 1
+                first += 1
             for one in batch:
                 indices: GPTIndices = one.ingredients
                 yield [(one, indices.build(allocate(one)))]
