@@ -36,7 +36,7 @@ class IndexedOrder(ABC):
         """Builds the two arrays."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What decides the order, and a copy of the arrays, without those of the cache."""
+        """Returns the spec and a copy of the arrays, without those of the cache."""
         return {"spec": self.spec, "index": copy(self.index)}
 
     @property

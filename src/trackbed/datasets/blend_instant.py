@@ -67,7 +67,7 @@ class InstantBlend:
         return order
 
     def __getstate__(self) -> dict[str, Any]:
-        """What decides the order, and the order, without prefetched positions."""
+        """Returns the spec and the order, without prefetched positions."""
         return {"_spec": self._spec, "order": self.order}
 
     def check(self) -> None:
