@@ -19,6 +19,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_indices.hpp"
+#include "trackbed/sum_ranks.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
 
@@ -244,10 +245,33 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
   return {bytes, first};
 }
 
+// `owner` is the rank whose buffer gets the sum, -1 for all.
+void sum_ranks(nb::list buffers, std::int64_t number, std::size_t start, std::size_t stop, double factor,
+               double divisor, std::int64_t owner, int level, int num_threads, nb::handle callback) {
+  std::vector<std::byte*> first;
+  for (const nb::handle buffer : buffers) {
+    first.push_back(
+        static_cast<std::byte*>(nb::cast<nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>>(buffer).data()));
+  }
+  const trackbed::RankSum sum{.buffers = first.data(),
+                              .num_ranks = first.size(),
+                              .number = static_cast<trackbed::Number>(number),
+                              .start = start,
+                              .stop = stop,
+                              .factor = factor,
+                              .divisor = divisor,
+                              .owner = static_cast<std::size_t>(owner)};
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::sum_ranks(sum, static_cast<trackbed::Isa>(level), num_threads, poll);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
+  m.def("sum_ranks", &sum_ranks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), poll);
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);

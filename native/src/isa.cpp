@@ -4,6 +4,7 @@
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/gather_loops.hpp"
 #include "trackbed/permute_block.hpp"
+#include "trackbed/sum_ranks.hpp"
 
 namespace trackbed {
 
@@ -24,6 +25,7 @@ namespace trackbed {
   void count_up(std::int64_t*, std::size_t);                                                                     \
   std::size_t find(const std::int64_t*, std::size_t, std::int64_t);                                              \
   constexpr GatherLoops gather_loops{widen, mask, keep_all, count_up, find};                                     \
+  void sum_loop(const RankSum&, std::size_t, std::size_t, std::byte*);                                           \
   }
 
 TRACKBED_DECLARE(baseline)
@@ -55,5 +57,7 @@ TargetDraws target_draws_at([[maybe_unused]] Isa level) { return TRACKBED_AT(lev
 PermuteBlock permute_block_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, permute_block); }
 
 GatherLoops gather_loops_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, gather_loops); }
+
+SumLoop sum_loop_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, sum_loop); }
 
 }  // namespace trackbed

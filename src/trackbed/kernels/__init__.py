@@ -13,6 +13,7 @@ from trackbed.kernels.permutation import (
     permute,
     permute_blocks,
 )
+from trackbed.kernels.rank_sum import sum_ranks
 from trackbed.kernels.samples import count_tokens, cut_pairs, pair_lengths, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
@@ -52,4 +53,5 @@ __all__ = [
     "permute_blocks",
     "sample_index",
     "small_indices",
+    "sum_ranks",
 ]

@@ -26,6 +26,19 @@ def small_indices(
     poll: _Poll,
     /,
 ) -> int: ...
+def sum_ranks(
+    buffers: list[npt.NDArray[Any]],
+    number: int,
+    start: int,
+    stop: int,
+    factor: float,
+    divisor: float,
+    owner: int,
+    level: int,
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> None: ...
 def count_tokens(lengths: npt.NDArray[np.uint8]) -> tuple[int, int]: ...
 def narrow(source: npt.NDArray[Any], target: str, /) -> tuple[bytes, int]: ...
 def permute(
