@@ -57,7 +57,7 @@ class Group(Protocol):
         """
         ...
 
-    def guarded(self, what: str) -> contextlib.AbstractContextManager[Step]:
+    def guarded(self, what: str, *, max_heartbeat_gap_seconds: float = 1.0) -> contextlib.AbstractContextManager[Step]:
         """Collective over the group: runs the block as one step, which either succeeds or fails on all ranks.
 
         Entering waits for no other rank, except at the first collective of a group with a secret; leaving waits for
@@ -68,6 +68,8 @@ class Group(Protocol):
 
         Args:
             what: description of the step, with which the error begins.
+            max_heartbeat_gap_seconds: number of seconds after which `Step.poll` sends another heartbeat, with this
+                rank's status; a tenth of the timeout if that is less.
         """
         ...
 
@@ -172,7 +174,12 @@ class Solo:
     timeout_seconds: float = math.inf
 
     @contextlib.contextmanager
-    def guarded(self, what: str) -> Iterator[Step]:  # noqa: ARG002  exceptions propagate unchanged
+    def guarded(
+        self,
+        what: str,  # noqa: ARG002  exceptions propagate unchanged
+        *,
+        max_heartbeat_gap_seconds: float = 1.0,  # noqa: ARG002  no other rank reads them
+    ) -> Iterator[Step]:
         """Runs the block; its exception propagates unchanged."""
         yield _SoloStep()
 

@@ -1,7 +1,7 @@
 """One rank's side of a step that all ranks execute together."""
 
 import time
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from trackbed.comm.rendezvous import Rendezvous
 from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT
@@ -9,8 +9,6 @@ from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT
 __all__ = ["SharedStep", "Stopped", "cause_of"]
 
 E = TypeVar("E", bound=BaseException)
-
-_MAX_HEARTBEAT_GAP_SECONDS: Final = 1.0
 
 
 class Stopped(Exception):  # noqa: N818  it never leaves the step
@@ -33,17 +31,18 @@ class SharedStep:
 
     Args:
         rendezvous: rendezvous at which the step ends.
+        max_heartbeat_gap_seconds: see `Group.guarded`.
     """
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    def __init__(self, rendezvous: Rendezvous, *, max_heartbeat_gap_seconds: float) -> None:
         self._rendezvous = rendezvous
-        self._gap = min(_MAX_HEARTBEAT_GAP_SECONDS, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
+        self._gap = min(max_heartbeat_gap_seconds, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
         self._next_heartbeat = 0.0
 
     def poll(self, done: int) -> None:  # noqa: ARG002  kernels call their poll with it
         """Sends a heartbeat if one is due; raises if another rank has failed.
 
-        Its only requests are heartbeats: at most one per second, or per tenth of the timeout if that is shorter.
+        Its only requests are heartbeats, at most one in each gap.
 
         Raises:
             Stopped: another rank has failed.

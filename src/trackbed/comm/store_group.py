@@ -84,14 +84,14 @@ class StoreGroup:
         self._broken: str | None = None
         """Text of the error that broke the group."""
 
-    def guarded(self, what: str) -> contextlib.AbstractContextManager[Step]:
+    def guarded(self, what: str, *, max_heartbeat_gap_seconds: float = 1.0) -> contextlib.AbstractContextManager[Step]:
         """Collective over the group: runs the block as one step on all ranks. See `Group`."""
-        return self._step(what)
+        return self._step(what, max_heartbeat_gap_seconds)
 
     @contextlib.contextmanager
-    def _step(self, what: str) -> Iterator[Step]:
+    def _step(self, what: str, max_heartbeat_gap_seconds: float) -> Iterator[Step]:
         with self._rendezvous(what, lambda _: Outcome()) as rendezvous:
-            yield SharedStep(rendezvous)
+            yield SharedStep(rendezvous, max_heartbeat_gap_seconds=max_heartbeat_gap_seconds)
 
     def all_gather(self, value: Any) -> list[Any]:
         """Collective over the group: returns the value of each rank, in rank order. See `Group`."""

@@ -19,9 +19,13 @@ class Worker:
 
     For calls into libraries that may block forever and ignore Ctrl-C. The thread starts with the first call and ends
     with the last reference to the worker; it never keeps the process from ending.
+
+    Args:
+        name: name of the thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "trackbed-store") -> None:
+        self._name = name
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._started = False
 
@@ -30,7 +34,7 @@ class Worker:
         if not self._started:
             self._started = True
             # The executors of concurrent.futures join their threads at exit, which may take forever.
-            threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="trackbed-store").start()
+            threading.Thread(target=_work, args=(self._tasks,), daemon=True, name=self._name).start()
             weakref.finalize(self, self._tasks.put, None).atexit = False
         future: Future[T] = Future()
         self._tasks.put((future, call))

@@ -69,7 +69,7 @@ def _check(
         if not is_vector or not is_known or buffer.dtype != first.dtype or len(buffer) != len(first):
             found = f"{buffer.dtype.str}{list(buffer.shape)} beside {first.dtype.str}{list(first.shape)}"
             msg = (
-                "buffers must be writable vectors of one length and one type out of float32, float64, float16 and uint16, "
+                "buffers must be writable vectors of one length and type (float32, float64, float16 or uint16), "
                 f"but buffers[{rank}] is {found}"
             )
             raise ArgumentError(msg)
@@ -82,5 +82,3 @@ def _check(
     if divisor < 1 or num_threads < 1:
         msg = f"divisor and num_threads must be at least 1, but are {divisor} and {num_threads}"
         raise ArgumentError(msg)
-
-

@@ -1,0 +1,108 @@
+"""Agreement of the ranks on what they wrap, and on how they communicate."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from trackbed.comm import Group
+from trackbed.errors import CollectiveError
+from trackbed.grads.buffer import _ParamAndGradBuffer
+from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
+from trackbed.grads.collectives.arrays import SUMMABLE
+from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.process_groups import GroupOfRanks
+
+__all__ = ["agree", "connect", "describe_buffers", "describe_options"]
+
+logger = logging.getLogger(__name__)
+
+
+def describe_options(config: DistributedDataParallelConfig, **more: Any) -> list[str]:
+    """One line for each option that must be the same on all ranks."""
+    own = {option.name: getattr(config, option.name) for option in fields(config)}
+    return [f"option {name} = {value!r}" for name, value in (own | more).items()]
+
+
+def describe_buffers(buffers: Sequence[_ParamAndGradBuffer]) -> list[str]:
+    """One line for each parameter, in order of definition within its buffer."""
+    return [
+        f"parameter {spec.name!r} of {spec.numel:,} elements, {buffer.param_dtype}, with gradients of "
+        f"{buffer.grad_dtype} on {buffer.grad_data.device.type}, at element {start:,} of buffer {number}, in bucket "
+        f"{bucket}"
+        for number, buffer in enumerate(buffers)
+        for spec, start, bucket in zip(
+            buffer.layout.parameters, buffer.layout.starts.tolist(), buffer.layout.buckets.tolist(), strict=True
+        )
+    ]
+
+
+def agree(group: Group, lines: Sequence[str]) -> None:
+    """Collective over `group`: checks that all ranks have the same lines.
+
+    Raises:
+        CollectiveError: they do not. The message has a rank that differs from rank 0, and the first lines that differ.
+    """
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    if len(set(group.all_gather(digest))) == 1:
+        return
+    of_ranks = group.all_gather(list(lines))
+    for rank, theirs in enumerate(of_ranks):
+        if theirs != of_ranks[0]:
+            place = next(
+                (i for i, (one, other) in enumerate(zip(theirs, of_ranks[0], strict=False)) if one != other),
+                min(len(theirs), len(of_ranks[0])),
+            )
+            here, there = (lines[place] if place < len(lines) else "nothing" for lines in (theirs, of_ranks[0]))
+            msg = (
+                f"the model and its options must be the same on every rank, but rank {rank} has {here}, and rank 0 has "
+                f"{there}"
+            )
+            raise CollectiveError(msg)
+
+
+def connect(
+    process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig
+) -> Collectives:
+    """Collective over `group`: chooses the collectives for some buffers, the same on all ranks.
+
+    Args:
+        process_group: torch's process group, or a `GroupOfRanks`, of the ranks that reduce the buffers.
+        group: the same ranks, for messages.
+        buffers: buffers.
+        config: options.
+
+    Raises:
+        CollectiveError: the ranks cannot share memory, but are to, or have no other way.
+    """
+    if process_group.size() == 1:
+        return SoloCollectives()
+    has_torch = not isinstance(process_group, GroupOfRanks)
+    why = _why_not_shared(buffers, config)
+    if why is None and config.collectives != "torch":
+        memories = [memory.shared for buffer in buffers for memory in buffer.memories if memory.shared is not None]
+        found = SharedMemoryCollectives.connect(group, memories)
+        if not isinstance(found, str):
+            return found
+        why = found
+    if config.collectives == "shared_memory" or not has_torch:
+        msg = f"collectives: ranks must share memory, but {why or 'the option is torch, and there is no process group'}"
+        raise CollectiveError(msg)
+    if why is not None:
+        logger.info("gradients are reduced by torch, because %s", why)
+    return TorchCollectives(process_group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation)
+
+
+def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig) -> str | None:
+    """Reason why buffers cannot be reduced in shared memory; None if they can."""
+    if config.num_distributed_optimizer_instances > 1:
+        return "the optimizer has several instances"
+    for buffer in buffers:
+        if buffer.grad_data.device != torch.device("cpu"):
+            return f"gradients lie on {buffer.grad_data.device}"
+        if buffer.grad_dtype not in SUMMABLE:
+            return f"gradients have the type {buffer.grad_dtype}"
+    return None

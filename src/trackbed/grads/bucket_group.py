@@ -1,0 +1,423 @@
+"""Groups of buckets that are communicated together. Names and attributes are Megatron Core 0.16.1's.
+
+A group is filling while gradients arrive, ready when all have arrived that are expected, issued once its reduction has
+begun, and reduced until the next `reset`.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from trackbed.errors import GradientError
+from trackbed.grads.buffer import _ParamAndGradBucket
+from trackbed.grads.collectives import Collectives, Label, SoloCollectives, TorchCollectives, Work, shard_of
+from trackbed.grads.collectives.torch import is_replaced
+from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.gradient_check import NormHistory, check_finite
+from trackbed.grads.waiting import Waiter
+
+__all__ = ["BucketObserver", "_ParamAndGradBucketGroup"]
+
+logger = logging.getLogger(__name__)
+
+Parameter = torch.nn.Parameter
+
+
+class BucketObserver(Protocol):
+    """Receives the events of bucket groups."""
+
+    def ready(self, label: Label) -> None:
+        """All gradients of a group have arrived."""
+        ...
+
+    def issued(self, label: Label, kind: str, num_bytes: int, num_ranks: int, work: Work) -> None:
+        """An operation of a group has been issued.
+
+        Args:
+            label: step and number of the group.
+            kind: "all-reduce", "reduce-scatter" or "all-gather".
+            num_bytes: bytes of the group's buffers.
+            num_ranks: number of ranks.
+            work: operation.
+        """
+        ...
+
+
+class _ParamAndGradBucketGroup:
+    """Buckets whose gradients are reduced, and whose parameters are gathered, together.
+
+    Args:
+        buckets: buckets, at least one.
+        ddp_config: options.
+        collective_group: object with `size()` and `rank()`: the ranks over which the optimizer is sharded, or all
+            data-parallel ranks without sharding.
+        collective_group_size: number of its ranks.
+
+    Raises:
+        GradientError: options contradict each other.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[_ParamAndGradBucket],
+        ddp_config: DistributedDataParallelConfig,
+        collective_group: Any,
+        collective_group_size: int,
+    ) -> None:
+        self.buckets = list(buckets)
+        self.ddp_config = ddp_config
+        self._is_sharded = ddp_config.use_distributed_optimizer
+        if self._is_sharded:
+            self.intra_distributed_optimizer_instance_group = collective_group
+            self.intra_distributed_optimizer_instance_size = collective_group_size
+            self.intra_distributed_optimizer_instance_rank = collective_group.rank()
+        else:
+            self.data_parallel_group = collective_group
+        self._has_instances = ddp_config.num_distributed_optimizer_instances > 1
+        if self._has_instances:
+            self.inter_distributed_optimizer_instance_group: Any = None
+            self.communication_stream: Any = None
+            if ddp_config.reduce_scatter_with_fp32_accumulation:
+                msg = (
+                    "reduce_scatter_with_fp32_accumulation needs num_distributed_optimizer_instances = 1, but that is "
+                    f"{ddp_config.num_distributed_optimizer_instances}"
+                )
+                raise GradientError(msg)
+        self.param_to_bucket = {param: bucket for bucket in self.buckets for param in bucket.params_list}
+        self.params = set(self.param_to_bucket)
+        self.next_param_gather_bucket_group: _ParamAndGradBucketGroup | None = None
+
+        self.collectives: Collectives = _collectives_of(collective_group, ddp_config)
+        self.torch_collectives: Collectives = self.collectives
+        """Used where a caller asks for an all-reduce, or has put its own function in the place of torch's."""
+        self.label = Label()
+        """Step, and number of this group among those of the wrapper."""
+        self.observer: BucketObserver | None = None
+        self.waiter = Waiter()
+        self.issue: Callable[[bool], None] = self.start_grad_sync
+        """Called when the group is ready, with `force_all_reduce`: reduces it now, or in its turn."""
+
+        self.is_last_microbatch = True
+        self.is_first_batch = True
+        self.is_issued = False
+        """True from the moment when a reduction begins until `reset`."""
+        self.grad_reduce_handle: Work | None = None
+        self.param_gather_handle: Work | None = None
+        self.param_gather_dispatched = False
+
+        self._params = list(self.param_to_bucket)
+        self._slots = {param: slot for slot, param in enumerate(self._params)}
+        self._counts = [0] * len(self._params)
+        """Gradients of each parameter that have arrived since `reset`, in backward passes that are to be reduced."""
+        self._expected = [1] * len(self._params)
+        self._num_incomplete = len(self._params)
+        """Number of parameters with fewer gradients than expected."""
+        self._norms = NormHistory()
+
+    @property
+    def per_param_grad_ready_counts(self) -> dict[Parameter, int]:
+        """Number of gradients that have arrived, for each parameter with any."""
+        return {param: count for param, count in zip(self._params, self._counts, strict=True) if count}
+
+    @property
+    def golden_per_param_grad_ready_counts(self) -> dict[Parameter, int]:
+        """Number of gradients of each parameter after which the group is ready; empty in the first step."""
+        return {} if self.is_first_batch else dict(zip(self._params, self._expected, strict=True))
+
+    def slot_of(self, param: Parameter) -> int:
+        """Number of a parameter in this group, for `count`."""
+        return self._slots[param]
+
+    def missing(self) -> list[str]:
+        """Names of the parameters without a gradient since `reset`."""
+        return [self._name(slot) for slot, count in enumerate(self._counts) if not count]
+
+    def drop_reduction(self) -> None:
+        """Forgets a reduction that is running, for which other ranks may never come."""
+        self.grad_reduce_handle = None
+
+    def reset(self) -> None:
+        """Prepares for the next step: drops what has been counted, after a reduction that is running.
+
+        Gradients of the last step are what the next one expects, if each parameter had any.
+        """
+        self._drain()
+        if all(self._counts) and (self.is_issued or self.is_first_batch):
+            self._expected = self._counts
+            self.is_first_batch = False
+        self._counts = [0] * len(self._params)
+        self._num_incomplete = len(self._params)
+        self.is_issued = False
+        self.is_last_microbatch = True
+
+    def check_grads(
+        self,
+        check_for_nan_or_inf: bool,  # noqa: FBT001  Megatron Core's signature
+        check_for_large: bool,  # noqa: FBT001
+    ) -> None:
+        """Checks the norm of the gradients of each bucket.
+
+        Raises:
+            GradientError: it is NaN or infinite; the message names the parameter.
+        """
+        for bucket in self.buckets:
+            norm = float(bucket.grad_data.norm(p=2))
+            if check_for_nan_or_inf and not math.isfinite(norm):
+                check_finite(bucket, norm, self.collectives.rank())
+            if check_for_large and self._norms.is_large(norm):
+                logger.warning(
+                    "rank %d, bucket %d: the norm of its gradients is %g, over 10 times the largest so far, %g",
+                    *(self.collectives.rank(), bucket.bucket_id, norm, self._norms.largest),
+                )
+
+    def register_grad_ready(
+        self,
+        param: Parameter,
+        force_all_reduce: bool | None = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+    ) -> None:
+        """Counts a gradient that has arrived, unless more backward passes follow, and reduces a group that is ready.
+
+        Raises:
+            GradientError: `overlap_grad_reduce` is off, the parameter is not of this group, or the group has been
+                reduced.
+        """
+        if not self.ddp_config.overlap_grad_reduce:
+            msg = "register_grad_ready() must be called with overlap_grad_reduce=True only, but that is False"
+            raise GradientError(msg)
+        if self.is_last_microbatch:
+            slot = self._slots.get(param)
+            if slot is None:
+                msg = f"bucket {self.buckets[0].bucket_id}: the parameter must be in the bucket group, but is not"
+                raise GradientError(msg)
+            if self.is_issued:
+                raise GradientError(self.describe_late(slot))
+            self.count(slot, bool(force_all_reduce))
+
+    def count(self, slot: int, force_all_reduce: bool) -> None:  # noqa: FBT001  called for every gradient
+        """Counts a gradient of the parameter in `slot`, and calls `issue` if it was the last one expected."""
+        counts = self._counts
+        counts[slot] += 1
+        if counts[slot] == self._expected[slot]:
+            self._num_incomplete -= 1
+            if not self._num_incomplete and not self.is_first_batch:
+                if self.observer is not None:
+                    self.observer.ready(self.label)
+                self.issue(force_all_reduce)
+
+    def describe_late(self, slot: int) -> str:
+        """Text of the error for a gradient that arrives after the group has been reduced."""
+        bucket = self.param_to_bucket[self._params[slot]].bucket_id
+        return (
+            f"rank {self.collectives.rank()}: all gradients must arrive before their bucket is reduced, but one of "
+            f"{self._name(slot)} arrived after bucket {bucket} was: call zero_grad_buffer() before the backward passes "
+            "of a step, and run all but the last of them in no_sync()"
+        )
+
+    def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
+        """Begins to reduce the gradients, and waits for the end unless `overlap_grad_reduce` is on.
+
+        Args:
+            force_all_reduce: True for an all-reduce by torch even where the optimizer is sharded.
+
+        Raises:
+            GradientError: a reduction is running, or a gradient is NaN or infinite and that is checked.
+            CollectiveError: the reduction failed.
+        """
+        if self.grad_reduce_handle is not None:
+            if self.is_first_batch:
+                return
+            msg = (
+                f"bucket {self.buckets[0].bucket_id}: finish_grad_sync() must be called before another "
+                "start_grad_sync(), but a reduction is running"
+            )
+            raise GradientError(msg)
+        config = self.ddp_config
+        if config.check_for_nan_in_grad or config.check_for_large_grads:
+            self.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
+        self.is_issued = True
+        if self._has_instances:
+            self._reduce_over_instances(force_all_reduce=bool(force_all_reduce))
+            return
+        work = self._reduce(force_all_reduce=bool(force_all_reduce))
+        if config.overlap_grad_reduce:
+            self.grad_reduce_handle = work
+        else:
+            self.waiter.wait(work, self._describe("reduction of gradients"))
+
+    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
+        """Waits until the gradients are reduced, which begins here if it has not yet.
+
+        Raises:
+            GradientError: gradients are missing (from the second step on), or `start_grad_sync` raises.
+            CollectiveError: the reduction failed.
+        """
+        if not self.ddp_config.overlap_grad_reduce:
+            self.param_gather_dispatched = False
+            self.start_grad_sync(force_all_reduce)
+            return
+        if self.grad_reduce_handle is None and (self.is_first_batch or all(self._counts)) and not self._is_reduced():
+            self.start_grad_sync(force_all_reduce)
+        if self._is_reduced():
+            msg = (
+                f"bucket {self.buckets[0].bucket_id}: zero_grad_buffer() must be called before another "
+                "finish_grad_sync(), but was not"
+            )
+            raise GradientError(msg)
+        if self.grad_reduce_handle is None and not self._has_instances:
+            arrived = sum(map(bool, self._counts))
+            msg = (
+                f"bucket {self.buckets[0].bucket_id}: the gradients of all parameters must have arrived before "
+                f"finish_grad_sync(), but only those of {arrived} of {len(self._params)} have"
+            )
+            raise GradientError(msg)
+        self.wait_for_grads()
+
+    def wait_for_grads(self) -> None:
+        """Waits for a reduction that is running, if any. Parameters that were gathered count as old from then on."""
+        self.param_gather_dispatched = False
+        if self._has_instances and self.communication_stream is not None:
+            torch.cuda.current_stream().wait_stream(self.communication_stream)
+        if self.grad_reduce_handle is not None:
+            self.waiter.wait(self.grad_reduce_handle, self._describe("reduction of gradients"))
+            self.grad_reduce_handle = None
+
+    def start_param_sync(self, force_sync: bool = False) -> None:  # noqa: FBT001, FBT002  Megatron Core's signature
+        """Begins to gather the parameters, and waits for the end unless `overlap_param_gather` is on.
+
+        Args:
+            force_sync: True to wait in any case, and only that if a gather is running.
+
+        Raises:
+            GradientError: the optimizer is not sharded, or a gather is running.
+            CollectiveError: the gather failed.
+        """
+        self._check_sharded("start_param_sync")
+        if self.param_gather_handle is not None:
+            if not force_sync:
+                msg = (
+                    f"bucket {self.buckets[0].bucket_id}: finish_param_sync() must be called before another "
+                    "start_param_sync(), but a gather is running"
+                )
+                raise GradientError(msg)
+            self.wait_for_params()
+            return
+        buffers = [bucket.param_data for bucket in self.buckets if bucket.param_data is not None]
+        work = self.collectives.all_gather(buffers, label=self.label)
+        self._observe("all-gather", buffers, work)
+        self.param_gather_dispatched = True
+        self.param_gather_handle = work
+        if force_sync or not self.ddp_config.overlap_param_gather:
+            self.wait_for_params()
+
+    def finish_param_sync(self, skip_next_bucket_dispatch: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Waits until the parameters are gathered, which begins here if it has not yet, and begins the next gather.
+
+        Args:
+            skip_next_bucket_dispatch: True to leave `next_param_gather_bucket_group` alone.
+
+        Raises:
+            GradientError: the optimizer is not sharded, or `overlap_param_gather` is off.
+            CollectiveError: the gather failed.
+        """
+        self._check_sharded("finish_param_sync")
+        if not self.ddp_config.overlap_param_gather:
+            msg = "finish_param_sync() must be called with overlap_param_gather=True only, but that is False"
+            raise GradientError(msg)
+        if not self.param_gather_dispatched:
+            self.start_param_sync()
+        if self.param_gather_handle is None:
+            return
+        self.wait_for_params()
+        following = self.next_param_gather_bucket_group
+        if following is not None and not skip_next_bucket_dispatch and not following.param_gather_dispatched:
+            following.start_param_sync()
+
+    def wait_for_params(self) -> None:
+        """Waits for a gather that is running, if any."""
+        if self.param_gather_handle is not None:
+            self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
+            self.param_gather_handle = None
+
+    def _is_reduced(self) -> bool:
+        return self.is_issued and self.grad_reduce_handle is None and not self._has_instances
+
+    def _reduce(self, *, force_all_reduce: bool) -> Work:
+        buffers = [bucket.grad_data for bucket in self.buckets]
+        scale = self._common_scale()
+        average = self.ddp_config.average_in_collective
+        is_scatter = self._is_sharded and not force_all_reduce
+        collectives = self.torch_collectives if force_all_reduce or is_replaced() else self.collectives
+        operation = collectives.reduce_scatter if is_scatter else collectives.all_reduce
+        work = operation(buffers, scale=scale, average=average, label=self.label)
+        self._observe("reduce-scatter" if is_scatter else "all-reduce", buffers, work)
+        return work
+
+    def _reduce_over_instances(self, *, force_all_reduce: bool) -> None:
+        """Reduces within this instance of the optimizer, then this rank's shards over all instances."""
+        with self._on_stream():
+            what = self._describe("reduction of gradients")
+            self.waiter.wait(self._reduce(force_all_reduce=force_all_reduce), what)
+            size, rank = self.intra_distributed_optimizer_instance_size, self.intra_distributed_optimizer_instance_rank
+            shards = [shard_of(bucket.grad_data, rank, size) for bucket in self.buckets]
+            average = self.ddp_config.average_in_collective
+            between = TorchCollectives(self.inter_distributed_optimizer_instance_group)
+            work = between.all_reduce(shards, scale=1.0, average=average, label=self.label)
+            self.waiter.wait(work, what)
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        """Runs operations on the stream for communication, after the gradients are there; on the CPU, at once."""
+        stream = self.communication_stream
+        if stream is None or not self.ddp_config.overlap_grad_reduce:
+            return nullcontext()
+        stream.wait_stream(torch.cuda.current_stream())
+        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return context
+
+    def _common_scale(self) -> float:
+        """Factor of all buckets. Where they differ, scales each and returns 1."""
+        scales = {bucket.gradient_scaling_factor for bucket in self.buckets}
+        if len(scales) == 1:
+            return scales.pop()
+        for bucket in self.buckets:
+            bucket.grad_data *= bucket.gradient_scaling_factor
+        return 1.0
+
+    def _drain(self) -> None:
+        """Waits for a reduction that is running. Its error is raised again by the next operation."""
+        if self.grad_reduce_handle is not None:
+            what = self._describe("reduction of gradients")
+            try:
+                self.waiter.wait(self.grad_reduce_handle, what)
+            except Exception as error:  # noqa: BLE001  the next operation raises it
+                logger.warning("%s failed while it was dropped: %s", what, error)
+        self.grad_reduce_handle = None
+
+    def _observe(self, kind: str, buffers: Sequence[torch.Tensor], work: Work) -> None:
+        if self.observer is not None:
+            num_bytes = sum(buffer.nbytes for buffer in buffers)
+            self.observer.issued(self.label, kind, num_bytes, self.collectives.size(), work)
+
+    def _check_sharded(self, method: str) -> None:
+        if not self._is_sharded:
+            msg = f"{method}() must be called with use_distributed_optimizer=True only, but that is False"
+            raise GradientError(msg)
+
+    def _name(self, slot: int) -> str:
+        param = self._params[slot]
+        return self.param_to_bucket[param].names.get(param, f"a parameter of shape {list(param.shape)}")
+
+    def _describe(self, what: str) -> str:
+        return f"{what} of bucket {self.buckets[0].bucket_id}"
+
+
+def _collectives_of(group: Any, config: DistributedDataParallelConfig) -> Collectives:
+    if isinstance(group, torch.distributed.ProcessGroup):
+        return TorchCollectives(group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation)
+    if hasattr(group, "all_gather") and hasattr(group, "reduce_scatter"):
+        collectives: Collectives = group
+        return collectives
+    return SoloCollectives()

@@ -1,0 +1,18 @@
+"""Collectives on buffers of gradients and parameters."""
+
+from trackbed.grads.collectives.protocol import DONE, BackendError, Collectives, Label, Work, shard_of
+from trackbed.grads.collectives.shared_memory import SharedMemoryCollectives
+from trackbed.grads.collectives.solo import SoloCollectives
+from trackbed.grads.collectives.torch import TorchCollectives
+
+__all__ = [
+    "DONE",
+    "BackendError",
+    "Collectives",
+    "Label",
+    "SharedMemoryCollectives",
+    "SoloCollectives",
+    "TorchCollectives",
+    "Work",
+    "shard_of",
+]

@@ -1,0 +1,97 @@
+"""Reduce-scatter that sends numbers in their own type and adds them in float32."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trackbed.errors import ArgumentError
+from trackbed.grads.collectives.arrays import array_of
+from trackbed.kernels import sum_ranks
+
+__all__ = ["reduce_scatter_with_fp32_accumulation"]
+
+
+def reduce_scatter_with_fp32_accumulation(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    op: Any,
+    group: Any,
+    async_op: bool,  # noqa: FBT001  Megatron Core's signature
+) -> "ReceivedShards | None":
+    """Sums the ranks' tensors, and stores this rank's part of the sum, rounded once, in `output_tensor`.
+
+    Each rank receives its part of all tensors and adds them itself: of n ranks with h = ceil(n / 2), rank r adds rank
+    r + h, then n = h, until one is left. Megatron Core adds in rank order, so from 3 ranks on the bits differ.
+
+    Args:
+        output_tensor: `[N / ranks]` may be this rank's part of `input_tensor`.
+        input_tensor: `[N]` numbers to send, N a multiple of the number of ranks.
+        op: must be `torch.distributed.ReduceOp.SUM`.
+        group: process group; None for all ranks.
+        async_op: True to return an object whose `wait()` finishes the operation.
+
+    Raises:
+        ArgumentError: another operation, or a size that cannot be divided by the number of ranks.
+    """
+    if op != dist.ReduceOp.SUM:
+        msg = f"op must be ReduceOp.SUM, but is {op}"
+        raise ArgumentError(msg)
+    num_ranks = dist.get_world_size(group)
+    if input_tensor.numel() % num_ranks != 0:
+        msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
+        raise ArgumentError(msg)
+    received = torch.empty_like(input_tensor)
+    work = dist.all_to_all_single(received, input_tensor, group=group, async_op=async_op)
+    shards = ReceivedShards(work, received.view(num_ranks, -1), output_tensor)
+    if async_op:
+        return shards
+    shards.wait()
+    return None
+
+
+class ReceivedShards:
+    """Parts of all ranks' tensors that are on their way, and the tensor that gets their sum.
+
+    Args:
+        work: transfer of the parts; None if it is over.
+        received: `[ranks, N / ranks]` parts, once the transfer is over.
+        output: `[N / ranks]` gets the sum.
+    """
+
+    def __init__(self, work: Any, received: torch.Tensor, output: torch.Tensor) -> None:
+        self._work = work
+        self._received = received
+        self._output = output
+
+    def wait(self, *timeout: Any) -> bool:
+        """Waits for the transfer, and adds the parts.
+
+        Args:
+            timeout: passed on to the `wait` of the transfer.
+        """
+        if self._work is not None:
+            self._work.wait(*timeout)
+        _sum_rows(self._received)
+        self._output.copy_(self._received[0].view_as(self._output))
+        return True
+
+    def is_completed(self) -> bool:
+        """True if the parts are here."""
+        return self._work is None or bool(self._work.is_completed())
+
+    def get_future(self) -> Any:
+        """Future of the transfer."""
+        return self._work.get_future()
+
+
+def _sum_rows(rows: torch.Tensor) -> None:
+    """Sums the rows in tree order, into the first one."""
+    if rows.device.type == "cpu":
+        sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], owner=0)
+        return
+    terms = list(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+    while len(terms) > 1:
+        half = (len(terms) + 1) // 2
+        terms = [terms[i] + terms[i + half] if i + half < len(terms) else terms[i] for i in range(half)]
+    rows[0].copy_(terms[0])

@@ -1,0 +1,135 @@
+"""Collectives on buffers: the protocol that all implementations share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import torch
+
+from trackbed.errors import CollectiveError
+
+__all__ = ["DONE", "BackendError", "Collectives", "Done", "Label", "Work", "shard_of"]
+
+
+class BackendError(CollectiveError):
+    """The library that carries the collectives failed, for instance because it lost a connection."""
+
+
+class Label(NamedTuple):
+    """Name of an operation, with which ranks that are at different operations are told apart."""
+
+    step: int = 0
+    """Number of the training step."""
+    bucket: int = 0
+    """Number of the bucket group."""
+
+
+class Work(Protocol):
+    """Operation that has been issued, and may still be running."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the operation, for at most `seconds`; without a limit for None. Returns True if it is done.
+
+        Raises:
+            CollectiveError: the operation failed.
+        """
+        ...
+
+    def is_done(self) -> bool:
+        """True if the operation is over; it may have failed."""
+        ...
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Calls `call` once the operation is over, on any thread."""
+        ...
+
+    def late_ranks(self) -> list[int]:
+        """Ranks that the operation waits for; empty if that is not known."""
+        ...
+
+
+class Collectives(Protocol):
+    """Collectives of the ranks of a group, on buffers of equal sizes and types.
+
+    Every rank issues the same operations in the same order. An operation changes the buffers in place, which must be
+    left alone until it is done. Sums add rank r + h to rank r for n ranks and h = ceil(n / 2), then n = h, until one is
+    left; "torch" adds in this order only where it says so.
+    """
+
+    def rank(self) -> int:
+        """Number of this rank, in `[0, size())`."""
+        ...
+
+    def size(self) -> int:
+        """Number of ranks, at least 1."""
+        ...
+
+    def all_reduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Replaces each buffer by the sum over all ranks.
+
+        Args:
+            buffers: contiguous vectors.
+            scale: factor by which every rank multiplies its numbers before the sum, in their type.
+            average: True to divide the sum by the number of ranks.
+            label: name of the operation, the same on all ranks.
+        """
+        ...
+
+    def reduce_scatter(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Replaces this rank's shard of each buffer by the sum over all ranks. Other shards keep the scaled numbers.
+
+        Args: see `all_reduce`; the buffers have a multiple of `size()` elements, of which rank r owns the r-th part.
+        """
+        ...
+
+    def all_gather(self, buffers: Sequence[torch.Tensor], *, label: Label) -> Work:
+        """Replaces each shard of each buffer by that of the rank that owns it."""
+        ...
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
+        """Replaces the tensors, of any shape, by those of rank `source`, and returns when that is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Work that is done."""
+
+    def wait(self, seconds: float | None = None) -> bool:  # noqa: ARG002  it never waits
+        """True."""
+        return True
+
+    def is_done(self) -> bool:
+        """True."""
+        return True
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Calls `call`."""
+        call()
+
+    def late_ranks(self) -> list[int]:
+        """No rank."""
+        return []
+
+
+DONE: Final = Done()
+
+
+def shard_of(buffer: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """Part of a buffer that a rank owns: the `rank`-th of `size` equal ones."""
+    count = buffer.numel() // size
+    return buffer[rank * count : (rank + 1) * count]

@@ -1,0 +1,300 @@
+"""Collectives of ranks on one host, on buffers that all of them map.
+
+Each rank adds its part of all ranks' buffers in place, in one pass, so that no number is copied to be sent. The ranks
+meet before and after each operation at counters in shared memory, on which they sleep.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.comm import Group
+from trackbed.comm.shared_counters import COUNTER_BYTES, SharedCounters
+from trackbed.comm.shared_memory import SharedMemory
+from trackbed.comm.worker import Worker
+from trackbed.errors import ArgumentError, CollectiveError
+from trackbed.grads.collectives.arrays import array_of
+from trackbed.grads.collectives.protocol import Label, Work
+from trackbed.kernels import sum_ranks
+
+__all__ = ["SharedMemoryCollectives"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_LABEL_WORDS: Final = 8
+_SCRATCH_BYTES: Final = 1 << 20
+_KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "broadcast")
+
+
+class SharedMemoryCollectives:
+    """Collectives of the ranks of one host, on buffers in shared memory. See `Collectives`.
+
+    The operations run on a thread of their own, one after the other.
+
+    Args:
+        rank: number of this rank, in `[0, size)`.
+        size: number of ranks.
+        control: memory through which the ranks meet, of `control_bytes(size)`.
+        memories: for each memory with buffers, that of each rank, in rank order.
+    """
+
+    def __init__(self, rank: int, size: int, control: SharedMemory, memories: Sequence[Sequence[SharedMemory]]) -> None:
+        self._rank = rank
+        self._size = size
+        self._meeting = _Meeting(rank, size, control)
+        self._views: list[list[Bytes]] = [[memory.view(np.uint8) for memory in ranks] for ranks in memories]
+        self._scratch = self._meeting.scratch
+        self._worker = Worker("trackbed-collectives")
+        self._is_stopped = False
+
+    @classmethod
+    def connect(cls, group: Group, memories: Sequence[SharedMemory]) -> "Self | str":
+        """Collective over `group`: maps the memories of all ranks.
+
+        Args:
+            group: the ranks.
+            memories: this rank's memories that hold buffers, as many and as large on every rank.
+
+        Returns:
+            The collectives; or, on every rank, why a rank cannot map the memory of another.
+        """
+        control = SharedMemory.create(control_bytes(group.size)) if group.rank == 0 else None
+        offers = group.all_gather([control and control.offer(), [memory.offer() for memory in memories]])
+        attached: list[list[SharedMemory]] = []
+        problem = None
+        try:
+            if control is None:
+                control = SharedMemory.attach(offers[0][0])
+            for number, own in enumerate(memories):
+                offered = [memory_offers[number] for _, memory_offers in offers]
+                attached.append(
+                    [own if rank == group.rank else SharedMemory.attach(offer) for rank, offer in enumerate(offered)]
+                )
+        except OSError as error:
+            problem = f"{type(error).__name__}: {error}"
+        problems = group.all_gather(problem)
+        for rank, found in enumerate(problems):
+            if found is not None:
+                return f"rank {rank} cannot map the memory of another rank: {found}"
+        return cls(group.rank, group.size, control, attached)  # type: ignore[arg-type]  # no problem: it is there
+
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self._rank
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._size
+
+    def stop(self) -> None:
+        """Ends the operation that is running and all others with an error. Thread-safe."""
+        self._is_stopped = True
+
+    def all_reduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Replaces each buffer by the sum over all ranks."""
+        parts = [self._arrays_of(buffer) for buffer in buffers]
+        divisor = self._size if average else 1
+
+        def reduce() -> None:
+            for arrays in parts:
+                start, stop = _part_of(len(arrays[0]), self._rank, self._size)
+                sum_ranks(arrays, start=start, stop=stop, factor=scale, divisor=divisor)
+
+        return self._submit(0, label, reduce)
+
+    def reduce_scatter(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Replaces this rank's shard of each buffer by the sum over all ranks. Other shards keep the scaled numbers."""
+        parts = [self._arrays_of(buffer) for buffer in buffers]
+        divisor = self._size if average else 1
+
+        def reduce() -> None:
+            for arrays in parts:
+                count = len(arrays[0]) // self._size
+                start = self._rank * count
+                sum_ranks(arrays, start=start, stop=start + count, factor=scale, divisor=divisor, owner=self._rank)
+
+        return self._submit(1, label, reduce)
+
+    def all_gather(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        label: Label,
+    ) -> Work:
+        """Replaces each shard of each buffer by that of the rank that owns it."""
+        parts = [self._arrays_of(buffer) for buffer in buffers]
+
+        def gather() -> None:
+            for arrays in parts:
+                count = len(arrays[0]) // self._size
+                for rank, array in enumerate(arrays):
+                    if rank != self._rank:
+                        shard = slice(rank * count, (rank + 1) * count)
+                        arrays[self._rank][shard] = array[shard]
+
+        return self._submit(2, label, gather)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
+        """Replaces the tensors by those of rank `source`, through the scratch memory."""
+        for tensor in tensors:
+            content = tensor.detach().contiguous().flatten().view(torch.uint8)
+            array = array_of(content)
+            for number, start in enumerate(range(0, len(array), _SCRATCH_BYTES)):
+                self._broadcast_bytes(array[start : start + _SCRATCH_BYTES], source, Label(bucket=number))
+            if self._rank != source:
+                with torch.no_grad():
+                    tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
+
+    def _broadcast_bytes(self, chunk: Bytes, source: int, label: Label) -> None:
+        scratch = self._scratch[: len(chunk)]
+        if self._rank == source:
+            scratch[:] = chunk
+
+        def copy() -> None:
+            if self._rank != source:
+                chunk[:] = scratch
+
+        self._submit(3, label, copy).wait()
+
+    def _submit(self, kind: int, label: Label, work: Callable[[], None]) -> "_FutureWork":
+        meeting, check = self._meeting, self._check
+
+        def operate() -> None:
+            meeting.begin(kind, label, check)
+            work()
+            meeting.end(check)
+
+        meeting.number += 1
+        return _FutureWork(self._worker.submit(operate), meeting, meeting.number)
+
+    def _check(self, done: int) -> None:  # noqa: ARG002  called as a poll of a kernel
+        if self._is_stopped:
+            msg = "shared memory: the collectives have been stopped"
+            raise CollectiveError(msg)
+
+    def _arrays_of(self, buffer: torch.Tensor) -> list[npt.NDArray[Any]]:
+        """Views of a buffer's place in the memory of each rank."""
+        own = array_of(buffer)
+        address = own.__array_interface__["data"][0]
+        for views in self._views:
+            start = address - views[self._rank].__array_interface__["data"][0]
+            if start >= 0 and start + own.nbytes <= len(views[self._rank]):
+                return [view[start : start + own.nbytes].view(own.dtype) for view in views]
+        msg = "shared memory: a buffer must lie in memory that the ranks share, but does not"
+        raise ArgumentError(msg)
+
+
+def control_bytes(size: int) -> int:
+    """Number of bytes that `size` ranks need to meet."""
+    return size * (2 * COUNTER_BYTES + 8 * _LABEL_WORDS) + _SCRATCH_BYTES
+
+
+class _Meeting:
+    """Brings the ranks together before and after each operation, and checks that all are at the same one.
+
+    Each rank has a counter of operations that it has begun, one of those it has ended, and a place for its label, which
+    is written before the first counter.
+    """
+
+    def __init__(self, rank: int, size: int, control: SharedMemory) -> None:
+        self._rank = rank
+        self._size = size
+        self._counters = SharedCounters(control)
+        labels_start = size * 2 * COUNTER_BYTES
+        scratch_start = labels_start + size * 8 * _LABEL_WORDS
+        control_view = control.view(np.uint8)
+        self._labels = control_view[labels_start:scratch_start].view(np.int64).reshape(size, _LABEL_WORDS)
+        self.scratch: Bytes = control_view[scratch_start:]
+        self.number = 0
+        """Number of operations that were submitted."""
+        self._begun = 0
+
+    def begin(self, kind: int, label: Label, poll: Callable[[int], object]) -> None:
+        """Waits until all ranks have begun the operation.
+
+        Raises:
+            CollectiveError: a rank has begun another one.
+        """
+        self._begun += 1
+        self._labels[self._rank, :3] = (kind, *label)
+        self._counters.set(self._rank, self._begun)
+        self._counters.wait(0, self._size, self._begun, poll)
+        found = self._labels[:, :3]
+        other = np.flatnonzero((found != found[self._rank]).any(axis=1))
+        if len(other):
+            msg = (
+                "gradients: all ranks must be at the same operation, but "
+                f"{_operation(int(other[0]), found[other[0]])} and {_operation(self._rank, found[self._rank])}"
+            )
+            raise CollectiveError(msg)
+
+    def end(self, poll: Callable[[int], object]) -> None:
+        """Waits until all ranks have ended the operation, so that buffers may be changed again."""
+        self._counters.set(self._size + self._rank, self._begun)
+        self._counters.wait(self._size, self._size, self._begun, poll)
+
+    def late_ranks(self, number: int) -> list[int]:
+        """Ranks that have not begun operation `number`; if all have, those that have not ended it."""
+        for first in (0, self._size):
+            late = [rank for rank in range(self._size) if not self._counters.has_reached(first + rank, number)]
+            if late:
+                return late
+        return []
+
+
+class _FutureWork:
+    """Operation on the thread of the collectives. See `Work`."""
+
+    def __init__(self, future: Future[None], meeting: _Meeting, number: int) -> None:
+        self._future = future
+        self._meeting = meeting
+        self._number = number
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the thread."""
+        with contextlib.suppress(TimeoutError):
+            self._future.result(seconds)
+            return True
+        return False
+
+    def is_done(self) -> bool:
+        """True if the thread has ended the operation."""
+        return self._future.done()
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Calls `call` on the thread, after the operation."""
+        self._future.add_done_callback(lambda _: call())
+
+    def late_ranks(self) -> list[int]:
+        """Ranks that have not begun, or not ended, the operation."""
+        return self._meeting.late_ranks(self._number)
+
+
+def _operation(rank: int, label: npt.NDArray[np.int64]) -> str:
+    kind, step, bucket = (int(word) for word in label[:3])
+    return f"rank {rank} is at the {_KINDS[kind]} of bucket {bucket} in step {step}"
+
+
+def _part_of(count: int, rank: int, size: int) -> tuple[int, int]:
+    """Start and stop of a rank's part of `count` elements, at multiples of 64 so that no cache line is shared."""
+    lines = -(-count // 64)
+    return min(count, lines * rank // size * 64), min(count, lines * (rank + 1) // size * 64)

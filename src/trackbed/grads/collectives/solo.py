@@ -1,0 +1,55 @@
+"""Collectives of a single rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trackbed.grads.collectives.protocol import DONE, Label, Work
+
+__all__ = ["SoloCollectives"]
+
+
+@dataclass(frozen=True, slots=True)
+class SoloCollectives:
+    """Collectives of a single rank: nothing but the scaling is left to do. See `Collectives`."""
+
+    def rank(self) -> int:
+        """0."""
+        return 0
+
+    def size(self) -> int:
+        """1."""
+        return 1
+
+    def all_reduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,  # noqa: ARG002  the average of one rank is its own
+        label: Label,  # noqa: ARG002
+    ) -> Work:
+        """Scales the buffers."""
+        if scale != 1.0:
+            for buffer in buffers:
+                buffer *= scale
+        return DONE
+
+    def reduce_scatter(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Scales the buffers."""
+        return self.all_reduce(buffers, scale=scale, average=average, label=label)
+
+    def all_gather(self, buffers: Sequence[torch.Tensor], *, label: Label) -> Work:  # noqa: ARG002
+        """Does nothing."""
+        return DONE
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
+        """Does nothing."""

@@ -1,0 +1,184 @@
+"""Collectives of a process group of `torch.distributed`, on any device."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from trackbed.grads.collectives.fp32_accumulation import reduce_scatter_with_fp32_accumulation
+from trackbed.grads.collectives.protocol import DONE, BackendError, Label, Work, shard_of
+
+__all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
+
+
+def dist_reduce_scatter_func(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002  torch's signature
+    op: Any = None,
+    group: Any = None,
+    async_op: bool = False,  # noqa: FBT001, FBT002  torch's signature
+) -> Any:
+    """Calls torch's reduce-scatter of one tensor, under the name that the installed version has for it."""
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return function(output, input, op=dist.ReduceOp.SUM if op is None else op, group=group, async_op=async_op)
+
+
+def dist_all_gather_func(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002  torch's signature
+    group: Any = None,
+    async_op: bool = False,  # noqa: FBT001, FBT002  torch's signature
+) -> Any:
+    """Calls torch's all-gather of one tensor, under the name that the installed version has for it."""
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return function(output, input, group=group, async_op=async_op)
+
+
+_REDUCE_SCATTER: Final = dist_reduce_scatter_func
+
+
+def is_replaced() -> bool:
+    """True if a program has put its own function in the place of `dist_reduce_scatter_func`, as tests do."""
+    return dist_reduce_scatter_func is not _REDUCE_SCATTER
+
+
+class TorchCollectives:
+    """Collectives of a torch process group. See `Collectives`.
+
+    An all-reduce adds in the order of the backend, and so does a reduce-scatter without `fp32_accumulation`.
+
+    Args:
+        process_group: process group.
+        fp32_accumulation: True for a reduce-scatter that adds in float32 and in the order of `Collectives`.
+    """
+
+    def __init__(self, process_group: Any, *, fp32_accumulation: bool = False) -> None:
+        self._group = process_group
+        self._fp32_accumulation = fp32_accumulation
+
+    def rank(self) -> int:
+        """Number of this rank in the process group."""
+        return int(self._group.rank())
+
+    def size(self) -> int:
+        """Number of ranks in the process group."""
+        return int(self._group.size())
+
+    def all_reduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,  # noqa: ARG002  torch cannot carry it
+    ) -> Work:
+        """Replaces each buffer by the sum over all ranks."""
+        _scale(buffers, scale)
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        with self._coalesced(buffers) as coalesced:
+            works = [dist.all_reduce(buffer, op=op, group=self._group, async_op=True) for buffer in buffers]
+        return _work_of(works, coalesced, device=buffers[0].device)
+
+    def reduce_scatter(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,  # noqa: ARG002  torch cannot carry it
+    ) -> Work:
+        """Replaces this rank's shard of each buffer by the sum over all ranks."""
+        _scale(buffers, scale)
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        adds_here = self._fp32_accumulation and not is_replaced()
+        reduce = reduce_scatter_with_fp32_accumulation if adds_here else dist_reduce_scatter_func
+        manager = contextlib.nullcontext() if adds_here else self._coalesced(buffers)
+        with manager as coalesced:
+            works = [
+                reduce(shard_of(buffer, self.rank(), self.size()), buffer, op=op, group=self._group, async_op=True)
+                for buffer in buffers
+            ]
+        return _work_of(works, coalesced, device=buffers[0].device)
+
+    def all_gather(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        label: Label,  # noqa: ARG002  torch cannot carry it
+    ) -> Work:
+        """Replaces each shard of each buffer by that of the rank that owns it."""
+        with self._coalesced(buffers) as coalesced:
+            works = [
+                dist_all_gather_func(
+                    buffer, shard_of(buffer, self.rank(), self.size()), group=self._group, async_op=True
+                )
+                for buffer in buffers
+            ]
+        return _work_of(works, coalesced, device=buffers[0].device)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
+        """Replaces the tensors by those of rank `source`."""
+        for tensor in tensors:
+            dist.broadcast(tensor, src=dist.get_global_rank(self._group, source), group=self._group)
+
+    def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Sends the operations of several buffers on a GPU as one."""
+        if len(buffers) < 2 or buffers[0].device.type == "cpu":
+            return contextlib.nullcontext()
+        manager: Any = dist.distributed_c10d._coalescing_manager  # noqa: SLF001  there is no public one
+        return manager(self._group, buffers[0].device, async_ops=True)  # type: ignore[no-any-return]
+
+
+class TorchWork:
+    """Works of `torch.distributed` as one. See `Work`.
+
+    Args:
+        works: at least one object with `wait` and `is_completed`.
+        device: device of the buffers. On a GPU, waiting makes the current stream wait and returns at once.
+    """
+
+    def __init__(self, works: Sequence[Any], device: torch.device) -> None:
+        self.works = list(works)
+        self._is_cpu = device.type == "cpu"
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for all works."""
+        while self.works:
+            try:
+                if self._is_cpu and seconds is not None and not self.works[0].is_completed():
+                    self.works[0].wait(timedelta(seconds=seconds))
+                else:
+                    self.works[0].wait()
+            except RuntimeError as error:
+                if not self.works[0].is_completed():
+                    return False
+                msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
+                raise BackendError(msg) from error
+            del self.works[0]
+        return True
+
+    def is_done(self) -> bool:
+        """True if all works are over."""
+        return all(work.is_completed() for work in self.works)
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Calls `call` when the last work is over, on a thread of torch."""
+        self.works[-1].get_future().add_done_callback(lambda _: call())
+
+    def late_ranks(self) -> list[int]:
+        """No rank: torch does not say."""
+        return []
+
+
+def _scale(buffers: Sequence[torch.Tensor], scale: float) -> None:
+    if scale != 1.0:
+        for buffer in buffers:
+            buffer *= scale
+
+
+def _work_of(works: list[Any], coalesced: Any, device: torch.device) -> Work:
+    works = [work for work in ([coalesced] if coalesced is not None else works) if work is not None]
+    return TorchWork(works, device) if works else DONE

@@ -1,0 +1,553 @@
+"""Wrapper that averages the gradients of a model over data-parallel ranks."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trackbed.errors import ArgumentError, GradientError
+from trackbed.grads.agreement import agree, connect, describe_buffers, describe_options
+from trackbed.grads.bucket_group import BucketObserver, _ParamAndGradBucketGroup
+from trackbed.grads.buffer import _ParamAndGradBuffer
+from trackbed.grads.collectives import Label
+from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.forward_hooks import modules_to_hook
+from trackbed.grads.issue_order import IssueOrder
+from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
+from trackbed.grads.partition import partition_buckets
+from trackbed.grads.process_groups import ProcessGroups, messages_of
+from trackbed.grads.step_check import step_check
+from trackbed.grads.waiting import Waiter
+
+__all__ = ["DistributedDataParallel"]
+
+_UNSUPPORTED = (
+    "fp8_param_gather",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+    "use_megatron_fsdp",
+    "use_custom_fsdp",
+    "nccl_ub",
+)
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wraps a model so that its gradients are averaged over data-parallel ranks, in contiguous buffers.
+
+    Each parameter that requires a gradient gets an attribute `main_grad`, a view of a buffer, to which backward passes
+    add. Buffers are cut into buckets, which are reduced during the last backward pass (`overlap_grad_reduce`) or in
+    `finish_grad_sync()`. With `use_distributed_optimizer` each rank ends with its shard of the gradients; the optimizer
+    updates its shard of the parameters, which are gathered in `start_param_sync()` or during the next forward pass.
+
+    A training step is `zero_grad_buffer()`, backward passes, all but the last in `no_sync()`, `finish_grad_sync()`, and
+    the optimizer's step.
+
+    Constructing it is collective over the ranks. They check that they have the same model and the same options.
+
+    Args:
+        config: Megatron Core's configuration of the model, or None.
+        ddp_config: options; the wrapper keeps a copy.
+        module: model, with its parameters on one device.
+        disable_bucketing: True for one bucket.
+        pg_collection: Megatron Core's `ProcessGroupCollection`, instead of the two arguments that follow.
+        process_group: process group of torch, or `trackbed.comm.Group`, of the data-parallel ranks; None for all ranks,
+            and for one rank if `torch.distributed` is not initialised.
+        expert_process_group: ranks with the same experts, that is, those parameters whose attribute `allreduce` is
+            False; None for `process_group`.
+        allow_unused: True to treat missing gradients as zeros; otherwise they are an error with `overlap_grad_reduce`.
+        observer: receives the events of buckets, such as `Timeline()`.
+
+    Raises:
+        ArgumentError: an option is not supported, or contradicts another.
+        CollectiveError: a rank failed, or ranks differ; the message names the rank, and the first parameter or option.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        ddp_config: DistributedDataParallelConfig,
+        module: torch.nn.Module,
+        disable_bucketing: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        pg_collection: Any = None,
+        *,
+        process_group: Any = None,
+        expert_process_group: Any = None,
+        allow_unused: bool = False,
+        observer: BucketObserver | None = None,
+    ) -> None:
+        self._init_module(config)
+        self.module = module
+        self.allow_unused = allow_unused
+        self._set_groups(self._process_groups(pg_collection, ddp_config, process_group, expert_process_group))
+        self._messages = messages_of(self.dp_cp_group)
+        self._waiter = Waiter(self._messages)
+        with self._messages.guarded("DistributedDataParallel"):
+            _check_options(ddp_config)
+            self.ddp_config = replace(ddp_config, bucket_size=_bucket_size(ddp_config, self.dp_group.size()))
+            is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
+            self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
+            self.param_to_bucket_group: dict[torch.nn.Parameter, _ParamAndGradBucketGroup] = {}
+            self._allocate(is_one_group=disable_bucketing)
+            self._agree_and_connect(is_one_bucket=is_one_bucket)
+        self._is_finished = False
+        self._order_groups(observer)
+        self.force_all_reduce = False
+        self.overlap_param_gather_with_optimizer_step = False
+        self._no_sync_depth = 0
+        self._is_touched = [False]
+        """True, in a list that hooks share, once a gradient has arrived since `zero_grad_buffer`."""
+        if self.ddp_config.use_distributed_optimizer:
+            _drop_weight_tensors(module)
+        self.grad_accs: list[Any] = []
+        self._register_backward_hooks()
+        self.use_forward_hook = self.ddp_config.use_distributed_optimizer and self.ddp_config.overlap_param_gather
+        self.remove_forward_pre_hook_handles: dict[torch.nn.Module, Any] = {}
+        if self.use_forward_hook:
+            self.enable_forward_pre_hook()
+            module.register_state_dict_pre_hook(lambda *_: self._wait_for_params())  # type: ignore[no-untyped-call]
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Calls the model."""
+        return self.module(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In the block, gradients are added up and no bucket is reduced. Blocks may be nested."""
+        self._no_sync_depth += 1
+        self._set_last_microbatch(is_last=False)
+        try:
+            yield
+        finally:
+            self._no_sync_depth -= 1
+            self._set_last_microbatch(is_last=self._no_sync_depth == 0)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Collective over the ranks: runs a training loop, in which a failure of one rank is raised on every rank.
+
+        While a rank waits for a bucket, it notices that another has failed. The error has the rank and the original
+        message. An exception that is caught in the block is no failure: the next step is right, or refused.
+
+        Raises:
+            CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
+        """
+        with self._messages.guarded("training", max_heartbeat_gap_seconds=float("inf")) as step:
+            self._waiter.step = step
+            try:
+                yield
+            except BaseException:
+                self._stop_collectives()
+                raise
+            finally:
+                self._waiter.step = None
+
+    def start_grad_sync(self, *unused: Any) -> None:  # noqa: ARG002  Megatron Core's schedules pass the parameters
+        """Begins to reduce all gradients; without `overlap_grad_reduce`, waits for the end.
+
+        Raises:
+            GradientError: a gradient is NaN or infinite and that is checked, or the step before was given up halfway.
+            CollectiveError: another rank failed.
+        """
+        self._order.issue_rest(force_all_reduce=False)
+
+    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
+        """Waits until all gradients are reduced, which begins here if it has not yet.
+
+        Args:
+            force_all_reduce: True for all-reduces even where the optimizer is sharded.
+
+        Raises:
+            GradientError: a gradient is missing with `overlap_grad_reduce` and without `allow_unused`, or is NaN or
+                infinite and that is checked; or `zero_grad_buffer()` was not called since the last time.
+            CollectiveError: another rank failed.
+        """
+        if self._is_finished:
+            msg = f"rank {self._rank}: zero_grad_buffer() must be called before another finish_grad_sync(), but was not"
+            raise GradientError(msg)
+        if self.ddp_config.overlap_grad_reduce and not self.allow_unused:
+            self._check_missing()
+        self._order.issue_rest(force_all_reduce=bool(force_all_reduce))
+        self._order.finish(self._waiter)
+        self._is_finished = True
+
+    def zero_grad_buffer(self) -> None:
+        """Sets all gradients to zero, and drops what has been accumulated. Waits for reductions that are running."""
+        if getattr(self.config, "cuda_graph_impl", "none") != "transformer_engine":  # such graphs set it only once
+            for param in self.params_with_grad:
+                param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        self._order.reset(has_gradients=self._is_touched[0])
+        for buffer in self.buffers + self.expert_parallel_buffers:
+            buffer.reset()
+        self._is_touched[0] = False
+        self._is_finished = False
+        if self._no_sync_depth:
+            self._set_last_microbatch(is_last=False)
+
+    def scale_gradients(self, scaling_factor: float) -> None:
+        """Multiplies all gradients by a factor."""
+        for buffer in self.buffers + self.expert_parallel_buffers:
+            buffer.scale_gradients(scaling_factor)
+
+    def start_param_sync(self, *unused: Any, force_sync: bool = False, force_dispatch: bool = False) -> None:  # noqa: ARG002
+        """Begins to gather all parameters; without `overlap_param_gather`, waits for the end.
+
+        Args:
+            unused: ignored; Megatron Core's schedules pass the parameters.
+            force_sync: True to wait in any case, also for gathers that are running.
+            force_dispatch: True to begin even if `overlap_param_gather_with_optimizer_step` is set.
+
+        Raises:
+            GradientError: the optimizer is not sharded, or a gather is running and `force_sync` is False.
+            CollectiveError: another rank failed.
+        """
+        if self.overlap_param_gather_with_optimizer_step and not (force_sync or force_dispatch):
+            return
+        for group in self._gather_order:
+            group.start_param_sync(force_sync=force_sync)
+
+    def enable_forward_pre_hook(self) -> None:
+        """Registers hooks with which each module waits for its parameters before it runs.
+
+        Raises:
+            GradientError: parameters are not gathered during the forward pass, or the hooks are there.
+        """
+        self._check_forward_hook("enable_forward_pre_hook", is_enabled=False)
+        for module, params in modules_to_hook(self.module):
+            groups = list(
+                dict.fromkeys(self.param_to_bucket_group[p] for p in params if p in self.param_to_bucket_group)
+            )
+            hook = self._make_forward_pre_hook(groups)
+            self.remove_forward_pre_hook_handles[module] = module.register_forward_pre_hook(hook)
+
+    def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
+        """Removes the hooks.
+
+        Args:
+            param_sync: True to gather all parameters first.
+
+        Raises:
+            GradientError: parameters are not gathered during the forward pass, or the hooks are not there.
+            CollectiveError: another rank failed.
+        """
+        self._check_forward_hook("disable_forward_pre_hook", is_enabled=True)
+        for handle in self.remove_forward_pre_hook_handles.values():
+            handle.remove()
+        self.remove_forward_pre_hook_handles.clear()
+        if param_sync:
+            self.start_param_sync(force_sync=True)
+
+    def broadcast_params(self) -> None:
+        """Collective over the ranks: replaces all parameters by those of the first rank."""
+        self._wait_for_params()
+        params = list(self.module.parameters())
+        for collectives, chosen in (
+            (self._dense_collectives, [param.data for param in params if not is_expert(param)]),
+            (self._expert_collectives, [param.data for param in params if is_expert(param)]),
+        ):
+            collectives.broadcast(chosen, source=0)
+
+    def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Frees the memory of the gradients, which are lost. They must not be used before `restore_grad_buffers`.
+
+        Args:
+            synchronize: True to wait for the GPU first.
+            empty_cache: True to give the memory back to the GPU.
+        """
+        if synchronize and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        for buffer in self.buffers + self.expert_parallel_buffers:
+            buffer.offload_to_cpu(move_params=False, move_grads=True)
+        if empty_cache and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def restore_grad_buffers(self, synchronize: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
+        """Takes memory for the gradients again; they are zero.
+
+        Args:
+            synchronize: True to wait for the GPU afterwards.
+        """
+        for buffer in self.buffers + self.expert_parallel_buffers:
+            buffer.reload_from_cpu(move_params=False, move_grads=True)
+        if synchronize and torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """State of the model, with its own names. Waits for parameters that are being gathered."""
+        self._wait_for_params()
+        return self.module.state_dict(*args, **kwargs)
+
+    def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """State of the model for a checkpoint, as Megatron Core's modules give it."""
+        self._wait_for_params()
+        return self.module.state_dict_for_save_checkpoint(prefix=prefix, keep_vars=keep_vars)  # type: ignore[operator]
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,  # noqa: FBT001, FBT002  torch's signature
+        assign: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Loads the state of the model, with its own names, into the parameters where they lie.
+
+        Raises:
+            ArgumentError: `assign` would replace the parameters, which have to stay in the buffers.
+        """
+        if assign:
+            msg = "assign must be False, because parameters have to stay in the buffers, but is True"
+            raise ArgumentError(msg)
+        self._wait_for_params()
+        return self.module.load_state_dict(state_dict, strict=strict)
+
+    def _init_module(self, config: Any) -> None:
+        """Initialises the base class."""
+        torch.nn.Module.__init__(self)
+        self.config = config
+
+    def _process_groups(
+        self,
+        pg_collection: Any,
+        ddp_config: DistributedDataParallelConfig,
+        process_group: Any,
+        expert_process_group: Any,
+    ) -> ProcessGroups:
+        if pg_collection is None:
+            return ProcessGroups.of(process_group, expert_process_group)
+        has_instances = ddp_config.num_distributed_optimizer_instances > 1
+        return ProcessGroups.of_collection(pg_collection, has_instances=has_instances)
+
+    def _set_groups(self, groups: ProcessGroups) -> None:
+        self.dp_group = groups.dp_group
+        self.dp_cp_group = groups.dp_cp_group
+        self.intra_dp_cp_group = groups.intra_dp_cp_group
+        self.expt_dp_group = groups.expt_dp_group
+        self.intra_expt_dp_group = groups.intra_expt_dp_group
+        self.tp_group = groups.tp_group
+        self.pp_group = groups.pp_group
+        self.ep_group = groups.ep_group
+        self.inter_dist_opt_group = groups.inter_dist_opt_group
+        self._rank = groups.dp_cp_group.rank()
+
+    def _allocate(self, *, is_one_group: bool) -> None:
+        named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
+        names = {param: name for name, param in named}
+        self.params_with_grad = [param for _, param in named]
+        for param in self.params_with_grad:
+            param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        factors = scaling_factors(
+            self.config,
+            self.ddp_config,
+            num_ranks=self.dp_cp_group.size(),
+            num_expert_ranks=self.expt_dp_group.size(),
+        )
+
+        def allocate(
+            params: list[torch.nn.Parameter], ranks: Any, factor: float
+        ) -> tuple[list[_ParamAndGradBuffer], list[_ParamAndGradBucketGroup]]:
+            buffers = [
+                _ParamAndGradBuffer(
+                    self.ddp_config,
+                    members.param_dtype,
+                    members.grad_dtype,
+                    members.params,
+                    ranks,
+                    self.bucket_size,
+                    names,
+                    factor,
+                    members.indices,
+                    self.ddp_config.nccl_ub,
+                )
+                for members in group_parameters(params, reduce_in_fp32=self.ddp_config.grad_reduce_in_fp32)
+            ]
+            groups = partition_buckets(buffers, force_single_bucket_group=is_one_group)
+            self._link(groups)
+            return buffers, groups
+
+        dense = [param for param in self.params_with_grad if not is_expert(param)]
+        experts = [param for param in self.params_with_grad if is_expert(param)]
+        self.buffers: list[_ParamAndGradBuffer]  # type: ignore[assignment]  # Megatron Core's name hides torch's method
+        self.buffers, self.bucket_groups = allocate(dense, self.intra_dp_cp_group, factors.dense)
+        self.expert_parallel_buffers, self.expert_parallel_bucket_groups = allocate(
+            experts, self.intra_expt_dp_group, factors.expert
+        )
+
+    def _link(self, groups: list[_ParamAndGradBucketGroup]) -> None:
+        """Tells the groups of one kind which is gathered next, and who shards the other optimizers."""
+        for group in groups:
+            self.param_to_bucket_group.update(dict.fromkeys(group.params, group))
+        config = self.ddp_config
+        if config.use_distributed_optimizer and config.overlap_param_gather:
+            for group, following in zip(groups[:0:-1], groups[-2::-1], strict=True):
+                group.next_param_gather_bucket_group = following
+        if config.num_distributed_optimizer_instances > 1:
+            stream = torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+            for group in groups:
+                group.inter_distributed_optimizer_instance_group = self.inter_dist_opt_group
+                group.communication_stream = stream
+
+    def _agree_and_connect(self, *, is_one_bucket: bool) -> None:
+        more = {"allow_unused": self.allow_unused, "one bucket": is_one_bucket}
+        experts = self._messages if self.expt_dp_group is self.dp_cp_group else messages_of(self.expt_dp_group)
+        agree(self._messages, describe_options(self.ddp_config, **more) + describe_buffers(self.buffers))
+        agree(experts, describe_buffers(self.expert_parallel_buffers))
+        config = self.ddp_config
+        within = self._messages if self.intra_dp_cp_group is self.dp_cp_group else messages_of(self.intra_dp_cp_group)
+        self._dense_collectives = connect(self.intra_dp_cp_group, within, self.buffers, config)
+        within = experts if self.intra_expt_dp_group is self.expt_dp_group else messages_of(self.intra_expt_dp_group)
+        self._expert_collectives = connect(self.intra_expt_dp_group, within, self.expert_parallel_buffers, config)
+
+    def _order_groups(self, observer: BucketObserver | None) -> None:
+        """Numbers the groups in the order in which their last gradient is expected: that of their first parameter."""
+        for groups, collectives in (
+            (self.bucket_groups, self._dense_collectives),
+            (self.expert_parallel_bucket_groups, self._expert_collectives),
+        ):
+            for group in groups:
+                group.collectives = collectives
+        positions = {param: position for position, param in enumerate(self.params_with_grad)}
+        groups = self.bucket_groups + self.expert_parallel_bucket_groups
+        groups = sorted(groups, key=lambda group: -min(positions[param] for param in group.params))
+        device = self.params_with_grad[0].device if self.params_with_grad else torch.device("cpu")
+        check = step_check(self._dense_collectives, self.intra_dp_cp_group, device)
+        self._order = IssueOrder(groups, rank=self._rank, num_ranks=self.dp_cp_group.size(), check=check)
+        self._gather_order = groups[::-1]
+        for number, group in enumerate(groups):
+            group.label = Label(0, number)
+            group.waiter = self._waiter
+            group.observer = observer
+            group.issue = self._make_issue(number)
+
+    def _make_issue(self, number: int) -> Callable[[bool], None]:
+        def issue(force_all_reduce: bool) -> None:  # noqa: FBT001  called for every bucket group
+            self._order.ready(number, force_all_reduce=force_all_reduce)
+
+        return issue
+
+    def _register_backward_hooks(self) -> None:
+        for param in self.params_with_grad:
+            hook = self._make_backward_post_hook(param)
+            if self.ddp_config.delay_wgrad_compute and getattr(param, "skip_backward_post_hook", False):
+                for owner in self.module.modules():
+                    is_owner = any(param is own for own in owner.parameters())
+                    if is_owner and hasattr(owner, "register_wgrad_accumulation_and_reduce_hooks"):
+                        owner.register_wgrad_accumulation_and_reduce_hooks(hook)  # type: ignore[operator]
+            else:
+                self.grad_accs.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
+        """Makes the function that is called when a gradient of a parameter has arrived."""
+        group = self.param_to_bucket_group[param]
+        slot = group.slot_of(param)
+        overlaps = self.ddp_config.overlap_grad_reduce
+        is_touched = self._is_touched
+
+        def hook(*unused: Any) -> None:  # noqa: ARG001  autograd passes the parameter
+            if group.is_issued:
+                raise GradientError(group.describe_late(slot))
+            is_touched[0] = True
+            gradient = param.grad
+            if gradient is not None:
+                if not param.grad_added_to_main_grad or getattr(param, "zero_out_wgrad", False):  # type: ignore[attr-defined]
+                    if gradient.requires_grad:
+                        gradient = gradient.detach()
+                    param.main_grad.add_(gradient)  # type: ignore[attr-defined]
+                param.grad = None
+            if overlaps and group.is_last_microbatch:
+                group.count(slot, self.force_all_reduce)
+
+        return hook
+
+    def _make_forward_pre_hook(self, groups: list[_ParamAndGradBucketGroup]) -> Callable[..., None]:
+        """Makes the function that waits for the parameters of a module before it runs."""
+
+        def hook(*unused: Any) -> None:  # noqa: ARG001  torch passes the module and its inputs
+            for group in groups:
+                if group.param_gather_handle is not None or not group.param_gather_dispatched:
+                    self._finish_param_sync(group)
+
+        return hook
+
+    def _finish_param_sync(self, group: _ParamAndGradBucketGroup) -> None:
+        """Waits for the parameters of a group. Gathers begin in the same order on every rank."""
+        place = self._gather_order.index(group)
+        skips_next = self.ddp_config.align_param_gather or self.overlap_param_gather_with_optimizer_step
+        for other in self._gather_order[: place + (1 if skips_next else 2)]:
+            if not other.param_gather_dispatched:
+                other.start_param_sync()
+        group.wait_for_params()
+
+    def _wait_for_params(self) -> None:
+        for group in self._gather_order:
+            group.wait_for_params()
+
+    def _check_missing(self) -> None:
+        for group in self._order.unissued():
+            missing = group.missing()
+            if missing:
+                more = f" and {len(missing) - 1} others have" if len(missing) > 1 else " has"
+                msg = (
+                    f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but "
+                    f"{missing[0]} in bucket {group.buckets[0].bucket_id}{more} none from a backward pass outside "
+                    "no_sync(): pass allow_unused=True to take it as zero"
+                )
+                raise GradientError(msg)
+
+    def _check_forward_hook(self, method: str, *, is_enabled: bool) -> None:
+        if not self.use_forward_hook:
+            msg = f"{method}() must be called with overlap_param_gather=True only, but that is False"
+            raise GradientError(msg)
+        if bool(self.remove_forward_pre_hook_handles) != is_enabled:
+            other = "enable_forward_pre_hook" if is_enabled else "disable_forward_pre_hook"
+            msg = f"{other}() must be called before another {method}(), but was not"
+            raise GradientError(msg)
+
+    def _set_last_microbatch(self, *, is_last: bool) -> None:
+        for group in self.bucket_groups + self.expert_parallel_bucket_groups:
+            group.is_last_microbatch = is_last
+
+    def _stop_collectives(self) -> None:
+        """Ends operations that are running, for which other ranks may not come."""
+        groups = self.bucket_groups + self.expert_parallel_bucket_groups
+        if any(group.grad_reduce_handle is not None or group.param_gather_handle is not None for group in groups):
+            for collectives in (self._dense_collectives, self._expert_collectives):
+                if hasattr(collectives, "stop"):
+                    collectives.stop()
+
+
+def _check_options(config: DistributedDataParallelConfig) -> None:
+    """Raises ArgumentError for options that the wrapper does not have, or that contradict each other."""
+    for option in _UNSUPPORTED:
+        if getattr(config, option):
+            msg = f"{option} is not supported, and must be False"
+            raise ArgumentError(msg)
+    for option in ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy"):
+        if getattr(config, option) != "no_shard":
+            msg = f"{option} must be 'no_shard', as FSDP is not supported, but is {getattr(config, option)!r}"
+            raise ArgumentError(msg)
+    for option, is_set in (
+        ("overlap_param_gather", config.overlap_param_gather),
+        ("num_distributed_optimizer_instances > 1", config.num_distributed_optimizer_instances > 1),
+    ):
+        if is_set and not config.use_distributed_optimizer:
+            msg = f"{option} needs use_distributed_optimizer=True, but that is False"
+            raise ArgumentError(msg)
+
+
+def _bucket_size(config: DistributedDataParallelConfig, num_ranks: int) -> int | None:
+    """Number of elements from which a bucket is closed. Large groups need large buckets to use their bandwidth."""
+    if not config.overlap_grad_reduce:
+        return None
+    return max(40_000_000, 1_000_000 * num_ranks) if config.bucket_size is None else config.bucket_size
+
+
+def _rank_of(group: Any) -> int:
+    """This process's rank in a process group, or in the first of several."""
+    return int((group[0] if isinstance(group, list) else group).rank())
+
+
+@torch.no_grad()
+def _drop_weight_tensors(module: torch.nn.Module) -> None:
+    """Drops further references to weights that Transformer Engine keeps, so that their old memory is freed."""
+    for part in module.modules():
+        if hasattr(part, "weight_tensor"):
+            part.weight_tensor = None  # type: ignore[assignment]

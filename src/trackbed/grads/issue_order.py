@@ -1,0 +1,110 @@
+"""The order in which bucket groups are reduced, the same on every rank."""
+
+from collections.abc import Sequence
+
+from trackbed.errors import GradientError
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
+from trackbed.grads.collectives import Label
+from trackbed.grads.step_check import StepCheck
+from trackbed.grads.waiting import Waiter
+
+__all__ = ["IssueOrder"]
+
+
+class IssueOrder:
+    """Reduces bucket groups in a fixed order: each when it is ready and all before it have been issued.
+
+    Args:
+        groups: bucket groups in their order.
+        rank: number of this rank.
+        num_ranks: number of ranks.
+        check: exchanges the number of the step; None if the collectives carry it.
+    """
+
+    def __init__(
+        self, groups: Sequence[_ParamAndGradBucketGroup], *, rank: int, num_ranks: int, check: StepCheck | None
+    ) -> None:
+        self._groups = list(groups)
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._check = check
+        self._step = 0
+        self._ready = [False] * len(self._groups)
+        self._num_issued = 0
+        self._abandoned: tuple[int, int] | None = None
+        """Step that was given up after a part of its groups had been issued, and their number."""
+
+    def unissued(self) -> list[_ParamAndGradBucketGroup]:
+        """Groups that have not been issued in this step."""
+        return self._groups[self._num_issued :]
+
+    def ready(self, number: int, *, force_all_reduce: bool) -> None:
+        """Records that a group is ready, and issues all that can be.
+
+        Raises:
+            GradientError: see `check_usable`, and `_ParamAndGradBucketGroup.start_grad_sync`.
+        """
+        self._ready[number] = True
+        while self._num_issued < len(self._groups) and self._ready[self._num_issued]:
+            self._issue(force_all_reduce=force_all_reduce)
+
+    def issue_rest(self, *, force_all_reduce: bool) -> None:
+        """Issues all groups that have not been, ready or not.
+
+        Raises:
+            GradientError: see `ready`.
+        """
+        while self._num_issued < len(self._groups):
+            self._issue(force_all_reduce=force_all_reduce)
+
+    def check_usable(self) -> None:
+        """Checks that no earlier step was given up halfway.
+
+        Raises:
+            GradientError: one was. Other ranks may still wait for its collectives, which must not be paired with those
+                of another step.
+        """
+        if self._abandoned is not None:
+            step, count = self._abandoned
+            msg = (
+                f"rank {self._rank}: step {step} was given up after {count} of {len(self._groups)} bucket groups had "
+                "been issued, so the ranks cannot go on together: start again from a checkpoint"
+            )
+            raise GradientError(msg)
+
+    def finish(self, waiter: Waiter) -> None:
+        """Waits until all groups, which have been issued, are reduced.
+
+        Raises:
+            CollectiveError: another rank failed, or is in another step.
+        """
+        for group in self._groups:
+            group.wait_for_grads()
+        if self._check is not None:
+            self._check.finish(waiter)
+
+    def reset(self, *, has_gradients: bool) -> None:
+        """Prepares for the next step, if this one has begun. Waits for reductions that are running.
+
+        Args:
+            has_gradients: True if gradients have arrived in this step.
+        """
+        if 0 < self._num_issued < len(self._groups) and self._num_ranks > 1:
+            self._abandoned = (self._step, self._num_issued)
+            for group in self._groups:
+                group.drop_reduction()
+        if has_gradients or self._num_issued:
+            self._step += 1
+        self._ready = [False] * len(self._groups)
+        self._num_issued = 0
+        for number, group in enumerate(self._groups):
+            group.reset()
+            group.label = Label(self._step, number)
+
+    def _issue(self, *, force_all_reduce: bool) -> None:
+        self.check_usable()
+        if self._num_issued == 0 and self._check is not None:
+            self._check.begin(self._step)
+        group = self._groups[self._num_issued]
+        group.start_grad_sync(force_all_reduce)
+        self._num_issued += 1

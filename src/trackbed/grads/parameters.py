@@ -1,0 +1,85 @@
+"""Which parameters share a buffer, and how their gradients are scaled."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trackbed.errors import GradientError
+from trackbed.grads.buffer import quantized_data
+from trackbed.grads.config import DistributedDataParallelConfig
+
+__all__ = ["BufferMembers", "ScalingFactors", "group_parameters", "is_expert", "scaling_factors"]
+
+Parameter = torch.nn.Parameter
+
+
+@dataclass(slots=True)
+class BufferMembers:
+    """Parameters of one buffer."""
+
+    param_dtype: torch.dtype
+    """Type of the parameters; uint8 for those of 8 bits."""
+    grad_dtype: torch.dtype
+    params: list[Parameter] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    """Number of each parameter among those of its type, where one of 8 bits counts under its high-precision type."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingFactors:
+    """Factors by which gradients are multiplied before they are reduced."""
+
+    dense: float
+    expert: float
+
+
+def is_expert(param: torch.Tensor) -> bool:
+    """True if only some of the data-parallel ranks have the parameter, as those of experts do."""
+    return not getattr(param, "allreduce", True)
+
+
+def group_parameters(params: Iterable[Parameter], *, reduce_in_fp32: bool) -> list[BufferMembers]:
+    """Divides parameters among buffers, by the types of parameter and gradient, in order of their first member.
+
+    Args:
+        params: parameters in order of definition.
+        reduce_in_fp32: True to reduce all gradients in float32.
+    """
+    buffers: dict[tuple[torch.dtype, torch.dtype], BufferMembers] = {}
+    counts: dict[tuple[torch.dtype, torch.dtype], int] = {}
+    for param in params:
+        param_dtype = param.dtype if quantized_data(param) is None else torch.uint8
+        grad_dtype = torch.float32 if reduce_in_fp32 else param.dtype
+        members = buffers.setdefault((param_dtype, grad_dtype), BufferMembers(param_dtype, grad_dtype))
+        members.params.append(param)
+        index = counts.get((param.dtype, grad_dtype), 0)
+        members.indices.append(index)
+        counts[param.dtype, grad_dtype] = index + 1
+    return list(buffers.values())
+
+
+def scaling_factors(
+    config: Any, ddp_config: DistributedDataParallelConfig, *, num_ranks: int, num_expert_ranks: int
+) -> ScalingFactors:
+    """Factors with which the gradients end as averages over all data-parallel ranks.
+
+    Args:
+        config: Megatron Core's configuration of the model; None for none. If it says `calculate_per_token_loss`,
+            gradients are summed, and `finalize_model_grads` divides them by the number of tokens.
+        ddp_config: options.
+        num_ranks: number of data-parallel ranks.
+        num_expert_ranks: number of ranks with the same experts.
+
+    Raises:
+        GradientError: the collective cannot average gradients that are to be summed.
+    """
+    if getattr(config, "calculate_per_token_loss", False):
+        if ddp_config.average_in_collective:
+            msg = "average_in_collective must be False with calculate_per_token_loss, but is True"
+            raise GradientError(msg)
+        return ScalingFactors(1.0, 1.0)
+    if ddp_config.average_in_collective:
+        return ScalingFactors(1.0, num_expert_ranks / num_ranks)
+    return ScalingFactors(1.0 / num_ranks, 1.0 / num_ranks)

@@ -1,0 +1,134 @@
+"""Process groups over which a model's gradients are reduced."""
+
+import datetime as dt
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trackbed.comm import SOLO, Group
+from trackbed.comm.torch import TorchGroup
+from trackbed.errors import ArgumentError
+
+__all__ = ["GroupOfRanks", "ProcessGroups", "messages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOfRanks:
+    """A `Group` with the methods that Megatron Core expects of a process group."""
+
+    group: Group = SOLO
+
+    def rank(self) -> int:
+        """Number of this process."""
+        return self.group.rank
+
+    def size(self) -> int:
+        """Number of processes."""
+        return self.group.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroups:
+    """Process groups under Megatron Core's names. Each has `rank()` and `size()`."""
+
+    dp_group: Any
+    """Ranks with the same part of the model."""
+    dp_cp_group: Any
+    """The same, and those with other parts of the same sequences: all over which gradients are averaged."""
+    intra_dp_cp_group: Any
+    """Ranks that shard one optimizer; `dp_cp_group` if there is one optimizer."""
+    expt_dp_group: Any
+    """Ranks with the same experts."""
+    intra_expt_dp_group: Any
+    """Ranks that shard one optimizer of the same experts."""
+    tp_group: Any
+    pp_group: Any
+    ep_group: Any
+    inter_dist_opt_group: Any = None
+    """Ranks with the same shard in each instance of the optimizer."""
+
+    @classmethod
+    def of(cls, process_group: Any = None, expert_process_group: Any = None) -> "ProcessGroups":
+        """Returns groups of pure data parallelism.
+
+        Args:
+            process_group: torch's process group, or a `Group`; by default all ranks.
+            expert_process_group: ranks with the same experts; by default `process_group`.
+        """
+        ranks = _group_of(process_group)
+        experts = ranks if expert_process_group is None else _group_of(expert_process_group)
+        alone = GroupOfRanks()
+        return cls(
+            dp_group=ranks,
+            dp_cp_group=ranks,
+            intra_dp_cp_group=ranks,
+            expt_dp_group=experts,
+            intra_expt_dp_group=experts,
+            tp_group=alone,
+            pp_group=alone,
+            ep_group=alone,
+        )
+
+    @classmethod
+    def of_collection(cls, collection: Any, *, has_instances: bool) -> "ProcessGroups":
+        """Returns the groups of Megatron Core's `ProcessGroupCollection`.
+
+        Args:
+            collection: object with `dp`, and possibly `dp_cp`, `expt_dp`, `tp`, `pp` and `ep`.
+            has_instances: True if there are several instances of the optimizer, which need `intra_dp_cp`,
+                `intra_expt_dp` and `inter_dist_opt` too.
+
+        Raises:
+            ArgumentError: a group is missing.
+        """
+        needed = ("dp", "intra_dp_cp", "intra_expt_dp", "inter_dist_opt") if has_instances else ("dp",)
+        for name in needed:
+            if getattr(collection, name, None) is None:
+                msg = f"pg_collection must have the process group {name!r}, but does not"
+                raise ArgumentError(msg)
+        alone = GroupOfRanks()
+        ranks = getattr(collection, "dp_cp", None) or collection.dp
+        experts = getattr(collection, "expt_dp", None) or alone
+        return cls(
+            dp_group=collection.dp,
+            dp_cp_group=ranks,
+            intra_dp_cp_group=collection.intra_dp_cp if has_instances else ranks,
+            expt_dp_group=experts,
+            intra_expt_dp_group=collection.intra_expt_dp if has_instances else experts,
+            tp_group=getattr(collection, "tp", None) or alone,
+            pp_group=getattr(collection, "pp", None) or alone,
+            ep_group=getattr(collection, "ep", None) or alone,
+            inter_dist_opt_group=getattr(collection, "inter_dist_opt", None),
+        )
+
+
+def messages_of(process_group: Any) -> Group:
+    """Group over which the ranks of a process group send each other messages, with its timeout."""
+    if isinstance(process_group, GroupOfRanks):
+        return process_group.group
+    if process_group.size() == 1:
+        return SOLO
+    return TorchGroup(process_group, timeout_seconds=_timeout_seconds(process_group))
+
+
+def _group_of(process_group: Any) -> Any:
+    if process_group is None:
+        is_alone = not (dist.is_available() and dist.is_initialized())
+        return GroupOfRanks() if is_alone else dist.group.WORLD
+    return process_group if callable(process_group.size) else GroupOfRanks(process_group)
+
+
+def _timeout_seconds(process_group: Any) -> float | None:
+    """Timeout of a process group; None if torch does not tell."""
+    for device in ("cpu", "cuda"):
+        try:
+            options = process_group._get_backend(torch.device(device)).options  # noqa: SLF001  there is no other way
+            timeout: dt.timedelta = options._timeout  # noqa: SLF001
+        except (AttributeError, RuntimeError):
+            continue
+        seconds = timeout.total_seconds()
+        return seconds if 0 < seconds < math.inf else None
+    return None

@@ -1,0 +1,94 @@
+"""Waiting for collectives, with an eye on the other ranks."""
+
+import time
+from typing import Any, Final
+
+from trackbed.comm import Group, Step
+from trackbed.errors import CollectiveError
+from trackbed.grads.collectives import BackendError, Work
+
+__all__ = ["Waiter"]
+
+_SLICE_SECONDS: Final = 0.05
+_OBSERVATION: Final = 0.6
+"""Part of the timeout after which the signs of life of the ranks are recorded, to be compared with those at its end."""
+
+
+class Waiter:
+    """Waits for collectives, for as long as the timeout of a group.
+
+    Inside a guarded step, a wait ends as soon as another rank fails. Each wait also gives signs of life, so that a rank
+    that gives none can be named.
+
+    Args:
+        group: the ranks; None to wait without a limit.
+    """
+
+    def __init__(self, group: Group | None = None) -> None:
+        self._group = group
+        self._signs = 0
+        self.step: Step | None = None
+        """Guarded step that is running; None if there is none."""
+
+    def wait(self, work: Work, what: str) -> None:
+        """Waits for an operation.
+
+        Args:
+            work: operation.
+            what: description of it, with which an error begins.
+
+        Raises:
+            CollectiveError: the operation failed, or took longer than the timeout; the message names the ranks that it
+                waited for, as far as they are known.
+        """
+        if self._group is None or self._group.size == 1 or work.is_done():
+            work.wait()
+            return
+        timeout = self._group.timeout_seconds
+        elapsed = 0.0
+        before: list[Any] | None = None
+        lost: BackendError | None = None
+        while elapsed < timeout:
+            began = time.monotonic()
+            if lost is not None:
+                time.sleep(_SLICE_SECONDS)
+            else:
+                try:
+                    if work.wait(_SLICE_SECONDS):
+                        return
+                except BackendError as error:
+                    if self.step is None:
+                        raise
+                    # Another rank reports why, or gives no more signs of life.
+                    lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
+            self._give_sign()
+            # Hardly any time passes for a machine that was suspended, and all its ranks with it.
+            elapsed += min(time.monotonic() - began, 2 * _SLICE_SECONDS)
+            if before is None and elapsed >= _OBSERVATION * timeout:
+                before = self._observe()
+        late = work.late_ranks() if lost is None else []
+        raise CollectiveError(self._describe(what, late or self._silent_since(before))) from lost
+
+    def _give_sign(self) -> None:
+        if self.step is not None and self._group is not None:
+            self._signs += 1
+            self._group.publish_status(self._signs)
+            self.step.poll(0)
+
+    def _observe(self) -> list[Any]:
+        """Last sign of life of each rank; empty outside a guarded step, where ranks give none."""
+        return [] if self.step is None or self._group is None else self._group.statuses()
+
+    def _silent_since(self, before: list[Any] | None) -> list[int]:
+        if not before or self._group is None:
+            return []
+        pairs = enumerate(zip(before, self._observe(), strict=True))
+        return [rank for rank, (old, new) in pairs if old == new and rank != self._group.rank]
+
+    def _describe(self, what: str, late: list[int]) -> str:
+        group = self._group
+        if group is None:
+            return what
+        names = ", ".join(f"rank {rank}" for rank in late[:8]) or "another rank"
+        more = f" and {len(late) - 8} others" if len(late) > 8 else ""
+        return f"{what}: rank {group.rank} waited {group.timeout_seconds:g} s for {names}{more}, in vain"
