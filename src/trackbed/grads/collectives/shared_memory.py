@@ -5,6 +5,7 @@ meet before and after each operation at counters in shared memory, on which they
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Self
@@ -28,6 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _LABEL_WORDS: Final = 8
 _SCRATCH_BYTES: Final = 1 << 20
+_STOP_SECONDS: Final = 5.0
 _KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "broadcast")
 
 
@@ -50,7 +52,8 @@ class SharedMemoryCollectives:
         self._views: list[list[Bytes]] = [[memory.view(np.uint8) for memory in ranks] for ranks in memories]
         self._scratch = self._meeting.scratch
         self._worker = Worker("trackbed-collectives")
-        self._is_stopped = False
+        # A thread must not wait in compiled code while the interpreter ends.
+        weakref.finalize(self, _stop, self._meeting, self._worker)
 
     @classmethod
     def connect(cls, group: Group, memories: Sequence[SharedMemory]) -> "Self | str":
@@ -93,7 +96,7 @@ class SharedMemoryCollectives:
 
     def stop(self) -> None:
         """Ends the operation that is running and all others with an error. Thread-safe."""
-        self._is_stopped = True
+        self._meeting.is_stopped = True
 
     def all_reduce(
         self,
@@ -176,20 +179,15 @@ class SharedMemoryCollectives:
         self._submit(3, label, copy).wait()
 
     def _submit(self, kind: int, label: Label, work: Callable[[], None]) -> "_FutureWork":
-        meeting, check = self._meeting, self._check
+        meeting = self._meeting
 
         def operate() -> None:
-            meeting.begin(kind, label, check)
+            meeting.begin(kind, label)
             work()
-            meeting.end(check)
+            meeting.end()
 
         meeting.number += 1
         return _FutureWork(self._worker.submit(operate), meeting, meeting.number)
-
-    def _check(self, done: int) -> None:  # noqa: ARG002  called as a poll of a kernel
-        if self._is_stopped:
-            msg = "shared memory: the collectives have been stopped"
-            raise CollectiveError(msg)
 
     def _arrays_of(self, buffer: torch.Tensor) -> list[npt.NDArray[Any]]:
         """Views of a buffer's place in the memory of each rank."""
@@ -226,18 +224,20 @@ class _Meeting:
         self.scratch: Bytes = control_view[scratch_start:]
         self.number = 0
         """Number of operations that were submitted."""
+        self.is_stopped = False
+        """True if no more operations are to run. Any thread may set it."""
         self._begun = 0
 
-    def begin(self, kind: int, label: Label, poll: Callable[[int], object]) -> None:
+    def begin(self, kind: int, label: Label) -> None:
         """Waits until all ranks have begun the operation.
 
         Raises:
-            CollectiveError: a rank has begun another one.
+            CollectiveError: a rank has begun another one, or the collectives were stopped.
         """
         self._begun += 1
         self._labels[self._rank, :3] = (kind, *label)
         self._counters.set(self._rank, self._begun)
-        self._counters.wait(0, self._size, self._begun, poll)
+        self._counters.wait(0, self._size, self._begun, self._poll)
         found = self._labels[:, :3]
         other = np.flatnonzero((found != found[self._rank]).any(axis=1))
         if len(other):
@@ -247,10 +247,19 @@ class _Meeting:
             )
             raise CollectiveError(msg)
 
-    def end(self, poll: Callable[[int], object]) -> None:
-        """Waits until all ranks have ended the operation, so that buffers may be changed again."""
+    def end(self) -> None:
+        """Waits until all ranks have ended the operation, so that buffers may be changed again.
+
+        Raises:
+            CollectiveError: the collectives were stopped.
+        """
         self._counters.set(self._size + self._rank, self._begun)
-        self._counters.wait(self._size, self._size, self._begun, poll)
+        self._counters.wait(self._size, self._size, self._begun, self._poll)
+
+    def _poll(self, done: int) -> None:  # noqa: ARG002  called while a rank waits, as a poll of a kernel
+        if self.is_stopped:
+            msg = "shared memory: the collectives have been stopped"
+            raise CollectiveError(msg)
 
     def late_ranks(self, number: int) -> list[int]:
         """Ranks that have not begun operation `number`; if all have, those that have not ended it."""
@@ -287,6 +296,13 @@ class _FutureWork:
     def late_ranks(self) -> list[int]:
         """Ranks that have not begun, or not ended, the operation."""
         return self._meeting.late_ranks(self._number)
+
+
+def _stop(meeting: _Meeting, worker: Worker) -> None:
+    """Ends the operation that is running, and waits for that."""
+    if meeting.number:
+        meeting.is_stopped = True
+        worker.submit(lambda: None).exception(_STOP_SECONDS)
 
 
 def _operation(rank: int, label: npt.NDArray[np.int64]) -> str:
