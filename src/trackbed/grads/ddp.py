@@ -11,14 +11,14 @@ from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.agreement import agree, connect, describe_buffers, describe_options
 from trackbed.grads.bucket_group import BucketObserver, _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
-from trackbed.grads.collectives import Label
+from trackbed.grads.collectives import Label, TorchCollectives
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.forward_hooks import modules_to_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
 from trackbed.grads.partition import partition_buckets
 from trackbed.grads.process_groups import ProcessGroups, messages_of
-from trackbed.grads.step_check import step_check
+from trackbed.grads.step_check import StepCheck
 from trackbed.grads.waiting import Waiter
 
 __all__ = ["DistributedDataParallel"]
@@ -183,6 +183,11 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_finished = False
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
+
+    @property
+    def is_grad_sync_finished(self) -> bool:
+        """True if the gradients are reduced, until `zero_grad_buffer`."""
+        return self._is_finished
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor."""
@@ -407,8 +412,8 @@ class DistributedDataParallel(torch.nn.Module):
         positions = {param: position for position, param in enumerate(self.params_with_grad)}
         groups = self.bucket_groups + self.expert_parallel_bucket_groups
         groups = sorted(groups, key=lambda group: -min(positions[param] for param in group.params))
-        device = self.params_with_grad[0].device if self.params_with_grad else torch.device("cpu")
-        check = step_check(self._dense_collectives, self.intra_dp_cp_group, device)
+        carries_label = not isinstance(self._dense_collectives, TorchCollectives)
+        check = None if carries_label else StepCheck(self._dense_collectives)
         self._order = IssueOrder(groups, rank=self._rank, num_ranks=self.dp_cp_group.size(), check=check)
         self._gather_order = groups[::-1]
         for number, group in enumerate(groups):

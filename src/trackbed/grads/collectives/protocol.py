@@ -4,11 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from trackbed.errors import CollectiveError
 
-__all__ = ["DONE", "BackendError", "Collectives", "Done", "Label", "Work", "shard_of"]
+__all__ = ["DONE", "MAX_NUMBERS", "BackendError", "Collectives", "Done", "Exchange", "Label", "Work", "shard_of"]
+
+MAX_NUMBERS: Final = 128
+"""Highest number of values that `Collectives.exchange` sends."""
 
 
 class BackendError(CollectiveError):
@@ -100,9 +105,26 @@ class Collectives(Protocol):
         """Replaces each shard of each buffer by that of the rank that owns it."""
         ...
 
+    def exchange(self, numbers: npt.NDArray[np.int64]) -> "Exchange":
+        """Sends a few numbers to all ranks.
+
+        Args:
+            numbers: `[K]` at most `MAX_NUMBERS`, as many on every rank.
+        """
+        ...
+
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
         """Replaces the tensors, of any shape, by those of rank `source`, and returns when that is done."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Numbers of all ranks."""
+
+    work: Work
+    read: Callable[[], npt.NDArray[np.int64]]
+    """Returns `[ranks, K]` numbers, once the work is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from trackbed.comm.shared_memory import SharedMemory
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives.arrays import array_of
-from trackbed.grads.collectives.protocol import Label, Work
+from trackbed.grads.collectives.protocol import MAX_NUMBERS, Exchange, Label, Work
 from trackbed.kernels import sum_ranks
 
 __all__ = ["SharedMemoryCollectives"]
@@ -30,7 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 _LABEL_WORDS: Final = 8
 _SCRATCH_BYTES: Final = 1 << 20
 _STOP_SECONDS: Final = 5.0
-_KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "broadcast")
+_KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "exchange of numbers", "broadcast")
+_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _EXCHANGE, _BROADCAST = range(len(_KINDS))
 
 
 class SharedMemoryCollectives:
@@ -115,7 +116,7 @@ class SharedMemoryCollectives:
                 start, stop = _part_of(len(arrays[0]), self._rank, self._size)
                 sum_ranks(arrays, start=start, stop=stop, factor=scale, divisor=divisor)
 
-        return self._submit(0, label, reduce)
+        return self._submit(_ALL_REDUCE, label, reduce)
 
     def reduce_scatter(
         self,
@@ -135,7 +136,7 @@ class SharedMemoryCollectives:
                 start = self._rank * count
                 sum_ranks(arrays, start=start, stop=start + count, factor=scale, divisor=divisor, owner=self._rank)
 
-        return self._submit(1, label, reduce)
+        return self._submit(_REDUCE_SCATTER, label, reduce)
 
     def all_gather(
         self,
@@ -154,7 +155,21 @@ class SharedMemoryCollectives:
                         shard = slice(rank * count, (rank + 1) * count)
                         arrays[self._rank][shard] = array[shard]
 
-        return self._submit(2, label, gather)
+        return self._submit(_ALL_GATHER, label, gather)
+
+    def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
+        """Sends a few numbers to all ranks."""
+        sent = numbers.copy()
+        received = np.empty((self._size, len(numbers)), dtype=np.int64)
+        slots = self._scratch[: self._size * 8 * len(numbers)].view(np.int64).reshape(received.shape)
+
+        def send() -> None:
+            slots[self._rank] = sent
+
+        def receive() -> None:
+            received[:] = slots
+
+        return Exchange(self._submit(_EXCHANGE, Label(), receive, before=send), lambda: received)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
         """Replaces the tensors by those of rank `source`, through the scratch memory."""
@@ -169,19 +184,25 @@ class SharedMemoryCollectives:
 
     def _broadcast_bytes(self, chunk: Bytes, source: int, label: Label) -> None:
         scratch = self._scratch[: len(chunk)]
-        if self._rank == source:
-            scratch[:] = chunk
 
-        def copy() -> None:
+        def send() -> None:
+            if self._rank == source:
+                scratch[:] = chunk
+
+        def receive() -> None:
             if self._rank != source:
                 chunk[:] = scratch
 
-        self._submit(3, label, copy).wait()
+        self._submit(_BROADCAST, label, receive, before=send).wait()
 
-    def _submit(self, kind: int, label: Label, work: Callable[[], None]) -> "_FutureWork":
+    def _submit(
+        self, kind: int, label: Label, work: Callable[[], None], *, before: Callable[[], None] = lambda: None
+    ) -> "_FutureWork":
+        """Runs an operation on the thread: `before`, then `work` once all ranks are there."""
         meeting = self._meeting
 
         def operate() -> None:
+            before()
             meeting.begin(kind, label)
             work()
             meeting.end()
@@ -203,7 +224,7 @@ class SharedMemoryCollectives:
 
 def control_bytes(size: int) -> int:
     """Number of bytes that `size` ranks need to meet."""
-    return size * (2 * COUNTER_BYTES + 8 * _LABEL_WORDS) + _SCRATCH_BYTES
+    return size * (2 * COUNTER_BYTES + 8 * _LABEL_WORDS) + max(_SCRATCH_BYTES, size * 8 * MAX_NUMBERS)
 
 
 class _Meeting:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from trackbed.grads.collectives.protocol import DONE, Label, Work
+from trackbed.grads.collectives.protocol import DONE, Exchange, Label, Work
 
 __all__ = ["SoloCollectives"]
 
@@ -50,6 +52,10 @@ class SoloCollectives:
     def all_gather(self, buffers: Sequence[torch.Tensor], *, label: Label) -> Work:  # noqa: ARG002
         """Does nothing."""
         return DONE
+
+    def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
+        """Returns the numbers."""
+        return Exchange(DONE, lambda: numbers[np.newaxis])
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
         """Does nothing."""

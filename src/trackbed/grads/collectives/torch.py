@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from trackbed.grads.collectives.fp32_accumulation import reduce_scatter_with_fp32_accumulation
-from trackbed.grads.collectives.protocol import DONE, BackendError, Label, Work, shard_of
+from trackbed.grads.collectives.protocol import DONE, BackendError, Exchange, Label, Work, shard_of
 
 __all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
 
@@ -118,6 +120,17 @@ class TorchCollectives:
                 for buffer in buffers
             ]
         return _work_of(works, coalesced, device=buffers[0].device)
+
+    def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
+        """Sends a few numbers to all ranks."""
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        mine = torch.from_numpy(numbers).to(device)
+        received = torch.empty(self.size() * len(numbers), dtype=torch.int64, device=device)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(received, mine, group=self._group, async_op=True)
+        return Exchange(
+            TorchWork([work], device=received.device), lambda: received.cpu().numpy().reshape(self.size(), -1)
+        )
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
         """Replaces the tensors by those of rank `source`."""
