@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from trackbed.errors import ArgumentError, GradientError
@@ -81,7 +83,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.allow_unused = allow_unused
         self._set_groups(self._process_groups(pg_collection, ddp_config, process_group, expert_process_group))
         self._messages = messages_of(self.dp_cp_group)
-        self._waiter = Waiter(self._messages)
+        self.waiter = Waiter(self._messages)
         with self._messages.guarded("DistributedDataParallel"):
             _check_options(ddp_config)
             self.ddp_config = replace(ddp_config, bucket_size=_bucket_size(ddp_config, self.dp_group.size()))
@@ -105,7 +107,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.remove_forward_pre_hook_handles: dict[torch.nn.Module, Any] = {}
         if self.use_forward_hook:
             self.enable_forward_pre_hook()
-            module.register_state_dict_pre_hook(lambda *_: self._wait_for_params())  # type: ignore[no-untyped-call]
+            module.register_state_dict_pre_hook(lambda *_: self.wait_for_params())  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the model."""
@@ -133,14 +135,14 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
         """
         with self._messages.guarded("training", max_heartbeat_gap_seconds=float("inf")) as step:
-            self._waiter.step = step
+            self.waiter.step = step
             try:
                 yield
             except BaseException:
                 self._stop_collectives()
                 raise
             finally:
-                self._waiter.step = None
+                self.waiter.step = None
 
     def start_grad_sync(self, *unused: Any) -> None:  # noqa: ARG002  Megatron Core's schedules pass the parameters
         """Begins to reduce all gradients; without `overlap_grad_reduce`, waits for the end.
@@ -168,7 +170,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self.ddp_config.overlap_grad_reduce and not self.allow_unused:
             self._check_missing()
         self._order.issue_rest(force_all_reduce=bool(force_all_reduce))
-        self._order.finish(self._waiter)
+        self._order.finish(self.waiter)
         self._is_finished = True
 
     def zero_grad_buffer(self) -> None:
@@ -183,6 +185,19 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_finished = False
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
+
+    def exchange(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Collective over the ranks that share one optimizer: sends a few numbers to all of them.
+
+        Args:
+            numbers: `[K]` at most 128, as many on every rank.
+
+        Returns:
+            `[ranks, K]` numbers of all ranks.
+        """
+        exchange = self.dense_collectives.exchange(numbers)
+        self.waiter.wait(exchange.work, "exchange of numbers")
+        return exchange.read()
 
     @property
     def is_grad_sync_finished(self) -> bool:
@@ -244,13 +259,13 @@ class DistributedDataParallel(torch.nn.Module):
 
     def broadcast_params(self) -> None:
         """Collective over the ranks: replaces all parameters by those of the first rank."""
-        self._wait_for_params()
+        self.wait_for_params()
         params = list(self.module.parameters())
         for collectives, chosen in (
-            (self._dense_collectives, [param.data for param in params if not is_expert(param)]),
-            (self._expert_collectives, [param.data for param in params if is_expert(param)]),
+            (self.dense_collectives, [param.data for param in params if not is_expert(param)]),
+            (self.expert_collectives, [param.data for param in params if is_expert(param)]),
         ):
-            collectives.broadcast(chosen, source=0)
+            self.waiter.wait(collectives.broadcast(chosen, source=0), "broadcast of parameters")
 
     def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
         """Frees the memory of the gradients, which are lost. They must not be used before `restore_grad_buffers`.
@@ -279,12 +294,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """State of the model, with its own names. Waits for parameters that are being gathered."""
-        self._wait_for_params()
+        self.wait_for_params()
         return self.module.state_dict(*args, **kwargs)
 
     def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> Any:  # noqa: FBT001, FBT002
         """State of the model for a checkpoint, as Megatron Core's modules give it."""
-        self._wait_for_params()
+        self.wait_for_params()
         return self.module.state_dict_for_save_checkpoint(prefix=prefix, keep_vars=keep_vars)  # type: ignore[operator]
 
     def load_state_dict(
@@ -301,7 +316,7 @@ class DistributedDataParallel(torch.nn.Module):
         if assign:
             msg = "assign must be False, because parameters have to stay in the buffers, but is True"
             raise ArgumentError(msg)
-        self._wait_for_params()
+        self.wait_for_params()
         return self.module.load_state_dict(state_dict, strict=strict)
 
     def _init_module(self, config: Any) -> None:
@@ -397,28 +412,28 @@ class DistributedDataParallel(torch.nn.Module):
         agree(experts, describe_buffers(self.expert_parallel_buffers))
         config = self.ddp_config
         within = self._messages if self.intra_dp_cp_group is self.dp_cp_group else messages_of(self.intra_dp_cp_group)
-        self._dense_collectives = connect(self.intra_dp_cp_group, within, self.buffers, config)
+        self.dense_collectives = connect(self.intra_dp_cp_group, within, self.buffers, config)
         within = experts if self.intra_expt_dp_group is self.expt_dp_group else messages_of(self.intra_expt_dp_group)
-        self._expert_collectives = connect(self.intra_expt_dp_group, within, self.expert_parallel_buffers, config)
+        self.expert_collectives = connect(self.intra_expt_dp_group, within, self.expert_parallel_buffers, config)
 
     def _order_groups(self, observer: BucketObserver | None) -> None:
         """Numbers the groups in the order in which their last gradient is expected: that of their first parameter."""
         for groups, collectives in (
-            (self.bucket_groups, self._dense_collectives),
-            (self.expert_parallel_bucket_groups, self._expert_collectives),
+            (self.bucket_groups, self.dense_collectives),
+            (self.expert_parallel_bucket_groups, self.expert_collectives),
         ):
             for group in groups:
                 group.collectives = collectives
         positions = {param: position for position, param in enumerate(self.params_with_grad)}
         groups = self.bucket_groups + self.expert_parallel_bucket_groups
         groups = sorted(groups, key=lambda group: -min(positions[param] for param in group.params))
-        carries_label = not isinstance(self._dense_collectives, TorchCollectives)
-        check = None if carries_label else StepCheck(self._dense_collectives)
+        carries_label = not isinstance(self.dense_collectives, TorchCollectives)
+        check = None if carries_label else StepCheck(self.dense_collectives)
         self._order = IssueOrder(groups, rank=self._rank, num_ranks=self.dp_cp_group.size(), check=check)
         self._gather_order = groups[::-1]
         for number, group in enumerate(groups):
             group.label = Label(0, number)
-            group.waiter = self._waiter
+            group.waiter = self.waiter
             group.observer = observer
             group.issue = self._make_issue(number)
 
@@ -481,7 +496,8 @@ class DistributedDataParallel(torch.nn.Module):
                 other.start_param_sync()
         group.wait_for_params()
 
-    def _wait_for_params(self) -> None:
+    def wait_for_params(self) -> None:
+        """Waits for parameters that are being gathered."""
         for group in self._gather_order:
             group.wait_for_params()
 
@@ -514,7 +530,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Ends operations that are running, for which other ranks may not come."""
         groups = self.bucket_groups + self.expert_parallel_bucket_groups
         if any(group.grad_reduce_handle is not None or group.param_gather_handle is not None for group in groups):
-            for collectives in (self._dense_collectives, self._expert_collectives):
+            for collectives in (self.dense_collectives, self.expert_collectives):
                 if hasattr(collectives, "stop"):
                     collectives.stop()
 

@@ -113,8 +113,8 @@ class Collectives(Protocol):
         """
         ...
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
-        """Replaces the tensors, of any shape, by those of rank `source`, and returns when that is done."""
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
+        """Replaces the tensors, of any shape, by those of rank `source`."""
         ...
 
 

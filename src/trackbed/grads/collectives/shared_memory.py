@@ -20,7 +20,7 @@ from trackbed.comm.shared_memory import SharedMemory
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives.arrays import array_of
-from trackbed.grads.collectives.protocol import MAX_NUMBERS, Exchange, Label, Work
+from trackbed.grads.collectives.protocol import DONE, MAX_NUMBERS, Exchange, Label, Work
 from trackbed.kernels import sum_ranks
 
 __all__ = ["SharedMemoryCollectives"]
@@ -171,18 +171,20 @@ class SharedMemoryCollectives:
 
         return Exchange(self._submit(_EXCHANGE, Label(), receive, before=send), lambda: received)
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`, through the scratch memory."""
+        work: Work = DONE
         for tensor in tensors:
-            content = tensor.detach().contiguous().flatten().view(torch.uint8)
-            array = array_of(content)
-            for number, start in enumerate(range(0, len(array), _SCRATCH_BYTES)):
-                self._broadcast_bytes(array[start : start + _SCRATCH_BYTES], source, Label(bucket=number))
-            if self._rank != source:
-                with torch.no_grad():
-                    tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
+            content = tensor.detach().contiguous()
+            flat = array_of(content.view(-1).view(torch.uint8))
+            for number, start in enumerate(range(0, len(flat), _SCRATCH_BYTES)):
+                work = self._broadcast_bytes(flat[start : start + _SCRATCH_BYTES], source, Label(bucket=number))
+            if self._rank != source and content.data_ptr() != tensor.data_ptr():
+                work.wait()
+                tensor.detach().copy_(content)
+        return work
 
-    def _broadcast_bytes(self, chunk: Bytes, source: int, label: Label) -> None:
+    def _broadcast_bytes(self, chunk: Bytes, source: int, label: Label) -> Work:
         scratch = self._scratch[: len(chunk)]
 
         def send() -> None:
@@ -193,7 +195,7 @@ class SharedMemoryCollectives:
             if self._rank != source:
                 chunk[:] = scratch
 
-        self._submit(_BROADCAST, label, receive, before=send).wait()
+        return self._submit(_BROADCAST, label, receive, before=send)
 
     def _submit(
         self, kind: int, label: Label, work: Callable[[], None], *, before: Callable[[], None] = lambda: None

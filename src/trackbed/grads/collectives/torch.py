@@ -132,10 +132,10 @@ class TorchCollectives:
             TorchWork([work], device=received.device), lambda: received.cpu().numpy().reshape(self.size(), -1)
         )
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> None:
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
-        for tensor in tensors:
-            dist.broadcast(tensor, src=dist.get_global_rank(self._group, source), group=self._group)
+        works = [dist.broadcast(tensor, group=self._group, group_src=source, async_op=True) for tensor in tensors]
+        return _work_of(works, None, device=tensors[0].device) if works else DONE
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Sends the operations of several buffers on a GPU as one."""

@@ -1,0 +1,41 @@
+"""Optimizers whose update of an element depends on that element alone."""
+
+from typing import Final
+
+import torch
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["check_elementwise"]
+
+_ELEMENTWISE: Final = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that an optimizer may update parts of parameters.
+
+    Known are those of torch; another class says so with an attribute `is_elementwise = True`.
+
+    Raises:
+        ArgumentError: it may not, or it is unknown.
+    """
+    known = tuple(getattr(torch.optim, name) for name in _ELEMENTWISE if hasattr(torch.optim, name))
+    if not getattr(optimizer, "is_elementwise", isinstance(optimizer, known)):
+        msg = (
+            "optimizer: its update must be elementwise to be sharded, which is not known of "
+            f"{type(optimizer).__name__}: set is_elementwise = True on the class if it is, or "
+            "use_distributed_optimizer=False"
+        )
+        raise ArgumentError(msg)

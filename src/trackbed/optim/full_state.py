@@ -1,0 +1,128 @@
+"""State of an optimizer by parameter name, whole, as torch's own and any number of ranks can use it.
+
+    {"state": {name: {"step": tensor, "exp_avg": tensor, ...}},
+     "param_groups": [{"lr": ..., ..., "params": [name, ...]}]}
+
+Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import torch
+
+from trackbed.errors import ArgumentError
+from trackbed.grads.collectives import Collectives
+from trackbed.grads.waiting import Waiter
+from trackbed.optim.pieces import Piece
+
+__all__ = ["MAIN", "Part", "State", "assemble", "cut_state", "gather_parts", "parts_of"]
+
+MAIN: Final = "main_param"
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One value of the state of one piece."""
+
+    name: str
+    """Name of the parameter."""
+    key: str
+    value: Any
+    """Tensor or number."""
+    span: tuple[int, int] | None
+    """Start and stop of the piece within the parameter; None for a value that the whole parameter has."""
+
+
+def parts_of(piece: Piece, own: Mapping[str, Any]) -> Iterator[Part]:
+    """Yields the values of the state of a piece, with its main parameter if that is a copy."""
+    main = {MAIN: piece.main.detach()} if piece.is_copied else {}
+    for key, value in {**own, **main}.items():
+        is_part = isinstance(value, torch.Tensor) and value.shape == piece.main.shape and key != "step"
+        yield Part(piece.name, key, value, (piece.start, piece.stop) if is_part else None)
+
+
+def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter) -> list[Part]:
+    """Collective over the ranks of `collectives`: returns the parts of all ranks, in rank order, on every rank."""
+    own = _encode(parts)
+    sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64))
+    waiter.wait(sizes.work, "exchange of sizes")
+    found: list[Part] = []
+    for rank, (size,) in enumerate(sizes.read().tolist()):
+        content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8)
+        waiter.wait(collectives.broadcast([content], source=rank), "broadcast of the optimizer's state")
+        found += _decode(content)
+    return found
+
+
+def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[str, State]:
+    """Joins parts to the state of whole parameters, by name.
+
+    Args:
+        parts: those of all ranks.
+        params: parameters by name, for their shapes.
+    """
+    whole: dict[str, State] = {}
+    for part in parts:
+        state = whole.setdefault(part.name, {})
+        if part.span is None:
+            state[part.key] = part.value.clone() if isinstance(part.value, torch.Tensor) else part.value
+            continue
+        shape = params[part.name].shape
+        tensor = state.setdefault(part.key, torch.empty(shape, dtype=part.value.dtype, device=part.value.device))
+        tensor.view(-1)[slice(*part.span)] = part.value.reshape(-1)
+    return whole
+
+
+def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
+    """Cuts the state of a piece from that of its parameter, as copies.
+
+    Raises:
+        ArgumentError: a tensor has neither the shape of the parameter nor a single element.
+    """
+    cut: State = {}
+    for key, value in whole.items():
+        if not isinstance(value, torch.Tensor):
+            cut[key] = value
+        elif value.shape == piece.param.shape and key != "step":
+            part = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
+            cut[key] = part.to(piece.main.device, copy=True)
+        elif value.numel() == 1:
+            cut[key] = value.clone()
+        else:
+            msg = f"{piece.name}: {key!r} must have the shape {list(piece.param.shape)}, but has {list(value.shape)}"
+            raise ArgumentError(msg)
+    return cut
+
+
+def _encode(parts: Iterable[Part]) -> torch.Tensor:
+    """Serializes parts: length of the description, description in JSON, then the bytes of the tensors."""
+    rows, contents = [], []
+    for part in parts:
+        if isinstance(part.value, torch.Tensor):
+            value = part.value.detach().cpu().contiguous()
+            rows.append([part.name, part.key, part.span, str(value.dtype).removeprefix("torch."), list(value.shape)])
+            contents.append(value.view(-1).view(torch.uint8))
+        else:
+            rows.append([part.name, part.key, part.span, None, part.value])
+    text = orjson.dumps(rows)
+    head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return torch.cat([head, *contents])
+
+
+def _decode(content: torch.Tensor) -> Iterator[Part]:
+    """Parses the result of `_encode`."""
+    length = int.from_bytes(bytes(content[:8].tolist()), "little")
+    place = 8 + length
+    for name, key, span, dtype, value in orjson.loads(content[8:place].numpy().tobytes()):
+        if dtype is not None:
+            kind = getattr(torch, dtype)
+            num_bytes = int(np.prod(value, dtype=np.int64)) * kind.itemsize
+            value = content[place : place + num_bytes].clone().view(kind).view(value)
+            place += num_bytes
+        yield Part(name, key, value, None if span is None else (span[0], span[1]))

@@ -1,0 +1,60 @@
+"""Factor of the loss that keeps small gradients of 16 bits from vanishing."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["LossScale"]
+
+_FIRST: Final = 2.0**16
+_SMALLEST: Final = 1.0
+_LARGEST: Final = 2.0**24
+_GROWTH_STEPS: Final = 2000
+
+
+class LossScale:
+    """Factor of the loss, by which gradients are divided again.
+
+    A dynamic one begins at 65,536. It is halved by each step whose gradients are not finite, down to 1, and doubled
+    after 2,000 steps in a row that are, up to 2**24.
+
+    Args:
+        loss_scale: factor, finite and above 0; "dynamic"; or None for 1.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+
+    def __init__(self, loss_scale: "float | str | None") -> None:
+        self.is_dynamic = loss_scale == "dynamic"
+        if self.is_dynamic:
+            self.value = _FIRST
+        elif loss_scale is None:
+            self.value = 1.0
+        elif isinstance(loss_scale, (int, float)) and 0 < loss_scale < float("inf"):
+            self.value = float(loss_scale)
+        else:
+            msg = f"loss_scale must be a finite number above 0, 'dynamic' or None, but is {loss_scale!r}"
+            raise ArgumentError(msg)
+        self._good_steps = 0
+
+    def update(self, *, is_finite: bool) -> None:
+        """Adapts a dynamic scale to the outcome of a step."""
+        if not self.is_dynamic:
+            return
+        if not is_finite:
+            self.value, self._good_steps = max(self.value / 2, _SMALLEST), 0
+            return
+        self._good_steps += 1
+        if self._good_steps == _GROWTH_STEPS:
+            self.value, self._good_steps = min(self.value * 2, _LARGEST), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of a dynamic scale."""
+        return {"scale": self.value, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the state over, if the scale is dynamic: a fixed one stays what the program asks for."""
+        if self.is_dynamic:
+            self.value, self._good_steps = float(state["scale"]), int(state["good_steps"])

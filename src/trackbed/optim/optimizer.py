@@ -1,0 +1,290 @@
+"""Optimizer of the parameters that `DistributedDataParallel` wraps."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trackbed.errors import ArgumentError
+from trackbed.grads import DistributedDataParallel
+from trackbed.grads.parameters import is_expert
+from trackbed.optim.elementwise import check_elementwise
+from trackbed.optim.full_state import MAIN, Part, State, assemble, cut_state, gather_parts, parts_of
+from trackbed.optim.loss_scale import LossScale
+from trackbed.optim.norm import SquareSum
+from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
+
+__all__ = ["DataParallelOptimizer", "StepReport"]
+
+_VERSION: Final = 1
+_EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Outcome of a step."""
+
+    is_skipped: bool
+    """True if nothing was updated, because the norm is not finite."""
+    norm: float
+    """Norm of the gradients of the whole model, before clipping."""
+    loss_scale: float
+    """Factor of the loss in this step."""
+
+
+class DataParallelOptimizer:
+    """Updates the parameters of a `DistributedDataParallel` with an optimizer of torch.
+
+    If the wrapper shards the optimizer, each rank updates its shard of every bucket and keeps state for that alone, and
+    the updated parameters are gathered. Parameters of 16 bits are updated in copies in float32.
+
+    The parameter groups of the torch optimizer stay in place, so learning-rate schedulers keep working; their "params"
+    become the parts that this rank updates.
+
+    Args:
+        optimizer: optimizer of torch over `model.parameters()`, built before or after the wrapper.
+        model: wrapper.
+        max_norm: norm to which larger gradients are clipped, above 0; None not to clip.
+        loss_scale: factor by which the program multiplies the loss; "dynamic" to adapt it; None for 1.
+
+    Raises:
+        ArgumentError: an argument is out of range; the update of a sharded optimizer is not elementwise; or the
+            optimizer has a parameter that the model does not have.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: DistributedDataParallel,
+        *,
+        max_norm: float | None = None,
+        loss_scale: float | str | None = None,
+    ) -> None:
+        if max_norm is not None and not max_norm > 0:
+            msg = f"max_norm must be above 0, or None, but is {max_norm}"
+            raise ArgumentError(msg)
+        if model.ddp_config.use_distributed_optimizer:
+            check_elementwise(optimizer)
+        self.optimizer = optimizer
+        self.model = model
+        self._max_norm = max_norm
+        self._loss_scale = LossScale(loss_scale)
+        self._params = dict(model.module.named_parameters())
+        names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
+        _check_known(optimizer, names)
+        found = pieces_of(model)
+        self._group_names = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+        self._pieces: list[Piece] = []
+        before = dict(optimizer.state)
+        for group in optimizer.param_groups:
+            pieces = [piece for param in group["params"] for piece in found.get(param, [])]
+            group["params"] = [piece.main for piece in pieces]
+            self._pieces += pieces
+        optimizer.state.clear()
+        self._set_states({names[param]: state for param, state in before.items()})
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor by which the program multiplies the loss before its backward pass."""
+        return self._loss_scale.value
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of the torch optimizer."""
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        """Sets all gradients to zero."""
+        self.model.zero_grad_buffer()
+
+    @torch.no_grad()
+    def step(self) -> StepReport:
+        """Collective over the ranks: finishes the gradients, clips, updates and gathers.
+
+        Gradients are cast to float32, divided by the loss scale, and multiplied by
+        `float32(max_norm / (norm + 1e-6))` where that is below 1. With `overlap_param_gather`, parameters are gathered
+        during the next forward pass.
+
+        Raises:
+            GradientError: see `DistributedDataParallel.finish_grad_sync`.
+            CollectiveError: another rank failed.
+        """
+        model = self.model
+        if not model.is_grad_sync_finished:
+            model.finish_grad_sync()
+        scale = self._loss_scale.value
+        norm = self._norm() / scale
+        is_finite = math.isfinite(norm)
+        if is_finite:
+            self._update(self._factors(norm, scale))
+        self._loss_scale.update(is_finite=is_finite)
+        return StepReport(not is_finite, norm, scale)
+
+    def reload_model_params(self) -> None:
+        """Takes the values of the model's parameters over into the copies in float32, after they were loaded."""
+        for piece in self._pieces:
+            if piece.is_copied:
+                piece.main.data.copy_(piece.data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of this rank, for `load_state_dict` on the same number of ranks with the same layout."""
+        return {
+            "version": _VERSION,
+            "num_ranks": self.model.dp_cp_group.size(),
+            "layout": self._layout(),
+            "optimizer": self.optimizer.state_dict(),
+            "main_params": {piece.name: piece.main.detach() for piece in self._pieces if piece.is_copied},
+            "loss_scale": self._loss_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads the state of this rank. Parameters of 16 bits are set from their copies in float32.
+
+        Raises:
+            ArgumentError: the state is of another version, number of ranks or layout; the message has both values.
+        """
+        own = {"version": _VERSION, "num_ranks": self.model.dp_cp_group.size(), "layout": self._layout()}
+        for key, value in own.items():
+            if state.get(key) != value:
+                msg = (
+                    f"state of the optimizer: {key} must be {value!r}, but is {state.get(key)!r}: full_state_dict() "
+                    "gives a state for any number of ranks and any layout"
+                )
+                raise ArgumentError(msg)
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self._loss_scale.load_state_dict(state["loss_scale"])
+        self._set_mains(state["main_params"])
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Collective over the ranks: returns the state of all ranks by parameter name, complete on every rank.
+
+        The format is torch's, and can be loaded by `torch.load(weights_only=True)`; see `trackbed.optim.full_state`.
+        """
+        model = self.model
+        dense = [part for piece in self._pieces if not is_expert(piece.param) for part in self._parts_of(piece)]
+        experts = [part for piece in self._pieces if is_expert(piece.param) for part in self._parts_of(piece)]
+        if model.ddp_config.use_distributed_optimizer:
+            dense = gather_parts(dense, model.dense_collectives, model.waiter)
+            experts = gather_parts(experts, model.expert_collectives, model.waiter)
+        groups = [
+            {**{key: value for key, value in group.items() if key != "params"}, "params": list(names)}
+            for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True)
+        ]
+        states = assemble(dense + experts, self._params)
+        ordered = {name: states[name] for names in self._group_names for name in names if name in states}
+        return {"state": ordered, "param_groups": groups}
+
+    def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads the result of `full_state_dict`, or the state of torch's optimizer by parameter name. Not collective.
+
+        Parameters of 16 bits are set from `main_param` where the state has it.
+
+        Args:
+            state: complete state, the same on every rank.
+
+        Raises:
+            ArgumentError: its parameter groups are others, or a tensor has another shape; the message names them.
+        """
+        groups = state["param_groups"]
+        theirs = [list(group["params"]) for group in groups]
+        if theirs != self._group_names:
+            msg = (
+                f"state of the optimizer: the parameter groups must be {_brief(self._group_names)}, but are "
+                f"{_brief(theirs)}"
+            )
+            raise ArgumentError(msg)
+        unknown = sorted(set(state["state"]) - {name for names in self._group_names for name in names})
+        if unknown:
+            msg = f"state of the optimizer: must be of parameters of the model, but has {unknown[0]!r} too"
+            raise ArgumentError(msg)
+        cuts = {piece.name: cut_state(piece, state["state"].get(piece.name, {})) for piece in self._pieces}
+        for own, other in zip(self.optimizer.param_groups, groups, strict=True):
+            own.update({key: value for key, value in other.items() if key != "params"})
+        mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
+        self.optimizer.state.clear()
+        for piece in self._pieces:
+            if cuts[piece.name]:
+                self.optimizer.state[piece.main] = cuts[piece.name]
+        self._set_mains(mains)
+
+    def _parts_of(self, piece: Piece) -> list[Part]:
+        return list(parts_of(piece, self.optimizer.state.get(piece.main, {})))
+
+    def _set_states(self, states: Mapping[str, State]) -> None:
+        """Cuts the states that the torch optimizer had of whole parameters."""
+        for piece in self._pieces:
+            if states.get(piece.name):
+                self.optimizer.state[piece.main] = cut_state(piece, states[piece.name])
+
+    @torch.no_grad()
+    def _set_mains(self, mains: Mapping[str, torch.Tensor]) -> None:
+        self.model.wait_for_params()
+        for piece in self._pieces:
+            if piece.is_copied and piece.name in mains:
+                piece.main.copy_(mains[piece.name].reshape(piece.main.shape))
+                piece.data.copy_(piece.main)
+
+    def _norm(self) -> float:
+        """Norm of the reduced gradients of the whole model, the same bits for every layout and number of ranks."""
+        own = SquareSum.of(shared_gradients(self.model))
+        total = self.model.exchange(own.numbers())
+        return SquareSum.total(total).norm()
+
+    def _factors(self, norm: float, scale: float) -> list[float]:
+        """Factors by which the gradients are multiplied, one after the other, each in float32."""
+        factors = [] if scale == 1.0 else [1.0 / scale]
+        if self._max_norm is not None and (clip := self._max_norm / (norm + _EPSILON)) < 1.0:
+            factors.append(clip)
+        return [float(np.float32(factor)) for factor in factors]
+
+    def _update(self, factors: list[float]) -> None:
+        """Multiplies the gradients, updates the pieces, and gathers the parameters."""
+        for gradients in owned_gradients(self.model):
+            if not is_low_precision(gradients):
+                for factor in factors:
+                    gradients *= factor
+        for piece in self._pieces:
+            piece.main.grad = _gradient_of(piece, factors)
+        self.optimizer.step()
+        for piece in self._pieces:
+            piece.main.grad = None
+            if piece.is_copied:
+                piece.data.copy_(piece.main)
+        if self.model.ddp_config.use_distributed_optimizer:
+            self.model.start_param_sync()
+
+    def _layout(self) -> str:
+        """Digest of the layout: which elements of which parameters this rank's pieces are."""
+        rows = [(piece.name, piece.start, piece.stop, list(piece.param.shape)) for piece in self._pieces]
+        return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def _check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        for place, param in enumerate(group["params"]):
+            if param not in names:
+                msg = (
+                    "optimizer: its parameters must be those of the model, but number "
+                    f"{place} of group {number}, of shape {list(param.shape)}, is not"
+                )
+                raise ArgumentError(msg)
+
+
+def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
+    """Gradient of a piece, in the type of its main parameter."""
+    gradient = piece.gradient
+    if gradient.dtype != piece.main.dtype:
+        gradient = gradient.to(piece.main.dtype)
+        if is_low_precision(piece.gradient):
+            for factor in factors:
+                gradient *= factor
+    return gradient
+
+
+def _brief(groups: list[list[str]]) -> str:
+    """Sizes of parameter groups, and the first name of each."""
+    return ", ".join(f"{len(names)} parameters from {names[0]!r}" if names else "none" for names in groups)

@@ -1,0 +1,100 @@
+"""Parts of parameters that a rank's optimizer updates."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trackbed.grads import DistributedDataParallel
+from trackbed.grads.buffer import _ParamAndGradBuffer
+from trackbed.grads.collectives import shard_of
+
+__all__ = ["Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
+
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Part of a parameter that this rank updates: all of it, unless the optimizer is sharded."""
+
+    name: str
+    """Name of the parameter in the model."""
+    param: torch.nn.Parameter
+    start: int
+    """First element within the parameter."""
+    stop: int
+    """Element after the last one within the parameter."""
+    data: torch.Tensor
+    """View of the part in the model."""
+    gradient: torch.Tensor
+    """View of the part of its gradient, of the same shape."""
+    main: torch.nn.Parameter
+    """Tensor that the optimizer updates: the part itself, or a copy in float32 of one of 16 bits."""
+
+    @property
+    def is_copied(self) -> bool:
+        """True if `main` is a copy."""
+        return self.main.dtype != self.data.dtype
+
+
+def is_low_precision(tensor: torch.Tensor) -> bool:
+    """True for types of 16 bits. Parameters of such types are updated in copies in float32."""
+    return tensor.dtype in _LOW_PRECISION
+
+
+def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[Piece]]:
+    """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter."""
+    names = {param: name for name, param in model.module.named_parameters()}
+    found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in model.params_with_grad}
+    for buffer in model.buffers + model.expert_parallel_buffers:
+        is_sharded = buffer.ddp_config.use_distributed_optimizer
+        owned = buffer.layout.pieces(buffer.data_parallel_group.rank())
+        for number, start, stop in zip(*(column.tolist() for column in owned), strict=True):
+            param = buffer.params[number]
+            found[param].append(_piece(names[param], param, start, stop, is_sharded=is_sharded))
+    return found
+
+
+def owned_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+    """Yields contiguous vectors of the gradients that this rank's pieces are views of, with padding."""
+    for buffer in model.buffers + model.expert_parallel_buffers:
+        if buffer.ddp_config.use_distributed_optimizer:
+            ranks = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                yield shard_of(bucket.grad_data, ranks.rank(), ranks.size())
+        else:
+            yield buffer.grad_data
+
+
+def shared_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+    """Yields contiguous parts of the reduced gradients, such that each element is in the part of one rank.
+
+    Where the optimizer is sharded, these are this rank's shards. Where it is not, each rank has all reduced gradients,
+    and takes an equal part of them. Padding, which is zero, is included.
+    """
+    for buffer in model.buffers + model.expert_parallel_buffers:
+        ranks = buffer.data_parallel_group
+        if buffer.ddp_config.use_distributed_optimizer:
+            for bucket in buffer.buckets:
+                yield shard_of(bucket.grad_data, ranks.rank(), ranks.size())
+        else:
+            yield _part_of(buffer, ranks.rank(), ranks.size())
+
+
+def _part_of(buffer: _ParamAndGradBuffer, rank: int, size: int) -> torch.Tensor:
+    return buffer.grad_data[buffer.numel * rank // size : buffer.numel * (rank + 1) // size]
+
+
+def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sharded: bool) -> Piece:
+    data: torch.Tensor = param.data
+    gradient: torch.Tensor = param.main_grad  # type: ignore[attr-defined]
+    if is_sharded:
+        data, gradient = data.view(-1)[start:stop], gradient.view(-1)[start:stop]
+    if is_low_precision(param):
+        main = torch.nn.Parameter(data.float())
+    elif is_sharded:
+        main = torch.nn.Parameter(data)
+    else:
+        main = param
+    return Piece(name, param, start, stop, data, gradient, main)
