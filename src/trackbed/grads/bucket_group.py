@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,33 +18,14 @@ from trackbed.grads.collectives import Collectives, Label, SoloCollectives, Torc
 from trackbed.grads.collectives.torch import is_replaced
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.gradient_check import NormHistory, check_finite
+from trackbed.grads.observer import BucketObserver
 from trackbed.grads.waiting import Waiter
 
-__all__ = ["BucketObserver", "_ParamAndGradBucketGroup"]
+__all__ = ["_ParamAndGradBucketGroup"]
 
 logger = logging.getLogger(__name__)
 
 Parameter = torch.nn.Parameter
-
-
-class BucketObserver(Protocol):
-    """Receives the events of bucket groups."""
-
-    def ready(self, label: Label) -> None:
-        """All gradients of a group have arrived."""
-        ...
-
-    def issued(self, label: Label, kind: str, num_bytes: int, num_ranks: int, work: Work) -> None:
-        """An operation of a group has been issued.
-
-        Args:
-            label: step and number of the group.
-            kind: "all-reduce", "reduce-scatter" or "all-gather".
-            num_bytes: bytes of the group's buffers.
-            num_ranks: number of ranks.
-            work: operation.
-        """
-        ...
 
 
 class _ParamAndGradBucketGroup:

@@ -11,12 +11,13 @@ import torch
 
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.agreement import agree, connect, describe_buffers, describe_options
-from trackbed.grads.bucket_group import BucketObserver, _ParamAndGradBucketGroup
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Label, TorchCollectives
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.forward_hooks import modules_to_hook
 from trackbed.grads.issue_order import IssueOrder
+from trackbed.grads.observer import BucketObserver
 from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
 from trackbed.grads.partition import partition_buckets
 from trackbed.grads.process_groups import ProcessGroups, messages_of
@@ -431,6 +432,7 @@ class DistributedDataParallel(torch.nn.Module):
         check = None if carries_label else StepCheck(self.dense_collectives)
         self._order = IssueOrder(groups, rank=self._rank, num_ranks=self.dp_cp_group.size(), check=check)
         self._gather_order = groups[::-1]
+        self.waiter.observer = observer
         for number, group in enumerate(groups):
             group.label = Label(0, number)
             group.waiter = self.waiter

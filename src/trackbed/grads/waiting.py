@@ -6,6 +6,7 @@ from typing import Any, Final
 from trackbed.comm import Group, Step
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import BackendError, Work
+from trackbed.grads.observer import BucketObserver
 
 __all__ = ["Waiter"]
 
@@ -29,6 +30,7 @@ class Waiter:
         self._signs = 0
         self.step: Step | None = None
         """Guarded step that is running; None if there is none."""
+        self.observer: BucketObserver | None = None
 
     def wait(self, work: Work, what: str) -> None:
         """Waits for an operation.
@@ -41,6 +43,14 @@ class Waiter:
             CollectiveError: the operation failed, or took longer than the timeout; the message names the ranks that it
                 waited for, as far as they are known.
         """
+        start = time.perf_counter()
+        try:
+            self._wait(work, what)
+        finally:
+            if self.observer is not None:
+                self.observer.waited(start, time.perf_counter())
+
+    def _wait(self, work: Work, what: str) -> None:
         if self._group is None or self._group.size == 1 or work.is_done():
             work.wait()
             return
