@@ -1,4 +1,4 @@
-"""A pytest plugin: Megatron-LM's own tests on Trackbed, with gloo in place of their CUDA set-up."""
+"""A pytest plugin: Megatron-LM's own tests, with gloo in place of their CUDA set-up."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,9 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-import trackbed.megatron
-
-trackbed.megatron.install()
-
 
 def initialize_distributed() -> None:
-    """What their `Utils.initialize_distributed` does, without a GPU."""
+    """Initializes torch.distributed as their `Utils.initialize_distributed` does, without a GPU."""
     if not torch.distributed.is_initialized():
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29571")

@@ -1,51 +1,98 @@
-"""Runs Megatron-LM's own dataset tests, core_v0.16.1, on Trackbed through `trackbed.megatron.install()`.
+"""Runs Megatron-LM's own tests, core_v0.16.1, on Trackbed through `trackbed.megatron.install()`.
 
     python tests/conformance/megatron_lm/run.py /path/to/Megatron-LM
     python tests/conformance/megatron_lm/run.py /path/to/Megatron-LM --ranks 2
+    python tests/conformance/megatron_lm/run.py /path/to/Megatron-LM --suite distributed
+    python tests/conformance/megatron_lm/run.py /path/to/Megatron-LM --suite distributed --stock
 
-One gloo rank or several, no GPU; each rank runs every test, and all must pass. The checkout is read, never copied;
-`requirements.txt` beside this file has what its
-training package imports.
+Ranks communicate by gloo, and no GPU is used; each rank runs every test, and all must pass. `--stock` runs the tests on
+unmodified Megatron Core, as a baseline. Further options go to pytest. The checkout is read, never copied;
+`requirements.txt` beside this file lists the imports of its training package, which the suite `data` needs.
 """
 
+import argparse
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TESTS = ("tests/unit_tests/data/test_builder.py", "tests/unit_tests/data/test_gpt_dataset.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Test files that run together, on a number of ranks."""
+
+    tests: tuple[str, ...]
+    num_ranks: int
+    plugins: tuple[str, ...]
+
+
+def distributed(num_ranks: int, *names: str) -> Run:
+    """A run of files of `tests/unit_tests/distributed`."""
+    tests = tuple(f"tests/unit_tests/distributed/{name}.py" for name in names)
+    return Run(tests, num_ranks, ("cuda_shim", "gloo_shim"))
+
+
+SUITES = {
+    "data": (
+        Run(("tests/unit_tests/data/test_builder.py", "tests/unit_tests/data/test_gpt_dataset.py"), 1, ("gloo_shim",)),
+    ),
+    "distributed": (
+        distributed(2, "test_param_and_grad_buffer", "test_distributed_data_parallel"),
+        distributed(4, "test_reduce_scatter_with_fp32_accumulation"),
+    ),
+}
 
 
 def main() -> int:
-    if len(sys.argv) < 2 or not all((Path(sys.argv[1]) / test).is_file() for test in TESTS):
-        found = sys.argv[1] if len(sys.argv) > 1 else "no path"
-        print(f"skipped: a checkout of Megatron-LM (core_v0.16.1) with {' and '.join(TESTS)} is needed, found {found}")
-        return 0 if len(sys.argv) < 2 or not sys.argv[1] else 2
-    checkout = Path(sys.argv[1]).resolve()
-    num_ranks, options = 1, sys.argv[2:]
-    if "--ranks" in options:
-        place = options.index("--ranks")
-        num_ranks = int(options[place + 1])
-        del options[place : place + 2]
-    path = os.pathsep.join(filter(None, [str(checkout), str(HERE), os.environ.get("PYTHONPATH")]))
+    parser = argparse.ArgumentParser(description="Runs Megatron-LM's own tests on Trackbed.")
+    parser.add_argument("checkout", nargs="?", default="", help="a checkout of Megatron-LM (core_v0.16.1)")
+    parser.add_argument("--suite", choices=SUITES, default="data")
+    parser.add_argument("--ranks", type=int, help="number of ranks, in place of the suite's own")
+    parser.add_argument("--stock", action="store_true", help="run on unmodified Megatron Core")
+    options, pytest_options = parser.parse_known_args()
+    runs = SUITES[options.suite]
+    tests = [test for run in runs for test in run.tests]
+    if not options.checkout or not all((Path(options.checkout) / test).is_file() for test in tests):
+        found = options.checkout or "no path"
+        print(f"skipped: a checkout of Megatron-LM (core_v0.16.1) with {' and '.join(tests)} is needed, found {found}")
+        return 2 if options.checkout else 0
+    checkout = Path(options.checkout).resolve()
+    common = () if options.stock else ("install_trackbed",)
+    return max(
+        run_tests(checkout, run.tests, options.ranks or run.num_ranks, (*common, *run.plugins), pytest_options)
+        for run in runs
+    )
+
+
+def run_tests(
+    checkout: Path, tests: tuple[str, ...], num_ranks: int, plugins: tuple[str, ...], pytest_options: list[str]
+) -> int:
+    """Runs test files on several ranks, and returns the highest exit status."""
     command = [
         *(sys.executable, "-W", "ignore", "-m", "pytest", "-c", os.devnull, "--rootdir", str(checkout)),
-        *("--noconftest", "-p", "gloo_shim", "-p", "no:cacheprovider", "-q", "-ra", *options, *TESTS),
+        *("--noconftest", "-p", "no:cacheprovider", "-q", "-ra"),
+        *(option for plugin in plugins for option in ("-p", plugin)),
+        *pytest_options,
+        *tests,
     ]
+    path = os.pathsep.join(filter(None, [str(checkout), str(HERE), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as shared:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
-        common = {**os.environ, **meeting, "PYTHONPATH": path, "TRACKBED_TEST_FOLDER": shared}
+        common = {"OMP_NUM_THREADS": "1", **os.environ, **meeting, "PYTHONPATH": path, "TRACKBED_TEST_FOLDER": shared}
         ranks = [
-            subprocess.Popen(command, cwd=checkout, env={**common, "RANK": str(rank)}) for rank in range(num_ranks)
+            subprocess.Popen(command, cwd=checkout, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(num_ranks)
         ]
         return max(rank.wait() for rank in ranks)
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A free TCP port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

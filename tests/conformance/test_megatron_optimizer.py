@@ -1,0 +1,67 @@
+"""Megatron Core's distributed optimizer on Trackbed's buffers, against the same optimizer on its own buffers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from train_megatron import CASES, CLIP, STEPS
+
+import trackbed.grads
+from launching import environments
+
+HERE = Path(__file__).parent
+LIMIT_SECONDS = 300
+RANKS = 2
+
+
+def records(folder, *options):
+    """Records of a training on several ranks, by rank."""
+    command = [sys.executable, "-W", "ignore", str(HERE / "train_megatron.py"), str(folder), *options]
+    ranks = []
+    for rank, environment in enumerate(environments(RANKS)):
+        place = {**environment, "PYTHONPATH": str(HERE / "megatron_lm")}
+        with (folder / f"{rank}.err").open("wb") as errors:
+            ranks.append(subprocess.Popen(command, env=place, stderr=errors))
+    try:
+        statuses = [rank.wait(timeout=LIMIT_SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert statuses == [0] * RANKS, "\n".join(path.read_text() for path in sorted(folder.glob("*.err")))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    return records(tmp_path_factory.mktemp("stock"))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return records(tmp_path_factory.mktemp("installed"), "--install")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("case", CASES)
+def test_the_training_is_one_that_shows_differences(stock, case):
+    steps, others = (rank[case] for rank in stock)
+    norms = [float.fromhex(step["norm"]) for step in steps[:-1]]
+    assert all(norm > CLIP for norm in norms)
+    assert len({step["parameters"] for step in steps}) == STEPS + 1
+    assert [step["parameters"] for step in steps] == [step["parameters"] for step in others]
+    assert len({step["main_gradients"] for step in [*steps[:-1], *others[:-1]]}) == 2 * STEPS
+    many = CASES[case].get("overlap_grad_reduce") and "bucket_size" not in CASES[case]
+    assert steps[0]["buckets"] == (6 if many else 2)
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(
+    not hasattr(trackbed.grads, "DistributedDataParallel"), reason="trackbed.grads has no DistributedDataParallel"
+)
+@pytest.mark.parametrize("case", CASES)
+def test_megatron_trains_to_the_same_bits_on_trackbed(stock, installed, case):
+    assert installed[0][case] == stock[0][case]
+    assert installed[1][case] == stock[1][case]
