@@ -16,9 +16,9 @@ from trackbed.megatron.table import MODULES
 __all__ = ["install"]
 
 _MEGATRON: Final = "megatron.core"
-_INSTALLED: Final = Finder(_MEGATRON)
+_INSTALLED: Final = Finder(_MEGATRON, MODULES)
 
-sys.meta_path.insert(0, Finder(f"{__name__}.core"))
+sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 
 
 def install() -> None:

@@ -10,33 +10,38 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from trackbed.megatron.table import MODULES
-
 __all__ = ["Finder"]
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of the table below `root`, and their parent packages if no other finder provides them.
+    """Finds the modules of a table below `root`, and their parent packages if no other finder provides them.
+
+    A path of the table that is the parent of another is a package; its names are used only if no other finder provides
+    that package.
 
     Args:
         root: name of the package that corresponds to `megatron.core`.
+        modules: for each module path below `root`, the `module:name` of each object, by its name.
     """
 
-    def __init__(self, root: str) -> None:
-        self._modules = {f"{root}.{path}": names for path, names in MODULES.items()}
-        self._packages = {
-            name.rsplit(".", depth)[0] for name in self._modules for depth in range(1, name.count(".") + 1)
-        }
+    def __init__(self, root: str, modules: Mapping[str, Mapping[str, str]]) -> None:
+        self.root = root
+        self.modules = modules
+        self._names = {f"{root}.{path}": names for path, names in modules.items()}
+        self._packages = {name.rsplit(".", depth)[0] for name in self._names for depth in range(1, name.count(".") + 1)}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Returns the spec of a module of the table or of a parent package, else None."""
-        if fullname in self._modules:
-            return ModuleSpec(fullname, _TableLoader(self._modules[fullname], self._other(fullname, path, target)))
-        if fullname in self._packages and self._other(fullname, path, target) is None:
-            return ModuleSpec(fullname, _PackageLoader(), is_package=True)
-        return None
+        is_package = fullname in self._packages
+        if not is_package and fullname not in self._names:
+            return None
+        other = self._other(fullname, path, target)
+        if is_package and other is not None:
+            return None
+        loader = _TableLoader(self._names.get(fullname, {}), other)
+        return ModuleSpec(fullname, loader, is_package=is_package)
 
     def _other(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         """Spec that the other finders return, or None."""
@@ -48,13 +53,6 @@ class Finder(MetaPathFinder):
         return None
 
 
-class _PackageLoader(Loader):
-    """Loads an empty package."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: the package has no names besides its modules."""
-
-
 class _TableLoader(Loader):
     """Loads a module with the names of the table; other names come from Megatron Core's own module, if it exists.
 
@@ -64,27 +62,36 @@ class _TableLoader(Loader):
     """
 
     def __init__(self, names: Mapping[str, str], own: ModuleSpec | None) -> None:
-        self._names = names
+        self.names = names
         self._own_spec = own
         self._own_module: ModuleType | None = None
         self._lock = threading.Lock()
 
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Creates the module, without its names."""
+        return _TableModule(spec.name, self)
+
     def exec_module(self, module: ModuleType) -> None:
-        """Sets the names of the table, and a `__getattr__` for the others."""
-        for name, target in self._names.items():
-            source, _, attribute = target.partition(":")
-            setattr(module, name, getattr(importlib.import_module(source), attribute))
-        module.__getattr__ = lambda name: self._from_own(module, name)  # type: ignore[method-assign]
+        """Imports the implementations; a missing one raises here, and not at its first use."""
+        for name in self.names:
+            getattr(module, name)
         if self._own_spec is not None:
             module.__file__ = self._own_spec.origin
 
-    def _from_own(self, module: ModuleType, name: str) -> Any:
+    def implementation(self, name: str) -> tuple[ModuleType, str] | None:
+        """Returns the module that implements a name and its name there, or None for a name outside the table."""
+        if name not in self.names:
+            return None
+        source, _, attribute = self.names[name].partition(":")
+        return importlib.import_module(source), attribute
+
+    def from_own(self, module_name: str, name: str) -> Any:
         """Looks up a name that is not in the table. Megatron Core's module is executed on the first such lookup."""
         special = name.startswith("__") and name != "__all__"
         if self._own_spec is None or self._own_spec.loader is None or special:
             if name == "__all__":
-                return sorted(self._names)
-            msg = f"module {module.__name__!r} has no attribute {name!r}"
+                return sorted(self.names)
+            msg = f"module {module_name!r} has no attribute {name!r}"
             raise AttributeError(msg)
         with self._lock:
             if self._own_module is None:
@@ -92,5 +99,38 @@ class _TableLoader(Loader):
                 self._own_spec.loader.exec_module(own)
                 self._own_module = own
         if name == "__all__":  # a star import gets the names of both modules
-            return sorted({*self._names, *(own for own in vars(self._own_module) if not own.startswith("_"))})
+            return sorted({*self.names, *(own for own in vars(self._own_module) if not own.startswith("_"))})
         return getattr(self._own_module, name)
+
+
+class _TableModule(ModuleType):
+    """A module whose names of the table are read, assigned and deleted in the modules that implement them.
+
+    Functions there look their globals up in their own module; so they use a replacement that is assigned here. An
+    assignment to another name stays in this module.
+
+    Args:
+        name: name of the module.
+        loader: its loader.
+    """
+
+    def __init__(self, name: str, loader: _TableLoader) -> None:
+        super().__init__(name)
+        vars(self)["__table__"] = loader  # past __setattr__, which reads it
+
+    def __getattr__(self, name: str) -> Any:
+        """Reads a name that is not in this module's dictionary, which holds no name of the table."""
+        loader: _TableLoader = vars(self)["__table__"]
+        implementation = loader.implementation(name)
+        return loader.from_own(self.__name__, name) if implementation is None else getattr(*implementation)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        module, attribute = vars(self)["__table__"].implementation(name) or (super(), name)
+        module.__setattr__(attribute, value)
+
+    def __delattr__(self, name: str) -> None:
+        module, attribute = vars(self)["__table__"].implementation(name) or (super(), name)
+        module.__delattr__(attribute)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *vars(self)["__table__"].names})
