@@ -104,6 +104,61 @@ def test_the_rest_of_an_installed_megatron_core_keeps_working():
     )
 
 
+@pytest.mark.parametrize("parts", ["datasets", ("datasets", "nonsense"), ("",)])
+def test_an_unknown_part_is_an_argument_error(parts):
+    import trackbed.megatron
+    from trackbed.errors import ArgumentError
+
+    with pytest.raises(ArgumentError, match=r"parts: must be a collection of names among .*'datasets'.*, found"):
+        trackbed.megatron.install(parts=parts)
+
+
+def test_the_part_datasets_replaces_nothing_else():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    assert (
+        run(
+            """
+            import trackbed.megatron
+            trackbed.megatron.install(parts=("datasets",))
+            from megatron.core.datasets.gpt_dataset import GPTDataset
+            from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+            from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
+            names = (GPTDataset, DistributedDataParallel, DistributedDataParallelConfig, _ParamAndGradBuffer)
+            print(*(name.__module__.partition(".")[0] for name in names))
+            """
+        )
+        == "trackbed megatron megatron megatron"
+    )
+
+
+def test_a_second_call_adds_its_parts():
+    assert (
+        run(
+            """
+            import sys
+            import trackbed.megatron
+            rows = {"first.module": {"dumps": "json:dumps"}, "second.module": {"loads": "json:loads"}}
+            trackbed.megatron.MODULES = rows
+            trackbed.megatron.PARTS = ("first", "second")
+            trackbed.megatron.install(parts=["first"])
+            from megatron.core.first.module import dumps
+            try:
+                import megatron.core.second.module
+            except ModuleNotFoundError:
+                print("absent")
+            finders = len(sys.meta_path)
+            trackbed.megatron.install(parts={"first", "second"})
+            import megatron.core.second.module
+            import json
+            assert megatron.core.second.module.loads is json.loads
+            assert megatron.core.first.module.dumps is dumps
+            assert len(sys.meta_path) == finders
+            """
+        )
+        == "absent"
+    )
+
+
 def test_installing_too_late_names_the_importer():
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     found = run(
@@ -121,3 +176,22 @@ def test_installing_too_late_names_the_importer():
     )
     assert found.startswith("TrackbedError trackbed.megatron.install() must come before")
     assert "early_bird" in found
+
+
+def test_an_importer_that_binds_the_top_package_is_named():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    found = run(
+        """
+        import sys, types
+        early = types.ModuleType("early_bird")
+        sys.modules["early_bird"] = early
+        exec("import megatron.core.datasets.gpt_dataset", vars(early))
+        import trackbed.megatron
+        try:
+            trackbed.megatron.install(parts=("datasets",))
+        except Exception as error:
+            print(error)
+        """
+    )
+    assert "found megatron.core.datasets." in found
+    assert "imported by early_bird" in found

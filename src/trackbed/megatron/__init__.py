@@ -1,61 +1,62 @@
 """Trackbed under Megatron Core's module paths.
 
-For `datasets.*`, `trackbed.megatron.core.<path>` contains Trackbed's counterparts of the names in
-`megatron.core.<path>`. After `trackbed.megatron.install()`, a program that imports `megatron.core.datasets.*` runs on
+For each part of the table, `trackbed.megatron.core.<part>.*` contains Trackbed's counterparts of the names in
+`megatron.core.<part>.*`. After `trackbed.megatron.install()`, a program that imports `megatron.core.<part>.*` runs on
 Trackbed.
 """
 
 import sys
-from types import FunctionType, ModuleType
+from collections.abc import Collection
 from typing import Final
 
-from trackbed.errors import TrackbedError
+from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.megatron.finder import Finder
-from trackbed.megatron.table import MODULES
+from trackbed.megatron.importers import importers_of
+from trackbed.megatron.table import MODULES, PARTS, part_of
 
 __all__ = ["install"]
 
 _MEGATRON: Final = "megatron.core"
-_INSTALLED: Final = Finder(_MEGATRON, MODULES)
 
 sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 
 
-def install() -> None:
-    """Makes Trackbed's datasets importable as `megatron.core.datasets`, ahead of an installed megatron-core.
+def install(*, parts: Collection[str] = PARTS) -> None:
+    """Makes Trackbed's modules importable under `megatron.core`, ahead of an installed megatron-core.
 
-    Names that Trackbed does not provide still come from Megatron Core. Further calls do nothing.
+    Names that Trackbed does not provide still come from Megatron Core. Further calls add parts to those installed.
+
+    Args:
+        parts: packages below `megatron.core` whose names Trackbed provides; all that the table has by default.
 
     Raises:
+        ArgumentError: the table has no such part.
         TrackbedError: modules that would be replaced were already imported; the message names the importer.
     """
-    if _INSTALLED in sys.meta_path:
+    if isinstance(parts, str) or not set(parts) <= set(PARTS):
+        msg = f"parts: must be a collection of names among {PARTS}, found {parts!r}"
+        raise ArgumentError(msg)
+    installed = [finder for finder in sys.meta_path if isinstance(finder, Finder) and finder.root == _MEGATRON]
+    present = installed[0].modules if installed else {}
+    added = {path: names for path, names in MODULES.items() if part_of(path) in parts and path not in present}
+    if not added:
         return
-    early = [name for name in (f"{_MEGATRON}.{path}" for path in MODULES) if name in sys.modules]
-    if early:
-        msg = (
-            "trackbed.megatron.install() must come before megatron.core.datasets is imported, "
-            f"found {early[0]} imported by {_importer_of(early)}"
-        )
-        raise TrackbedError(msg)
-    sys.meta_path.insert(0, _INSTALLED)
+    _require_not_imported(added)
+    finder = Finder(_MEGATRON, {**present, **added})
+    if installed:
+        sys.meta_path[sys.meta_path.index(installed[0])] = finder
+    else:
+        sys.meta_path.insert(0, finder)
 
 
-def _importer_of(names: list[str]) -> str:
-    """Names of modules that use one of the modules `names`, those outside of Megatron Core first."""
-    ours = {id(sys.modules[name]) for name in names}
-
-    def holds(module: ModuleType) -> bool:
-        # Only types and functions are inspected: some modules warn when their other attributes are accessed.
-        return any(
-            id(value) in ours or (isinstance(value, (type, FunctionType)) and value.__module__ in names)
-            for value in list(vars(module).values())
-        )
-
-    found = [
-        name
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and name not in names and holds(module)
-    ]
-    found.sort(key=lambda name: name.startswith("megatron."))
-    return ", ".join(found[:3]) or "a module that was removed"
+def _require_not_imported(paths: Collection[str]) -> None:
+    """Raises TrackbedError if one of the modules of Megatron Core is imported."""
+    early = [path for path in paths if f"{_MEGATRON}.{path}" in sys.modules]
+    if not early:
+        return
+    package = f"{_MEGATRON}.{part_of(early[0])}"
+    msg = (
+        f"trackbed.megatron.install() must come before {package} is imported, "
+        f"found {_MEGATRON}.{early[0]} imported by {importers_of(package)}"
+    )
+    raise TrackbedError(msg)

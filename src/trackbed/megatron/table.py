@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["MODULES"]
+__all__ = ["MODULES", "PARTS", "part_of"]
 
 MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "datasets.blended_dataset": {
@@ -55,3 +55,12 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """For each module path below `megatron.core`: `module:name` of the implementation, by name."""
+
+
+def part_of(path: str) -> str:
+    """Part that a module path belongs to: its first package."""
+    return path.partition(".")[0]
+
+
+PARTS: Final = tuple(dict.fromkeys(map(part_of, MODULES)))
+"""Parts that `trackbed.megatron.install` can install one by one."""
