@@ -48,6 +48,26 @@ def test_every_name_of_the_table_is_there():
             assert getattr(module, name) is getattr(import_module(source), attribute)
 
 
+def test_the_package_distributed_is_there_without_megatron_core():
+    assert (
+        run(
+            """
+            import sys
+            from trackbed.megatron.core import distributed
+            from trackbed.megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+            from trackbed.megatron.core.distributed import distributed_data_parallel, distributed_data_parallel_config
+            assert distributed_data_parallel.DistributedDataParallel is DistributedDataParallel
+            assert distributed_data_parallel_config.DistributedDataParallelConfig is DistributedDataParallelConfig
+            named = {}
+            exec("from trackbed.megatron.core.distributed import *", named)
+            assert named["DistributedDataParallel"] is DistributedDataParallel
+            print(distributed.__all__, "megatron" in sys.modules)
+            """
+        )
+        == "['DistributedDataParallel', 'DistributedDataParallelConfig'] False"
+    )
+
+
 def test_an_unknown_name_is_an_attribute_error():
     from trackbed.megatron.core.datasets import gpt_dataset
 
@@ -101,6 +121,32 @@ def test_the_rest_of_an_installed_megatron_core_keeps_working():
             """
         )
         == "trackbed.megatron.functions megatron.core.datasets.gpt_dataset"
+    )
+
+
+def test_an_installed_megatron_core_runs_on_the_part_distributed():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    assert (
+        run(
+            """
+            import trackbed.megatron
+            trackbed.megatron.install(parts=("distributed",))
+            import megatron.core
+            import megatron.core.datasets.gpt_dataset
+            from megatron.core.distributed import DistributedDataParallel, finalize_model_grads, param_and_grad_buffer
+            from megatron.core.optimizer import distrib_optimizer
+            assert megatron.core.DistributedDataParallel is DistributedDataParallel
+            assert distrib_optimizer._ParamAndGradBuffer is param_and_grad_buffer._ParamAndGradBuffer
+            print(
+                DistributedDataParallel.__module__,
+                distrib_optimizer._ParamAndGradBuffer.__module__,
+                finalize_model_grads.__module__,
+                megatron.core.datasets.gpt_dataset.GPTDataset.__module__,
+            )
+            """
+        )
+        == "trackbed.megatron.ddp trackbed.grads.buffer megatron.core.distributed.finalize_model_grads "
+        "megatron.core.datasets.gpt_dataset"
     )
 
 
@@ -194,4 +240,25 @@ def test_an_importer_that_binds_the_top_package_is_named():
         """
     )
     assert "found megatron.core.datasets." in found
+    assert "imported by early_bird" in found
+
+
+@pytest.mark.parametrize("statement", ["import megatron.core", "from megatron.core import parallel_state"])
+def test_installing_after_megatron_core_says_that_it_imports_the_part_distributed(statement):
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    found = run(
+        f"""
+        import sys, types
+        early = types.ModuleType("early_bird")
+        sys.modules["early_bird"] = early
+        exec("{statement}", vars(early))
+        import trackbed.megatron
+        try:
+            trackbed.megatron.install()
+        except Exception as error:
+            print(error)
+        trackbed.megatron.install(parts=("datasets",))
+        """
+    )
+    assert "must come before megatron.core is imported, which imports megatron.core.distributed; found" in found
     assert "imported by early_bird" in found

@@ -17,6 +17,8 @@ from trackbed.megatron.table import MODULES, PARTS, part_of
 __all__ = ["install"]
 
 _MEGATRON: Final = "megatron.core"
+_IMPORTED_BY_CORE: Final = "distributed"
+"""Part that `import megatron.core` imports."""
 
 sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 
@@ -26,8 +28,10 @@ def install(*, parts: Collection[str] = PARTS) -> None:
 
     Names that Trackbed does not provide still come from Megatron Core. Further calls add parts to those installed.
 
+    `import megatron.core` imports `megatron.core.distributed`: a call with the part "distributed" must come before it.
+
     Args:
-        parts: packages below `megatron.core` whose names Trackbed provides; all that the table has by default.
+        parts: packages below `megatron.core` whose names Trackbed provides: "datasets", "distributed" or both.
 
     Raises:
         ArgumentError: the table has no such part.
@@ -54,9 +58,12 @@ def _require_not_imported(paths: Collection[str]) -> None:
     early = [path for path in paths if f"{_MEGATRON}.{path}" in sys.modules]
     if not early:
         return
-    package = f"{_MEGATRON}.{part_of(early[0])}"
+    by_core = [path for path in early if part_of(path) == _IMPORTED_BY_CORE]
+    first = (by_core or early)[0]
+    package = _MEGATRON if by_core else f"{_MEGATRON}.{part_of(first)}"
+    reason = f", which imports {_MEGATRON}.{_IMPORTED_BY_CORE}" if by_core else ""
     msg = (
-        f"trackbed.megatron.install() must come before {package} is imported, "
-        f"found {_MEGATRON}.{early[0]} imported by {importers_of(package)}"
+        f"trackbed.megatron.install() must come before {package} is imported{reason}; "
+        f"found {_MEGATRON}.{first} imported by {importers_of(package)}"
     )
     raise TrackbedError(msg)

@@ -53,8 +53,40 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "log_single_rank": "trackbed.megatron.functions:log_single_rank",
         "normalize": "trackbed.index.splits:normalize",
     },
+    "distributed": {
+        "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
+        "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
+    },
+    "distributed.distributed_data_parallel": {
+        "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
+    },
+    "distributed.distributed_data_parallel_config": {
+        "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
+    },
+    "distributed.param_and_grad_buffer": {
+        "BufferType": "trackbed.grads.buffer:BufferType",
+        "_ParamAndGradBucket": "trackbed.grads.buffer:_ParamAndGradBucket",
+        "_ParamAndGradBucketGroup": "trackbed.grads.bucket_group:_ParamAndGradBucketGroup",
+        "_ParamAndGradBuffer": "trackbed.grads.buffer:_ParamAndGradBuffer",
+        "dist_all_gather_func": "trackbed.grads.collectives.torch:dist_all_gather_func",
+        "dist_reduce_scatter_func": "trackbed.grads.collectives.torch:dist_reduce_scatter_func",
+        "partition_buckets": "trackbed.grads.partition:partition_buckets",
+        "reduce_scatter_with_fp32_accumulation": (
+            "trackbed.grads.collectives.fp32_accumulation:reduce_scatter_with_fp32_accumulation"
+        ),
+        "shard_buffer": "trackbed.grads.buffer:shard_buffer",
+    },
+    "distributed.reduce_scatter_with_fp32_accumulation": {
+        "reduce_scatter_with_fp32_accumulation": (
+            "trackbed.grads.collectives.fp32_accumulation:reduce_scatter_with_fp32_accumulation"
+        ),
+    },
 }
-"""For each module path below `megatron.core`: `module:name` of the implementation, by name."""
+"""For each module path below `megatron.core`: `module:name` of the implementation, by name.
+
+The names of a package, as those of `distributed`, are used only if Megatron Core is not installed: its own package
+imports them from the modules below it.
+"""
 
 
 def part_of(path: str) -> str:
