@@ -105,6 +105,11 @@ class _ParamAndGradBucketGroup:
         return {param: count for param, count in zip(self._params, self._counts, strict=True) if count}
 
     @property
+    def has_counted(self) -> bool:
+        """True if gradients have arrived since `reset`, in backward passes that are to be reduced."""
+        return any(self._counts)
+
+    @property
     def golden_per_param_grad_ready_counts(self) -> dict[Parameter, int]:
         """Number of gradients of each parameter after which the group is ready; empty in the first step."""
         return {} if self.is_first_batch else dict(zip(self._params, self._expected, strict=True))

@@ -99,7 +99,8 @@ class DistributedDataParallel(torch.nn.Module):
         self.overlap_param_gather_with_optimizer_step = False
         self._no_sync_depth = 0
         self._is_touched = [False]
-        """True, in a list that hooks share, once a gradient has arrived since `zero_grad_buffer`."""
+        """True, in a list that hooks share, if gradients that groups do not count may have arrived since
+        `zero_grad_buffer`."""
         if self.ddp_config.use_distributed_optimizer:
             _drop_weight_tensors(module)
         self.grad_accs: list[Any] = []
@@ -118,6 +119,7 @@ class DistributedDataParallel(torch.nn.Module):
     def no_sync(self) -> Iterator[None]:
         """In the block, gradients are added up and no bucket is reduced. Blocks may be nested."""
         self._no_sync_depth += 1
+        self._is_touched[0] = True
         self._set_last_microbatch(is_last=False)
         try:
             yield
@@ -182,7 +184,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._order.reset(has_gradients=self._is_touched[0])
         for buffer in self.buffers + self.expert_parallel_buffers:
             buffer.reset()
-        self._is_touched[0] = False
+        self._is_touched[0] = self._no_sync_depth > 0
         self._is_finished = False
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
@@ -458,23 +460,24 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
         """Makes the function that is called when a gradient of a parameter has arrived."""
+        # It runs for every parameter in every backward pass, so it looks up as little as possible.
         group = self.param_to_bucket_group[param]
         slot = group.slot_of(param)
         overlaps = self.ddp_config.overlap_grad_reduce
+        own = vars(param)
         is_touched = self._is_touched
 
         def hook(*unused: Any) -> None:  # noqa: ARG001  autograd passes the parameter
             if group.is_issued:
                 raise GradientError(group.describe_late(slot))
-            is_touched[0] = True
             gradient = param.grad
             if gradient is not None:
-                if not param.grad_added_to_main_grad or getattr(param, "zero_out_wgrad", False):  # type: ignore[attr-defined]
-                    if gradient.requires_grad:
-                        gradient = gradient.detach()
-                    param.main_grad.add_(gradient)  # type: ignore[attr-defined]
+                if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
+                    own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
                 param.grad = None
-            if overlaps and group.is_last_microbatch:
+            if not overlaps:
+                is_touched[0] = True
+            elif group.is_last_microbatch:
                 group.count(slot, self.force_all_reduce)
 
         return hook

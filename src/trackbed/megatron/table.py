@@ -56,6 +56,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "distributed": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
         "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
+        "finalize_model_grads": "trackbed.grads.finalize:finalize_model_grads",
     },
     "distributed.distributed_data_parallel": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",

@@ -23,3 +23,6 @@ class SquareSum:
 
     def norm(self):
         return self.v**0.5
+def global_norm(gs):
+    import math
+    return math.sqrt(sum(float(g.double().square().sum()) for g in gs))

@@ -92,4 +92,5 @@ REPLACEMENTS = {
 
 for name, replacement in REPLACEMENTS.items():
     setattr(torch.cuda, name, replacement)
-CudaOnCpu().__enter__()
+MODE = CudaOnCpu()
+MODE.__enter__()
