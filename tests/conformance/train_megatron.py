@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 tests/conformance/train_megatron.py FOLDER
     torchrun --nproc-per-node 2 tests/conformance/train_megatron.py FOLDER --install
 
-Each rank writes `FOLDER/<rank>.json`: for each case of `CASES`, a list of steps. Trackbed's buffers replace Megatron
-Core's under `--install`, and must write the same files. Ranks communicate by gloo; CUDA is replaced by `cuda_shim`.
+Each rank writes `FOLDER/<rank>.json`: for each case of `CASES`, a list of steps, and under "buffers" the package whose
+buffers it used. Trackbed's replace Megatron Core's under `--install`, and must write the same steps. Ranks communicate
+by gloo; CUDA is replaced by `cuda_shim`.
 
 Shapes: B rows of a batch, T tokens of a row, V tokens of the vocabulary, H features.
 """
@@ -147,12 +148,14 @@ def main():
         trackbed.megatron.install()
     import cuda_shim  # noqa: F401  importing it replaces CUDA
     from megatron.core import parallel_state
+    from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
-    cases = {name: train(**case) for name, case in CASES.items()}
-    (options.folder / f"{os.environ['RANK']}.json").write_text(json.dumps(cases, indent=1))
+    found = {"buffers": _ParamAndGradBuffer.__module__.partition(".")[0]}
+    found |= {name: train(**case) for name, case in CASES.items()}
+    (options.folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
     torch.distributed.destroy_process_group()
 
 
