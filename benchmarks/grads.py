@@ -209,7 +209,8 @@ def measure(steps: Mapping[str, Step], rows: int, tokens: int) -> dict[str, tupl
             steps[name](batch)
             if number >= WARM_UP:
                 found[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    medians = torch.tensor([[statistics.median(column) for column in zip(*rows_, strict=True)] for rows_ in found.values()])
+    of_rank = [[statistics.median(column) for column in zip(*taken, strict=True)] for taken in found.values()]
+    medians = torch.tensor(of_rank)
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
     return {name: (1e3 * cpu, 1e3 * wall) for name, (cpu, wall) in zip(names, medians.tolist(), strict=True)}
 
@@ -227,7 +228,8 @@ def steps_tables() -> Iterator[str]:
     }
     for title, (rows, tokens) in BATCHES.items():
         found = measure(steps, rows, tokens)
-        yield f"\n{title} tokens per rank\n\n| | CPU ms | wall ms | Trackbed's CPU | wanted |\n|---|---:|---:|---:|---:|"
+        yield f"\n{title} tokens per rank\n"
+        yield "| | CPU ms | wall ms | Trackbed's CPU | wanted |\n|---|---:|---:|---:|---:|"
         for name, (cpu, wall) in found.items():
             wanted = WANTED[title].get(name)
             ours = found["trackbed" if name == "ddp" else "trackbed, sharded"][0]
@@ -257,7 +259,8 @@ def collectives_table() -> Iterator[str]:
         "all-gather": (8, 2, lambda which, at: which.all_gather([at], label=Label()).wait()),
     }
     copied = np.empty(numel, dtype=np.float32)
-    yield "\n160 MB in fp32\n\n| | Trackbed ms | gloo ms | times | wanted | floor ms | of the floor |\n|---|---:|---:|---:|---:|---:|---:|"
+    yield "\n160 MB in fp32\n\n| | Trackbed ms | gloo ms | times | wanted | floor ms | of the floor |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
     for name, (wanted, halves, run) in runs.items():
         seconds: dict[str, list[float]] = {"ours": [], "gloo": [], "copy": []}
         for number in range(14):
@@ -277,9 +280,8 @@ def collectives_table() -> Iterator[str]:
         dist.all_reduce(medians, op=dist.ReduceOp.MAX)
         ours, theirs, copy = (1e3 * value for value in medians.tolist())
         floor = copy * halves / 4  # a copy reads and writes all, which is four halves
-        yield (
-            f"| {name} | {ours:.1f} | {theirs:.1f} | {theirs / ours:.1f} | {wanted} | {floor:.1f} | {ours / floor:.1f} |"
-        )
+        times = f"{ours:.1f} | {theirs:.1f} | {theirs / ours:.1f} | {wanted} | {floor:.1f} | {ours / floor:.1f}"
+        yield f"| {name} | {times} |"
 
 
 def hooks_table() -> Iterator[str]:
@@ -327,7 +329,8 @@ def hooks_table() -> Iterator[str]:
             took = run()
             if number >= 3:
                 found[name].append(took)
-    yield "\n1,000 parameters of 64 elements in 10 buckets, CPU of the backward pass\n\n| | us per parameter over a bare backward |\n|---|---:|"
+    yield "\n1,000 parameters of 64 elements in 10 buckets, CPU time of the backward pass\n"
+    yield "| | us per parameter over a bare backward |\n|---|---:|"
     base = statistics.median(found["bare backward"])
     for name, values in list(found.items())[1:]:
         yield f"| {name} | {1e3 * (statistics.median(values) - base):.1f} |"

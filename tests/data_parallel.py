@@ -18,7 +18,7 @@ from torch.nn import functional
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer, global_norm
 
-VOCABULARY, WIDTH, STEPS, CLIP, RATE = 40, 24, 20, 0.5, 1e-2
+VOCABULARY, WIDTH, STEPS, CLIP, RATE = 40, 24, 20, 0.5, 2e-3
 
 
 class Model(nn.Module):

@@ -19,6 +19,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_indices.hpp"
+#include "trackbed/square_bins.hpp"
 #include "trackbed/sum_ranks.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
@@ -266,12 +267,23 @@ void sum_ranks(nb::list buffers, std::int64_t number, std::size_t start, std::si
   trackbed::sum_ranks(sum, static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
+// Adds to `bins`, which holds the low words and then the high ones.
+template <class Element>
+void add_squares(Array<const Element> numbers, Array<std::uint64_t> bins, int num_threads, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const nb::gil_scoped_release no_gil;
+  trackbed::add_squares<Element>(span_of(numbers), structures_of<trackbed::SquareBins>(bins).front(), num_threads,
+                                 poll);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("sum_ranks", &sum_ranks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);
+  m.def("add_squares", &add_squares<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("add_squares", &add_squares<std::uint16_t>, nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);

@@ -26,6 +26,13 @@ def small_indices(
     poll: _Poll,
     /,
 ) -> int: ...
+def add_squares(
+    numbers: npt.NDArray[np.unsignedinteger[Any]],
+    bins: npt.NDArray[np.uint64],
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> None: ...
 def sum_ranks(
     buffers: list[npt.NDArray[Any]],
     number: int,

@@ -30,6 +30,8 @@ __all__ = [
     "permute_blocks",
     "sample_index",
     "small_indices",
+    "square_bins",
+    "sum_ranks",
 ]
 
 
@@ -103,6 +105,36 @@ def balanced_blend(
     datasets = np.repeat(np.arange(len(sizes)), sizes)
     samples = np.concatenate([np.arange(size) for size in sizes])
     return datasets[permuted], samples[permuted]
+
+
+def square_bins(numbers: npt.NDArray[np.float32]) -> list[int]:
+    """Sums of the squares of mantissas, one for each exponent.
+
+    >>> square_bins(np.array([1.0, -1.0, 1.5], dtype=np.float32))[127] / 2**46
+    4.25
+    """
+    bins = [0] * 256
+    for bits in numbers.view(np.uint32).tolist():
+        exponent = bits >> 23 & 0xFF
+        bins[exponent] += ((bits & 0x7FFFFF) + (0x800000 if exponent else 0)) ** 2
+    return bins
+
+
+def sum_ranks(
+    buffers: list[npt.NDArray[Any]], *, factor: float, divisor: int, owner: int | None
+) -> list[npt.NDArray[Any]]:
+    """Buffers of all ranks after the sum; float32 and float64 only.
+
+    >>> sum_ranks([np.float32([1]), np.float32([2]), np.float32([4])], factor=0.5, divisor=1, owner=1)
+    [array([0.5], dtype=float32), array([3.5], dtype=float32), array([2.], dtype=float32)]
+    """
+    products = [buffer * buffer.dtype.type(factor) for buffer in buffers]
+    terms = products
+    while len(terms) > 1:
+        half = (len(terms) + 1) // 2
+        terms = [terms[i] + terms[i + half] if i + half < len(terms) else terms[i] for i in range(half)]
+    total = terms[0] / buffers[0].dtype.type(divisor)
+    return [total if owner in (None, rank) else product for rank, product in enumerate(products)]
 
 
 def narrow(source: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], int]:

@@ -1,28 +1,130 @@
-"""stub until merged"""
+"""Norm of gradients, with the same bits however they are cut, ordered or distributed.
 
-from typing import Any
+The square of a float32 number is an integer times a power of two, so sums of them are computed exactly, in integers,
+and rounded once at the end.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
 import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.grads.collectives.arrays import array_of
+from trackbed.kernels import square_bins
+
+__all__ = ["SquareSum", "global_norm"]
+
+_UNIT: Final = -300
+"""Binary exponent of the unit in which sums are counted: twice that of the smallest float32, and 2 more."""
+_LIMB_BITS: Final = 40
+_NUM_LIMBS: Final = 18
+"""Limbs of 40 bits hold the squares of 2**164 numbers of the largest size; 2**23 ranks can add theirs in 64 bits."""
+_INFINITE: Final = 255
+"""Exponent bits of infinities and NaNs."""
+_CHUNK: Final = 1 << 24
 
 
+def global_norm(gradients: Iterable[torch.Tensor]) -> float:
+    """Square root of the sum of all squares, correctly rounded. Does not communicate.
+
+    Args:
+        gradients: tensors of this process, of any shape, in float32, bfloat16 or float16; of float64, each square is
+            rounded to float64 first.
+
+    Returns:
+        The norm; NaN if there is a NaN, else infinite if there is an infinity.
+
+    >>> global_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
+    5.0
+    """
+    return SquareSum.of(gradients).norm()
+
+
+@dataclass(frozen=True, slots=True)
 class SquareSum:
-    def __init__(self, v):
-        self.v = v
+    """Exact sum of squares."""
+
+    units: int = 0
+    """The sum of the finite numbers' squares, in multiples of 2**-300."""
+    num_nan: int = 0
+    """Number of tensors with a NaN."""
+    num_infinite: int = 0
+    """Number of tensors with an infinity."""
 
     @classmethod
-    def of(cls, ts):
-        import math
-
-        return cls(sum(float(t.double().square().sum()) for t in ts))
-
-    def numbers(self):
-        return np.array([self.v]).view(np.int64)
+    def of(cls, tensors: Iterable[torch.Tensor]) -> Self:
+        """Sums the squares of all elements of some tensors."""
+        total = cls()
+        for tensor in tensors:
+            for chunk in tensor.detach().reshape(-1).split(_CHUNK):  # type: ignore[no-untyped-call]
+                total += _sum_of(cls, chunk)
+        return total
 
     @classmethod
-    def total(cls, rows):
-        return cls(float(rows.view(np.float64).sum()))
+    def total(cls, rows: npt.NDArray[np.int64]) -> Self:
+        """Adds the sums of several ranks.
 
-    def norm(self):
-        return self.v**0.5
-def global_norm(gs):
-    import math
-    return math.sqrt(sum(float(g.double().square().sum()) for g in gs))
+        Args:
+            rows: `[ranks, K]` the `numbers()` of each rank.
+        """
+        nan, infinite, *limbs = (int(column) for column in rows.sum(axis=0, dtype=np.int64))
+        return cls(sum(limb << _LIMB_BITS * place for place, limb in enumerate(limbs)), nan, infinite)
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(
+            self.units + other.units, self.num_nan + other.num_nan, self.num_infinite + other.num_infinite
+        )
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """`[K]` numbers whose elementwise sum over ranks is that of the sum of all, for up to 2**23 ranks."""
+        mask = (1 << _LIMB_BITS) - 1
+        limbs = [self.units >> _LIMB_BITS * place & mask for place in range(_NUM_LIMBS)]
+        return np.array([self.num_nan, self.num_infinite, *limbs], dtype=np.int64)
+
+    def norm(self) -> float:
+        """Square root of the sum, correctly rounded."""
+        if self.num_nan or self.num_infinite:
+            return math.nan if self.num_nan else math.inf
+        # Twice as many bits as a float has, of which the last says whether any are missing.
+        shift = max(0, 130 - self.units.bit_length()) // 2 * 2
+        root = math.isqrt(self.units << shift)
+        if root * root != self.units << shift:
+            root = root << 1 | 1
+            shift += 2
+        return math.ldexp(root, (_UNIT - shift) // 2)
+
+
+def _sum_of(kind: type[SquareSum], vector: torch.Tensor) -> SquareSum:
+    vector = vector.cpu()
+    if vector.dtype == torch.float64:
+        return _sum_of_doubles(kind, vector.numpy())
+    if vector.dtype == torch.float16:
+        vector = vector.float()
+    bins = square_bins(array_of(vector.contiguous()))
+    squares = [low + (high << 64) for low, high in zip(*bins.tolist(), strict=True)]
+    if squares[_INFINITE]:
+        has_nan = bool(torch.isnan(vector).any())
+        return kind(0, int(has_nan), int(not has_nan))
+    return kind(sum(square << 2 * max(exponent, 1) for exponent, square in enumerate(squares) if square))
+
+
+def _sum_of_doubles(kind: type[SquareSum], vector: npt.NDArray[np.float64]) -> SquareSum:
+    with np.errstate(over="ignore", under="ignore"):
+        squares = vector * vector
+    if not np.isfinite(squares).all():
+        has_nan = bool(np.isnan(squares).any())
+        return kind(0, int(has_nan), int(not has_nan))
+    mantissas, exponents = np.frexp(squares)
+    integers = np.ldexp(mantissas, 53).astype(np.int64)
+    shifts = exponents.astype(np.int64) - 53 - _UNIT
+    units = 0
+    for shift in np.unique(shifts).tolist():
+        chosen = integers[shifts == shift]
+        low, high = int((chosen & 0x3FFFFFF).sum()), int((chosen >> 26).sum())
+        total = low + (high << 26)
+        units += total << shift if shift >= 0 else total >> -shift
+    return kind(units)
