@@ -7,7 +7,7 @@ and rounded once at the end.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -55,29 +55,27 @@ class SquareSum:
     num_infinite: int = 0
     """Number of tensors with an infinity."""
 
-    @classmethod
-    def of(cls, tensors: Iterable[torch.Tensor]) -> Self:
+    @staticmethod
+    def of(tensors: Iterable[torch.Tensor]) -> "SquareSum":
         """Sums the squares of all elements of some tensors."""
-        total = cls()
+        total = SquareSum()
         for tensor in tensors:
             for chunk in tensor.detach().reshape(-1).split(_CHUNK):  # type: ignore[no-untyped-call]
-                total += _sum_of(cls, chunk)
+                total += _sum_of(chunk)
         return total
 
-    @classmethod
-    def total(cls, rows: npt.NDArray[np.int64]) -> Self:
+    @staticmethod
+    def total(rows: npt.NDArray[np.int64]) -> "SquareSum":
         """Adds the sums of several ranks.
 
         Args:
             rows: `[ranks, K]` the `numbers()` of each rank.
         """
         nan, infinite, *limbs = (int(column) for column in rows.sum(axis=0, dtype=np.int64))
-        return cls(sum(limb << _LIMB_BITS * place for place, limb in enumerate(limbs)), nan, infinite)
+        return SquareSum(sum(limb << _LIMB_BITS * place for place, limb in enumerate(limbs)), nan, infinite)
 
-    def __add__(self, other: Self) -> Self:
-        return type(self)(
-            self.units + other.units, self.num_nan + other.num_nan, self.num_infinite + other.num_infinite
-        )
+    def __add__(self, other: "SquareSum") -> "SquareSum":
+        return SquareSum(self.units + other.units, self.num_nan + other.num_nan, self.num_infinite + other.num_infinite)
 
     def numbers(self) -> npt.NDArray[np.int64]:
         """`[K]` numbers whose elementwise sum over ranks is that of the sum of all, for up to 2**23 ranks."""
@@ -98,26 +96,26 @@ class SquareSum:
         return math.ldexp(root, (_UNIT - shift) // 2)
 
 
-def _sum_of(kind: type[SquareSum], vector: torch.Tensor) -> SquareSum:
+def _sum_of(vector: torch.Tensor) -> SquareSum:
     vector = vector.cpu()
     if vector.dtype == torch.float64:
-        return _sum_of_doubles(kind, vector.numpy())
+        return _sum_of_doubles(vector.numpy())
     if vector.dtype == torch.float16:
         vector = vector.float()
     bins = square_bins(array_of(vector.contiguous()))
     squares = [low + (high << 64) for low, high in zip(*bins.tolist(), strict=True)]
     if squares[_INFINITE]:
         has_nan = bool(torch.isnan(vector).any())
-        return kind(0, int(has_nan), int(not has_nan))
-    return kind(sum(square << 2 * max(exponent, 1) for exponent, square in enumerate(squares) if square))
+        return SquareSum(0, int(has_nan), int(not has_nan))
+    return SquareSum(sum(square << 2 * max(exponent, 1) for exponent, square in enumerate(squares) if square))
 
 
-def _sum_of_doubles(kind: type[SquareSum], vector: npt.NDArray[np.float64]) -> SquareSum:
+def _sum_of_doubles(vector: npt.NDArray[np.float64]) -> SquareSum:
     with np.errstate(over="ignore", under="ignore"):
         squares = vector * vector
     if not np.isfinite(squares).all():
         has_nan = bool(np.isnan(squares).any())
-        return kind(0, int(has_nan), int(not has_nan))
+        return SquareSum(0, int(has_nan), int(not has_nan))
     mantissas, exponents = np.frexp(squares)
     integers = np.ldexp(mantissas, 53).astype(np.int64)
     shifts = exponents.astype(np.int64) - 53 - _UNIT
@@ -127,4 +125,4 @@ def _sum_of_doubles(kind: type[SquareSum], vector: npt.NDArray[np.float64]) -> S
         low, high = int((chosen & 0x3FFFFFF).sum()), int((chosen >> 26).sum())
         total = low + (high << 26)
         units += total << shift if shift >= 0 else total >> -shift
-    return kind(units)
+    return SquareSum(units)
