@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.collectives.arrays import array_of
+from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import sum_ranks
 
-__all__ = ["reduce_scatter_with_fp32_accumulation"]
+__all__ = ["ReceivedShards", "receive_shards", "reduce_scatter_with_fp32_accumulation"]
 
 
 def reduce_scatter_with_fp32_accumulation(
@@ -37,32 +37,45 @@ def reduce_scatter_with_fp32_accumulation(
     if op != dist.ReduceOp.SUM:
         msg = f"op must be ReduceOp.SUM, but is {op}"
         raise ArgumentError(msg)
-    num_ranks = dist.get_world_size(group)
-    if input_tensor.numel() % num_ranks != 0:
-        msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
-        raise ArgumentError(msg)
-    received = torch.empty_like(input_tensor)
-    work = dist.all_to_all_single(received, input_tensor, group=group, async_op=async_op)
-    shards = ReceivedShards(work, received.view(num_ranks, -1), output_tensor)
+    shards = receive_shards(output_tensor, input_tensor, group)
     if async_op:
         return shards
     shards.wait()
     return None
 
 
+def receive_shards(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *, divisor: int = 1
+) -> "ReceivedShards":
+    """Begins the same reduce-scatter, and divides the sum.
+
+    Raises:
+        ArgumentError: a size that cannot be divided by the number of ranks.
+    """
+    num_ranks = dist.get_world_size(group)
+    if input_tensor.numel() % num_ranks != 0:
+        msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
+        raise ArgumentError(msg)
+    received = torch.empty_like(input_tensor)
+    work = dist.all_to_all_single(received, input_tensor, group=group, async_op=True)
+    return ReceivedShards(work, received.view(num_ranks, -1), output_tensor, divisor)
+
+
 class ReceivedShards:
     """Parts of all ranks' tensors that are on their way, and the tensor that gets their sum.
 
     Args:
-        work: transfer of the parts; None if it is over.
+        work: transfer of the parts.
         received: `[ranks, N / ranks]` parts, once the transfer is over.
         output: `[N / ranks]` gets the sum.
+        divisor: number by which the sum is divided.
     """
 
-    def __init__(self, work: Any, received: torch.Tensor, output: torch.Tensor) -> None:
+    def __init__(self, work: Any, received: torch.Tensor, output: torch.Tensor, divisor: int) -> None:
         self._work = work
         self._received = received
         self._output = output
+        self._divisor = divisor
 
     def wait(self, *timeout: Any) -> bool:
         """Waits for the transfer, and adds the parts.
@@ -70,28 +83,27 @@ class ReceivedShards:
         Args:
             timeout: passed on to the `wait` of the transfer.
         """
-        if self._work is not None:
-            self._work.wait(*timeout)
-        _sum_rows(self._received)
+        self._work.wait(*timeout)
+        _sum_rows(self._received, self._divisor)
         self._output.copy_(self._received[0].view_as(self._output))
         return True
 
     def is_completed(self) -> bool:
         """True if the parts are here."""
-        return self._work is None or bool(self._work.is_completed())
+        return bool(self._work.is_completed())
 
     def get_future(self) -> Any:
         """Future of the transfer."""
         return self._work.get_future()
 
 
-def _sum_rows(rows: torch.Tensor) -> None:
-    """Sums the rows in tree order, into the first one."""
-    if rows.device.type == "cpu":
-        sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], owner=0)
+def _sum_rows(rows: torch.Tensor, divisor: int) -> None:
+    """Sums the rows in tree order, and puts the sum, divided and rounded, into the first one."""
+    if rows.device.type == "cpu" and rows.dtype in SUMMABLE:
+        sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], divisor=divisor, owner=0)
         return
     terms = list(rows.to(torch.promote_types(rows.dtype, torch.float32)))
     while len(terms) > 1:
         half = (len(terms) + 1) // 2
         terms = [terms[i] + terms[i + half] if i + half < len(terms) else terms[i] for i in range(half)]
-    rows[0].copy_(terms[0])
+    rows[0].copy_(terms[0] / divisor if divisor != 1 else terms[0])

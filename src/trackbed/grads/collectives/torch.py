@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from trackbed.grads.collectives.fp32_accumulation import reduce_scatter_with_fp32_accumulation
+from trackbed.grads.collectives.fp32_accumulation import receive_shards
 from trackbed.grads.collectives.protocol import DONE, BackendError, Exchange, Label, Work, shard_of
 
 __all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
@@ -50,11 +50,12 @@ def is_replaced() -> bool:
 class TorchCollectives:
     """Collectives of a torch process group. See `Collectives`.
 
-    An all-reduce adds in the order of the backend, and so does a reduce-scatter without `fp32_accumulation`.
+    An all-reduce adds in the order of the backend. A reduce-scatter adds in float32 and in the order of `Collectives`,
+    on a GPU only with `fp32_accumulation`.
 
     Args:
         process_group: process group.
-        fp32_accumulation: True for a reduce-scatter that adds in float32 and in the order of `Collectives`.
+        fp32_accumulation: True to add in float32 on a GPU too.
     """
 
     def __init__(self, process_group: Any, *, fp32_accumulation: bool = False) -> None:
@@ -94,16 +95,23 @@ class TorchCollectives:
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
         _scale(buffers, scale)
-        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-        adds_here = self._fp32_accumulation and not is_replaced()
-        reduce = reduce_scatter_with_fp32_accumulation if adds_here else dist_reduce_scatter_func
-        manager = contextlib.nullcontext() if adds_here else self._coalesced(buffers)
-        with manager as coalesced:
-            works = [
-                reduce(shard_of(buffer, self.rank(), self.size()), buffer, op=op, group=self._group, async_op=True)
-                for buffer in buffers
+        shards = [shard_of(buffer, self.rank(), self.size()) for buffer in buffers]
+        device = buffers[0].device
+        # The reduce-scatter of gloo takes as long as three all-reduces, and its work has no timeout.
+        if (self._fp32_accumulation or device.type == "cpu") and not is_replaced():
+            divisor = self.size() if average else 1
+            received = [
+                receive_shards(shard, buffer, self._group, divisor=divisor)
+                for shard, buffer in zip(shards, buffers, strict=True)
             ]
-        return _work_of(works, coalesced, device=buffers[0].device)
+            return TorchWork(received, device)
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        with self._coalesced(buffers) as coalesced:
+            works = [
+                dist_reduce_scatter_func(shard, buffer, op=op, group=self._group, async_op=True)
+                for shard, buffer in zip(shards, buffers, strict=True)
+            ]
+        return _work_of(works, coalesced, device=device)
 
     def all_gather(
         self,
