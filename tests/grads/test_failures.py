@@ -2,15 +2,13 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from launching import environments
+from launching import run_script
 
-HERE = Path(__file__).parent
+SCRIPT = Path(__file__).with_name("failing_rank.py")
 RANKS = 3
 MESSAGES = {
     "exception": "Boom: the original message",
@@ -28,18 +26,7 @@ WAYS = ("shared_memory", "torch")
 
 def run(trials, timeout, limit, gone=None):
     """What each trial left on each rank but the one that is gone."""
-    command = [sys.executable, "-W", "ignore", str(HERE / "failing_rank.py"), json.dumps(trials), str(timeout)]
-    ranks = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for environment in environments(RANKS)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=limit)[0] for number, rank in enumerate(ranks) if number != gone]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    return [[json.loads(line) for line in output.splitlines()] for output in outputs]
+    return run_script(SCRIPT, RANKS, json.dumps(trials), timeout, limit_seconds=limit, gone=gone)
 
 
 def check(trial, results):

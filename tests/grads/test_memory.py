@@ -1,14 +1,13 @@
 """Memory of two ranks, and the bytes that they move."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from launching import environments
+from launching import run_script
 
+SCRIPT = Path(__file__).with_name("memory_rank.py")
 RANKS = 2
 OVERLAP = {"overlap_grad_reduce": True}
 SHARDED = {**OVERLAP, "use_distributed_optimizer": True, "overlap_param_gather": True}
@@ -25,21 +24,8 @@ CASES = {
 def measured():
     """Figures of each case, of each rank."""
     cases = json.dumps([(dtype, options) for dtype, options, _ in CASES.values()])
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("memory_rank.py")), cases]
-    ranks = [
-        # Else the heap keeps what was freed.
-        subprocess.Popen(
-            command, env={**environment, "MALLOC_MMAP_THRESHOLD_": "1000000"}, stdout=subprocess.PIPE, text=True
-        )
-        for environment in environments(RANKS)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    of_ranks = [[json.loads(line) for line in output.splitlines()] for output in outputs]
+    # Else the heap keeps what was freed.
+    of_ranks = run_script(SCRIPT, RANKS, cases, limit_seconds=120, MALLOC_MMAP_THRESHOLD_="1000000")
     return dict(zip(CASES, zip(*of_ranks, strict=True), strict=True))
 
 

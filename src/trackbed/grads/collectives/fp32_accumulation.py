@@ -76,6 +76,7 @@ class ReceivedShards:
         self._received = received
         self._output = output
         self._divisor = divisor
+        self._is_added = False
 
     def wait(self, *timeout: Any) -> bool:
         """Waits for the transfer, and adds the parts.
@@ -84,8 +85,10 @@ class ReceivedShards:
             timeout: passed on to the `wait` of the transfer.
         """
         self._work.wait(*timeout)
-        _sum_rows(self._received, self._divisor)
-        self._output.copy_(self._received[0].view_as(self._output))
+        if not self._is_added:
+            self._is_added = True
+            _sum_rows(self._received, self._divisor)
+            self._output.copy_(self._received[0].view_as(self._output))
         return True
 
     def is_completed(self) -> bool:

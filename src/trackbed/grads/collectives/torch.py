@@ -168,17 +168,23 @@ class TorchWork:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for all works."""
         while self.works:
-            try:
-                if self._is_cpu and seconds is not None and not self.works[0].is_completed():
-                    self.works[0].wait(timedelta(seconds=seconds))
-                else:
-                    self.works[0].wait()
-            except RuntimeError as error:
-                if not self.works[0].is_completed():
-                    return False
-                msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
-                raise BackendError(msg) from error
+            if not self._wait_for(self.works[0], seconds):
+                return False
             del self.works[0]
+        return True
+
+    def _wait_for(self, work: Any, seconds: float | None) -> bool:
+        if self._is_cpu and seconds is not None and not work.is_completed():
+            # A wait that times out raises the same type of error as one for a work that fails.
+            with contextlib.suppress(RuntimeError):
+                work.wait(timedelta(seconds=seconds))
+            if not work.is_completed():
+                return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
+            raise BackendError(msg) from error
         return True
 
     def is_done(self) -> bool:
