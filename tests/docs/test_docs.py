@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import os
 import re
 import subprocess
 import sys
@@ -83,3 +84,15 @@ def test_the_readme_says_what_was_measured_and_where():
     figures = README.split("## Figures")[1].split("## ")[0]
     assert "| times better |" in figures
     assert re.search(r"on .*, \d+ cores, \d+ GiB", figures)
+
+
+def test_the_page_on_training_runs_alone_and_its_loop_on_two_ranks(tmp_path):
+    programs = snippets("python", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
+    whole = tmp_path / "whole.py"
+    whole.write_text("\n".join(programs))
+    subprocess.run([sys.executable, "-W", "ignore", whole], cwd=tmp_path, check=True)
+    assert '"traceEvents"' in (tmp_path / "trace.json").read_text()
+    loop = tmp_path / "loop.py"
+    loop.write_text(programs[0])
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*launcher, loop], cwd=tmp_path, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -56,7 +56,7 @@ def agree(group: Group, lines: Sequence[str]) -> None:
     theirs, others = of_ranks[rank], of_ranks[usual]
     pairs = itertools.zip_longest(theirs, others, fillvalue="no further parameter")
     here, there = next((one, other) for one, other in pairs if one != other)
-    msg = f"the model and its options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
+    msg = f"model and options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
     raise CollectiveError(msg)
 
 

@@ -22,7 +22,7 @@ class DistributedDataParallelConfig:
     """
 
     grad_reduce_in_fp32: bool = False
-    """True to accumulate and reduce gradients in float32, whatever the type of the parameters."""
+    """True to accumulate and reduce gradients in float32, for parameters of any type."""
 
     overlap_grad_reduce: bool = False
     """True to reduce each bucket as soon as its gradients are there, during the backward pass."""

@@ -84,7 +84,7 @@ class IssueOrder:
             self._check.finish(waiter)
 
     def reset(self, *, has_gradients: bool) -> None:
-        """Prepares for the next step, if this one has begun. Waits for reductions that are running.
+        """Prepares for the next step. Waits for reductions that are running.
 
         Args:
             has_gradients: True if gradients that the groups do not count may have arrived in this step.

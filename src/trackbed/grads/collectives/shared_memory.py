@@ -232,7 +232,7 @@ def control_bytes(size: int) -> int:
 class _Meeting:
     """Brings the ranks together before and after each operation, and checks that all are at the same one.
 
-    Each rank has a counter of operations that it has begun, one of those it has ended, and a place for its label, which
+    Each rank has a counter of operations it started, one of those it ended, and a place for its label, which
     is written before the first counter.
     """
 
@@ -255,7 +255,7 @@ class _Meeting:
         """Waits until all ranks have begun the operation.
 
         Raises:
-            CollectiveError: a rank has begun another one, or the collectives were stopped.
+            CollectiveError: a rank started another one, or the collectives were stopped.
         """
         self._begun += 1
         self._labels[self._rank, :3] = (kind, *label)
