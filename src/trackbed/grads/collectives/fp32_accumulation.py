@@ -9,7 +9,7 @@ from trackbed.errors import ArgumentError
 from trackbed.grads.collectives.arrays import array_of
 from trackbed.kernels import sum_ranks
 
-__all__ = ["reduce_scatter_with_fp32_accumulation"]
+__all__ = ["reduce_scatter_with_fp32_accumulation", "send_shards"]
 
 
 def reduce_scatter_with_fp32_accumulation(
@@ -41,13 +41,25 @@ def reduce_scatter_with_fp32_accumulation(
     if input_tensor.numel() % num_ranks != 0:
         msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
         raise ArgumentError(msg)
-    received = torch.empty_like(input_tensor)
-    work = dist.all_to_all_single(received, input_tensor, group=group, async_op=async_op)
-    shards = ReceivedShards(work, received.view(num_ranks, -1), output_tensor)
+    shards = send_shards(output_tensor, input_tensor, group, divisor=1)
     if async_op:
         return shards
     shards.wait()
     return None
+
+
+def send_shards(output: torch.Tensor, sent: torch.Tensor, group: Any, *, divisor: int) -> "ReceivedShards":
+    """Begins a reduce-scatter, which its `wait()` finishes.
+
+    Args:
+        output: `[N / ranks]` gets this rank's part of the sum.
+        sent: `[N]` numbers to send, N a multiple of the number of ranks.
+        group: process group; None for all ranks.
+        divisor: the sum is divided by it before it is rounded, at least 1.
+    """
+    received = torch.empty_like(sent)
+    work = dist.all_to_all_single(received, sent, group=group, async_op=True)
+    return ReceivedShards(work, received.view(dist.get_world_size(group), -1), output, divisor)
 
 
 class ReceivedShards:
@@ -57,12 +69,14 @@ class ReceivedShards:
         work: transfer of the parts; None if it is over.
         received: `[ranks, N / ranks]` parts, once the transfer is over.
         output: `[N / ranks]` gets the sum.
+        divisor: the sum is divided by it before it is rounded.
     """
 
-    def __init__(self, work: Any, received: torch.Tensor, output: torch.Tensor) -> None:
+    def __init__(self, work: Any, received: torch.Tensor, output: torch.Tensor, divisor: int) -> None:
         self._work = work
         self._received = received
         self._output = output
+        self._divisor = divisor
 
     def wait(self, *timeout: Any) -> bool:
         """Waits for the transfer, and adds the parts.
@@ -72,7 +86,7 @@ class ReceivedShards:
         """
         if self._work is not None:
             self._work.wait(*timeout)
-        _sum_rows(self._received)
+        _sum_rows(self._received, self._divisor)
         self._output.copy_(self._received[0].view_as(self._output))
         return True
 
@@ -85,13 +99,13 @@ class ReceivedShards:
         return self._work.get_future()
 
 
-def _sum_rows(rows: torch.Tensor) -> None:
-    """Sums the rows in tree order, into the first one."""
+def _sum_rows(rows: torch.Tensor, divisor: int) -> None:
+    """Sums the rows in tree order, into the first one, and divides the sum."""
     if rows.device.type == "cpu":
-        sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], owner=0)
+        sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], divisor=divisor, owner=0)
         return
     terms = list(rows.to(torch.promote_types(rows.dtype, torch.float32)))
     while len(terms) > 1:
         half = (len(terms) + 1) // 2
         terms = [terms[i] + terms[i + half] if i + half < len(terms) else terms[i] for i in range(half)]
-    rows[0].copy_(terms[0])
+    rows[0].copy_(terms[0] / divisor)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from trackbed.grads.collectives.fp32_accumulation import reduce_scatter_with_fp32_accumulation
+from trackbed.grads.collectives.fp32_accumulation import send_shards
 from trackbed.grads.collectives.protocol import DONE, BackendError, Exchange, Label, Work, shard_of
 
 __all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
@@ -94,14 +94,15 @@ class TorchCollectives:
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
         _scale(buffers, scale)
+        shards = [(shard_of(buffer, self.rank(), self.size()), buffer) for buffer in buffers]
+        if self._fp32_accumulation and not is_replaced():
+            divisor = self.size() if average else 1
+            works = [send_shards(own, buffer, self._group, divisor=divisor) for own, buffer in shards]
+            return _work_of(works, None, device=buffers[0].device)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-        adds_here = self._fp32_accumulation and not is_replaced()
-        reduce = reduce_scatter_with_fp32_accumulation if adds_here else dist_reduce_scatter_func
-        manager = contextlib.nullcontext() if adds_here else self._coalesced(buffers)
-        with manager as coalesced:
+        with self._coalesced(buffers) as coalesced:
             works = [
-                reduce(shard_of(buffer, self.rank(), self.size()), buffer, op=op, group=self._group, async_op=True)
-                for buffer in buffers
+                dist_reduce_scatter_func(own, buffer, op=op, group=self._group, async_op=True) for own, buffer in shards
             ]
         return _work_of(works, coalesced, device=buffers[0].device)
 
@@ -124,7 +125,7 @@ class TorchCollectives:
     def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
         """Sends a few numbers to all ranks."""
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
-        mine = torch.from_numpy(numbers).to(device)
+        mine = torch.tensor(numbers, device=device)
         received = torch.empty(self.size() * len(numbers), dtype=torch.int64, device=device)
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(received, mine, group=self._group, async_op=True)
@@ -134,7 +135,13 @@ class TorchCollectives:
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
-        works = [dist.broadcast(tensor, group=self._group, group_src=source, async_op=True) for tensor in tensors]
+        works = []
+        for tensor in tensors:
+            content = tensor.detach().contiguous()
+            works.append(dist.broadcast(content, group=self._group, group_src=source, async_op=True))
+            if content.data_ptr() != tensor.data_ptr():  # gloo sends tensors with gaps in another order
+                works.pop().wait()
+                tensor.detach().copy_(content)
         return _work_of(works, None, device=tensors[0].device) if works else DONE
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
@@ -160,14 +167,17 @@ class TorchWork:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for all works."""
         while self.works:
+            is_limited = self._is_cpu and seconds is not None and not self.works[0].is_completed()
             try:
-                if self._is_cpu and seconds is not None and not self.works[0].is_completed():
-                    self.works[0].wait(timedelta(seconds=seconds))
+                if is_limited:
+                    self.works[0].wait(timedelta(seconds=seconds or 0))
                 else:
                     self.works[0].wait()
             except RuntimeError as error:
-                if not self.works[0].is_completed():
+                if is_limited and not self.works[0].is_completed():
                     return False
+                if is_limited:  # it ended after the time was up: another wait says how
+                    continue
                 msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
                 raise BackendError(msg) from error
             del self.works[0]
