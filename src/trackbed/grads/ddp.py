@@ -15,7 +15,7 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Label, TorchCollectives
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.forward_hooks import modules_to_hook
+from trackbed.grads.forward_hooks import is_compiled, modules_to_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
@@ -241,6 +241,8 @@ class DistributedDataParallel(torch.nn.Module):
                 dict.fromkeys(self.param_to_bucket_group[p] for p in params if p in self.param_to_bucket_group)
             )
             hook = self._make_forward_pre_hook(groups)
+            if is_compiled(module):  # waiting must not be traced
+                hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
             self.remove_forward_pre_hook_handles[module] = module.register_forward_pre_hook(hook)
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
