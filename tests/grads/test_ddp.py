@@ -69,9 +69,8 @@ def test_the_first_step_needs_no_counts_and_later_ones_issue_all_but_the_last_bu
         timeline = Timeline()
         wrapper = wrap(group, layers(4, 3, 3, 2), observer=timeline, **OVERLAP)
         counts = []
-        wrapper.module[0].register_forward_hook(
-            lambda module, args, output: output.register_hook(lambda gradient: counts.append(len(timeline.events)))
-        )
+
+        wrapper.module[0].weight.register_hook(lambda gradient: counts.append(len(timeline.events)))
         for step in range(3):
             wrapper.zero_grad_buffer()
             backward(wrapper, group.rank + step)
@@ -79,7 +78,7 @@ def test_the_first_step_needs_no_counts_and_later_ones_issue_all_but_the_last_bu
             wrapper.finish_grad_sync()
         num = len(wrapper.bucket_groups)
         assert num == 3
-        # Before the gradients of the first layer, and after backward.
+        # Before the last gradient, and after backward.
         assert counts == [0, 0, num + num - 1, 2 * num, 2 * num + num - 1, 3 * num]
         return [(event.step, event.bucket) for event in timeline.events]
 
