@@ -10,7 +10,7 @@ from trackbed.grads import DistributedDataParallelConfig, _ParamAndGradBuffer
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a buffer needs of a process group."""
+    """The part of a process group that a buffer needs."""
 
     number: int = 0
     count: int = 1

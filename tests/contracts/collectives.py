@@ -21,7 +21,7 @@ MEMORY_BYTES = 1 << 23
 
 @dataclass
 class Rank:
-    """What a case gets: the collectives of one rank, and buffers on which they work."""
+    """Argument of a case: the collectives of one rank, and buffers on which they work."""
 
     collectives: Collectives
     group: Group
@@ -60,7 +60,7 @@ class Rank:
         return buffer
 
     def numbers(self, seed, count, dtype, rank=None):
-        """What a rank (by default this one) puts into its buffer."""
+        """Numbers that a rank (by default this one) puts into its buffer."""
         rank = self.number if rank is None else rank
         generator = torch.Generator().manual_seed(1000 * seed + rank)
         if dtype == torch.uint8:

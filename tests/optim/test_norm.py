@@ -35,9 +35,7 @@ def rounded_root(square):
     return float(Fraction(2 * root + (root * root != scaled), 1 << (scale // 2 + 1)))
 
 
-@given(
-    count=st.integers(0, 400), seed=st.integers(0, 2**32), low=st.floats(-18, 18), dtype=st.sampled_from(DTYPES[:3])
-)
+@given(count=st.integers(0, 400), seed=st.integers(0, 2**32), low=st.floats(-18, 18), dtype=st.sampled_from(DTYPES[:3]))
 def test_the_norm_is_rounded_correctly(count, seed, low, dtype):
     tensor = spread(count, seed, low=min(low, 4 if dtype == torch.float16 else 18)).to(dtype)
     tensor = tensor[torch.isfinite(tensor)]

@@ -114,7 +114,7 @@ class DistributedDataParallel(torch.nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the model."""
         if torch.is_grad_enabled():
-            # Its backward pass may fail before any gradient arrives: the step has begun all the same.
+            # Its backward pass may fail before any gradient arrives: the step counts all the same.
             self._is_touched[0] = True
         return self.module(*inputs, **kwargs)
 

@@ -87,7 +87,7 @@ class IssueOrder:
         """Prepares for the next step, if this one has begun. Waits for reductions that are running.
 
         Args:
-            has_begun: True if the step has begun, even if no group has counted a gradient.
+            has_begun: True if the step counts even where no group has counted a gradient.
         """
         if 0 < self._num_issued < len(self._groups) and self._num_ranks > 1:
             self._abandoned = (self._step, self._num_issued)

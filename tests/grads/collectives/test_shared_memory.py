@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collectives_launch import cases, outcomes
+from collectives_launch import outcomes
 from contracts.collectives import SHARED_MEMORY_CASES, Rank
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError
@@ -16,15 +16,11 @@ def test_threads_keep_the_contract(case, size):
     run_ranks(size, lambda group: SHARED_MEMORY_CASES[case](Rank.sharing(group)))
 
 
-@pytest.fixture(scope="module")
-def of_processes(tmp_path_factory):
-    return outcomes(tmp_path_factory.mktemp("ranks"), "shared_memory")
-
-
 @pytest.mark.dist
-@pytest.mark.parametrize("name", cases("shared_memory"))
-def test_processes_keep_the_contract(of_processes, name):
-    assert of_processes[name] == {}
+def test_processes_keep_the_contract(tmp_path):
+    found = outcomes(tmp_path, "shared_memory")
+    assert len(found) > 40
+    assert {name: errors for name, errors in found.items() if errors} == {}
 
 
 def test_a_buffer_elsewhere_is_refused():

@@ -2,15 +2,11 @@
 
 import pytest
 
-from collectives_launch import cases, outcomes
-
-
-@pytest.fixture(scope="module")
-def of_processes(tmp_path_factory):
-    return outcomes(tmp_path_factory.mktemp("ranks"), "torch")
+from collectives_launch import outcomes
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", cases("torch"))
-def test_processes_keep_the_contract(of_processes, name):
-    assert of_processes[name] == {}
+def test_processes_keep_the_contract(tmp_path):
+    found = outcomes(tmp_path, "torch")
+    assert len(found) > 40
+    assert {name: errors for name, errors in found.items() if errors} == {}
