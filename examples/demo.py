@@ -2,12 +2,13 @@
 
     python examples/demo.py --output demo-out
 
-Trains a tokenizer, writes three indexed files, blends them, trains a small GPT in one process, trains it again
-and stops half-way, resumes in a third process, and compares the losses.
+Trains a tokenizer, writes three indexed files, blends them, trains a small GPT on two ranks with a sharded optimizer,
+trains it again and stops half-way, resumes on one rank with twice as many micro-batches, and compares the losses.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -60,10 +61,11 @@ def make_tokens(folder: Path, texts: dict[str, Path]) -> tuple[Path, dict[str, s
     return tokenizer, prefixes, tokens
 
 
-def run(job: Path, losses: Path, *options: str) -> dict[str, Any]:
-    """`train.py` in a process of its own."""
-    command = [sys.executable, str(Path(__file__).with_name("train.py")), str(job), "--losses", str(losses), *options]
-    subprocess.run(command, check=True)
+def run(job: Path, losses: Path, *options: str, ranks: int) -> dict[str, Any]:
+    """`train.py` in processes of its own, under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launcher, str(Path(__file__).with_name("train.py")), str(job), "--losses", str(losses), *options]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     found: dict[str, Any] = json.loads(losses.read_text())
     return found
 
@@ -94,19 +96,20 @@ def main() -> int:
         path_to_cache=str(folder / "cache"),
         steps=STEPS,
         batch_size=8,
+        micro_batch_size=4,
         sequence_length=128,
     )
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job), indent=1))
     half, state = str(STEPS // 2), str(folder / "state.pt")
-    whole = timed(f"a GPT trained for {STEPS} steps", lambda: run(path, folder / "whole.json"))
+    whole = timed(f"a GPT trained for {STEPS} steps on 2 ranks", lambda: run(path, folder / "whole.json", ranks=2))
     before = timed(
         f"trained again, and stopped after {half}",
-        lambda: run(path, folder / "before.json", "--stop-after", half, "--save", state),
+        lambda: run(path, folder / "before.json", "--stop-after", half, "--save", state, ranks=2),
     )
     after = timed(
-        "resumed in a new process, and trained to the end",
-        lambda: run(path, folder / "after.json", "--resume", state),
+        "resumed on 1 rank, and trained to the end",
+        lambda: run(path, folder / "after.json", "--resume", state, ranks=1),
     )
     identical = compare(whole, [before, after])
     draw(folder / "demo.png", whole, [before, after], list(prefixes), list(WEIGHTS.values()))

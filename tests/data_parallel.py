@@ -7,6 +7,7 @@ micro-batches of each rank.
 import contextlib
 import copy
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,22 @@ from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfi
 from trackbed.optim import DataParallelOptimizer, global_norm
 
 VOCABULARY, WIDTH, STEPS, CLIP, RATE = 40, 24, 20, 0.5, 2e-3
+
+
+TYPES = {
+    "fp32": (torch.float32, {}),
+    "bf16 with fp32 gradients": (torch.bfloat16, {"grad_reduce_in_fp32": True}),
+    "bf16": (torch.bfloat16, {}),
+}
+WAYS = {
+    f"{'sharded' if sharded else 'whole'}, {'overlap' if overlap else 'no overlap'}, {buckets}": {
+        "use_distributed_optimizer": sharded,
+        "overlap_grad_reduce": overlap,
+        "overlap_param_gather": sharded and overlap,
+        "bucket_size": None if buckets == "one bucket" else 700,
+    }
+    for sharded, overlap, buckets in itertools.product((False, True), (False, True), ("one bucket", "many buckets"))
+}
 
 
 class Model(nn.Module):

@@ -1,27 +1,10 @@
 """Training gives the same bits however gradients are cut, sharded and communicated."""
 
-import itertools
-
 import pytest
 import torch
 
-from data_parallel import Case, reference, torch_losses, train
+from data_parallel import TYPES, WAYS, Case, reference, torch_losses, train
 from trackbed.comm import run_ranks
-
-TYPES = {
-    "fp32": (torch.float32, {}),
-    "bf16 with fp32 gradients": (torch.bfloat16, {"grad_reduce_in_fp32": True}),
-    "bf16": (torch.bfloat16, {}),
-}
-WAYS = {
-    f"{'sharded' if sharded else 'whole'}, {'overlap' if overlap else 'no overlap'}, {buckets}": {
-        "use_distributed_optimizer": sharded,
-        "overlap_grad_reduce": overlap,
-        "overlap_param_gather": sharded and overlap,
-        "bucket_size": None if buckets == "one bucket" else 700,
-    }
-    for sharded, overlap, buckets in itertools.product((False, True), (False, True), ("one bucket", "many buckets"))
-}
 
 
 @pytest.fixture(autouse=True)

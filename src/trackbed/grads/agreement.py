@@ -1,6 +1,7 @@
 """Agreement of the ranks on what they wrap, and on how they communicate."""
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
@@ -44,24 +45,19 @@ def agree(group: Group, lines: Sequence[str]) -> None:
     """Collective over `group`: checks that all ranks have the same lines.
 
     Raises:
-        CollectiveError: they do not. The message has a rank that differs from rank 0, and the first lines that differ.
+        CollectiveError: they do not. The message has a rank that differs from most, and the first lines that differ.
     """
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    if len(set(group.all_gather(digest))) == 1:
+    digests = group.all_gather(hashlib.sha256("\n".join(lines).encode()).hexdigest())
+    if len(set(digests)) == 1:
         return
     of_ranks = group.all_gather(list(lines))
-    for rank, theirs in enumerate(of_ranks):
-        if theirs != of_ranks[0]:
-            place = next(
-                (i for i, (one, other) in enumerate(zip(theirs, of_ranks[0], strict=False)) if one != other),
-                min(len(theirs), len(of_ranks[0])),
-            )
-            here, there = (lines[place] if place < len(lines) else "nothing" for lines in (theirs, of_ranks[0]))
-            msg = (
-                f"the model and its options must be the same on every rank, but rank {rank} has {here}, and rank 0 has "
-                f"{there}"
-            )
-            raise CollectiveError(msg)
+    usual = max(range(len(digests)), key=lambda rank: (digests.count(digests[rank]), -rank))
+    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[usual])
+    theirs, others = of_ranks[rank], of_ranks[usual]
+    pairs = itertools.zip_longest(theirs, others, fillvalue="no further parameter")
+    here, there = next((one, other) for one, other in pairs if one != other)
+    msg = f"the model and its options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
+    raise CollectiveError(msg)
 
 
 def connect(

@@ -11,6 +11,7 @@ from trackbed.grads.observer import BucketObserver
 __all__ = ["Waiter"]
 
 _SLICE_SECONDS: Final = 0.05
+_LONGEST_SLICE_SECONDS: Final = 1.0
 _OBSERVATION: Final = 0.6
 """Part of the timeout after which the signs of life of the ranks are recorded, to be compared with those at its end."""
 
@@ -73,7 +74,7 @@ class Waiter:
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
             self._give_sign()
             # Hardly any time passes for a machine that was suspended, and all its ranks with it.
-            elapsed += min(time.monotonic() - began, 2 * _SLICE_SECONDS)
+            elapsed += min(time.monotonic() - began, _LONGEST_SLICE_SECONDS)
             if before is None and elapsed >= _OBSERVATION * timeout:
                 before = self._observe()
         late = work.late_ranks() if lost is None else []

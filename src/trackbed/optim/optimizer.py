@@ -1,5 +1,6 @@
 """Optimizer of the parameters that `DistributedDataParallel` wraps."""
 
+import copy
 import hashlib
 import math
 from collections.abc import Mapping
@@ -155,7 +156,7 @@ class DataParallelOptimizer:
                     "gives a state for any number of ranks and any layout"
                 )
                 raise ArgumentError(msg)
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))  # torch would share the tensors
         self._loss_scale.load_state_dict(state["loss_scale"])
         self._set_mains(state["main_params"])
 

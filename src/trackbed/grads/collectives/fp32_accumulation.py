@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.collectives.arrays import array_of
+from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import sum_ranks
 
-__all__ = ["reduce_scatter_with_fp32_accumulation", "send_shards"]
+__all__ = ["ReceivedShards", "receive_shards", "reduce_scatter_with_fp32_accumulation"]
 
 
 def reduce_scatter_with_fp32_accumulation(
@@ -37,39 +37,38 @@ def reduce_scatter_with_fp32_accumulation(
     if op != dist.ReduceOp.SUM:
         msg = f"op must be ReduceOp.SUM, but is {op}"
         raise ArgumentError(msg)
-    num_ranks = dist.get_world_size(group)
-    if input_tensor.numel() % num_ranks != 0:
-        msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
-        raise ArgumentError(msg)
-    shards = send_shards(output_tensor, input_tensor, group, divisor=1)
+    shards = receive_shards(output_tensor, input_tensor, group)
     if async_op:
         return shards
     shards.wait()
     return None
 
 
-def send_shards(output: torch.Tensor, sent: torch.Tensor, group: Any, *, divisor: int) -> "ReceivedShards":
-    """Begins a reduce-scatter, which its `wait()` finishes.
+def receive_shards(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *, divisor: int = 1
+) -> "ReceivedShards":
+    """Begins the same reduce-scatter, and divides the sum.
 
-    Args:
-        output: `[N / ranks]` gets this rank's part of the sum.
-        sent: `[N]` numbers to send, N a multiple of the number of ranks.
-        group: process group; None for all ranks.
-        divisor: the sum is divided by it before it is rounded, at least 1.
+    Raises:
+        ArgumentError: a size that cannot be divided by the number of ranks.
     """
-    received = torch.empty_like(sent)
-    work = dist.all_to_all_single(received, sent, group=group, async_op=True)
-    return ReceivedShards(work, received.view(dist.get_world_size(group), -1), output, divisor)
+    num_ranks = dist.get_world_size(group)
+    if input_tensor.numel() % num_ranks != 0:
+        msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
+        raise ArgumentError(msg)
+    received = torch.empty_like(input_tensor)
+    work = dist.all_to_all_single(received, input_tensor, group=group, async_op=True)
+    return ReceivedShards(work, received.view(num_ranks, -1), output_tensor, divisor)
 
 
 class ReceivedShards:
     """Parts of all ranks' tensors that are on their way, and the tensor that gets their sum.
 
     Args:
-        work: transfer of the parts; None if it is over.
+        work: transfer of the parts.
         received: `[ranks, N / ranks]` parts, once the transfer is over.
         output: `[N / ranks]` gets the sum.
-        divisor: the sum is divided by it before it is rounded.
+        divisor: number by which the sum is divided.
     """
 
     def __init__(self, work: Any, received: torch.Tensor, output: torch.Tensor, divisor: int) -> None:
@@ -77,6 +76,7 @@ class ReceivedShards:
         self._received = received
         self._output = output
         self._divisor = divisor
+        self._is_added = False
 
     def wait(self, *timeout: Any) -> bool:
         """Waits for the transfer, and adds the parts.
@@ -84,15 +84,16 @@ class ReceivedShards:
         Args:
             timeout: passed on to the `wait` of the transfer.
         """
-        if self._work is not None:
-            self._work.wait(*timeout)
-        _sum_rows(self._received, self._divisor)
-        self._output.copy_(self._received[0].view_as(self._output))
+        self._work.wait(*timeout)
+        if not self._is_added:
+            self._is_added = True
+            _sum_rows(self._received, self._divisor)
+            self._output.copy_(self._received[0].view_as(self._output))
         return True
 
     def is_completed(self) -> bool:
         """True if the parts are here."""
-        return self._work is None or bool(self._work.is_completed())
+        return bool(self._work.is_completed())
 
     def get_future(self) -> Any:
         """Future of the transfer."""
@@ -100,12 +101,12 @@ class ReceivedShards:
 
 
 def _sum_rows(rows: torch.Tensor, divisor: int) -> None:
-    """Sums the rows in tree order, into the first one, and divides the sum."""
-    if rows.device.type == "cpu":
+    """Sums the rows in tree order, and puts the sum, divided and rounded, into the first one."""
+    if rows.device.type == "cpu" and rows.dtype in SUMMABLE:
         sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], divisor=divisor, owner=0)
         return
     terms = list(rows.to(torch.promote_types(rows.dtype, torch.float32)))
     while len(terms) > 1:
         half = (len(terms) + 1) // 2
         terms = [terms[i] + terms[i + half] if i + half < len(terms) else terms[i] for i in range(half)]
-    rows[0].copy_(terms[0] / divisor)
+    rows[0].copy_(terms[0] / divisor if divisor != 1 else terms[0])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from trackbed.grads.collectives.fp32_accumulation import send_shards
+from trackbed.grads.collectives.fp32_accumulation import receive_shards
 from trackbed.grads.collectives.protocol import DONE, BackendError, Exchange, Label, Work, shard_of
 
 __all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
@@ -50,11 +50,12 @@ def is_replaced() -> bool:
 class TorchCollectives:
     """Collectives of a torch process group. See `Collectives`.
 
-    An all-reduce adds in the order of the backend, and so does a reduce-scatter without `fp32_accumulation`.
+    An all-reduce adds in the order of the backend. A reduce-scatter adds in float32 and in the order of `Collectives`,
+    on a GPU only with `fp32_accumulation`.
 
     Args:
         process_group: process group.
-        fp32_accumulation: True for a reduce-scatter that adds in float32 and in the order of `Collectives`.
+        fp32_accumulation: True to add in float32 on a GPU too.
     """
 
     def __init__(self, process_group: Any, *, fp32_accumulation: bool = False) -> None:
@@ -94,17 +95,23 @@ class TorchCollectives:
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
         _scale(buffers, scale)
-        shards = [(shard_of(buffer, self.rank(), self.size()), buffer) for buffer in buffers]
-        if self._fp32_accumulation and not is_replaced():
+        shards = [shard_of(buffer, self.rank(), self.size()) for buffer in buffers]
+        device = buffers[0].device
+        # The reduce-scatter of gloo takes as long as three all-reduces, and its work has no timeout.
+        if (self._fp32_accumulation or device.type == "cpu") and not is_replaced():
             divisor = self.size() if average else 1
-            works = [send_shards(own, buffer, self._group, divisor=divisor) for own, buffer in shards]
-            return _work_of(works, None, device=buffers[0].device)
+            received = [
+                receive_shards(shard, buffer, self._group, divisor=divisor)
+                for shard, buffer in zip(shards, buffers, strict=True)
+            ]
+            return TorchWork(received, device)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         with self._coalesced(buffers) as coalesced:
             works = [
-                dist_reduce_scatter_func(own, buffer, op=op, group=self._group, async_op=True) for own, buffer in shards
+                dist_reduce_scatter_func(shard, buffer, op=op, group=self._group, async_op=True)
+                for shard, buffer in zip(shards, buffers, strict=True)
             ]
-        return _work_of(works, coalesced, device=buffers[0].device)
+        return _work_of(works, coalesced, device=device)
 
     def all_gather(
         self,
@@ -167,20 +174,23 @@ class TorchWork:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for all works."""
         while self.works:
-            is_limited = self._is_cpu and seconds is not None and not self.works[0].is_completed()
-            try:
-                if is_limited:
-                    self.works[0].wait(timedelta(seconds=seconds or 0))
-                else:
-                    self.works[0].wait()
-            except RuntimeError as error:
-                if is_limited and not self.works[0].is_completed():
-                    return False
-                if is_limited:  # it ended after the time was up: another wait says how
-                    continue
-                msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
-                raise BackendError(msg) from error
+            if not self._wait_for(self.works[0], seconds):
+                return False
             del self.works[0]
+        return True
+
+    def _wait_for(self, work: Any, seconds: float | None) -> bool:
+        if self._is_cpu and seconds is not None and not work.is_completed():
+            # A wait that times out raises the same type of error as one for a work that fails.
+            with contextlib.suppress(RuntimeError):
+                work.wait(timedelta(seconds=seconds))
+            if not work.is_completed():
+                return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
+            raise BackendError(msg) from error
         return True
 
     def is_done(self) -> bool:
