@@ -96,7 +96,8 @@ native-test: $(VENV)/tools.done ## The kernels under address, undefined and thre
 		$(BIN)/cmake --build $(NATIVE_BUILD)/$$sanitizers && \
 		echo "kernels under $$sanitizers:" && \
 		$(NATIVE_BUILD)/$$sanitizers/test_kernels $(NATIVE_ARGS) && \
-		$(NATIVE_BUILD)/$$sanitizers/test_files || exit 1; \
+		$(NATIVE_BUILD)/$$sanitizers/test_files && \
+		$(NATIVE_BUILD)/$$sanitizers/test_comm || exit 1; \
 	done
 
 docs: setup-dev ## Run every snippet and check every link of the documentation

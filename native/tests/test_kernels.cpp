@@ -43,6 +43,8 @@
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_indices.hpp"
 #include "trackbed/split_mix.hpp"
+#include "trackbed/square_bins.hpp"
+#include "trackbed/sum_ranks.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
 
@@ -1596,6 +1598,167 @@ void test_threads(std::size_t rounds) {
   }
 }
 
+// ---------------------------------------------------------------- sums over ranks
+
+// Numbers of either type, some of them not finite, subnormal, or such that sums are ties.
+template <class Float, class Bits>
+std::vector<Float> make_numbers(Random& random, std::size_t count) {
+  std::vector<Float> numbers(count);
+  for (Float& number : numbers) {
+    const auto bits = static_cast<Bits>(random.next());
+    switch (random.below(4)) {
+      case 0:
+        number = std::bit_cast<Float>(bits);
+        break;
+      case 1:
+        number = std::bit_cast<Float>(static_cast<Bits>(bits >> 16));
+        break;
+      default:
+        number = static_cast<Float>(1 + random.below(64)) * (bits % 2 == 0 ? Float{0.125} : Float{-1e6});
+    }
+  }
+  return numbers;
+}
+
+template <class Float>
+bool same_bits(const std::vector<Float>& one, const std::vector<Float>& other) {
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    const bool both_nan = one[i] != one[i] && other[i] != other[i];
+    if (!both_nan && std::memcmp(&one[i], &other[i], sizeof(Float)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The sum of one element over all ranks: of n with h = ceil(n / 2), rank r adds rank r + h, until one is left.
+template <class Float>
+Float naive_tree_sum(std::vector<Float> terms) {
+  while (terms.size() > 1) {
+    const std::size_t half = (terms.size() + 1) / 2;
+    for (std::size_t i = half; i < terms.size(); ++i) {
+      terms[i - half] += terms[i];
+    }
+    terms.resize(half);
+  }
+  return terms[0];
+}
+
+template <class Float, class Bits>
+void test_sum_ranks_of(trackbed::Number number, std::size_t rounds) {
+  Random random(700 + sizeof(Float));
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t num_ranks = 1 + round % 9;
+    const std::size_t count = round % 50 == 0 ? 600'000 : random.below(1500);
+    const std::size_t start = random.below(count + 1);
+    const std::size_t stop = start + random.below(count - start + 1);
+    const std::size_t owner = random.below(2) == 0 ? num_ranks : random.below(num_ranks);
+    const double factor = random.below(3) == 0 ? 1.0 : random.unit();
+    const double divisor = random.below(2) == 0 ? 1.0 : static_cast<double>(num_ranks);
+    std::vector<std::vector<Float>> before(num_ranks);
+    for (std::vector<Float>& buffer : before) {
+      buffer = make_numbers<Float, Bits>(random, count);
+    }
+    auto wanted = before;
+    for (std::size_t i = start; i < stop; ++i) {
+      std::vector<Float> terms;
+      for (std::vector<Float>& buffer : wanted) {
+        buffer[i] *= static_cast<Float>(factor);
+        terms.push_back(buffer[i]);
+      }
+      const Float sum = naive_tree_sum(terms) / static_cast<Float>(divisor);
+      for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+        wanted[rank][i] = owner < num_ranks && rank != owner ? wanted[rank][i] : sum;
+      }
+    }
+    for (const Isa level : levels()) {
+      auto found = before;
+      std::vector<std::byte*> buffers;
+      for (std::vector<Float>& buffer : found) {
+        buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
+      }
+      const trackbed::RankSum sum{buffers.data(), num_ranks, number, start, stop, factor, divisor, owner};
+      trackbed::Poll poll;
+      trackbed::sum_ranks(sum, level, 1 + static_cast<int>(round % 3), poll);
+      bool same = true;
+      for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+        same = same && same_bits(found[rank], wanted[rank]);
+      }
+      check(same, "sum_ranks at " + name_of(level) + " of " + std::to_string(8 * sizeof(Float)) + " bits, round " +
+                      std::to_string(round));
+    }
+  }
+}
+
+// Each of all numbers of 16 bits, plus zero on another rank: the conversions must give it back.
+void test_numbers_of_16_bits_keep_their_value() {
+  for (const auto number : {trackbed::Number::bfloat16, trackbed::Number::float16}) {
+    const std::uint16_t infinity = number == trackbed::Number::bfloat16 ? 0x7f80 : 0x7c00;
+    for (const Isa level : levels()) {
+      for (const std::size_t num_ranks : {2, 3}) {
+        std::vector<std::vector<std::uint16_t>> rows(num_ranks, std::vector<std::uint16_t>(1 << 16, 0x8000));
+        std::iota(rows[0].begin(), rows[0].end(), std::uint16_t{0});
+        std::vector<std::byte*> buffers;
+        for (auto& row : rows) {
+          buffers.push_back(reinterpret_cast<std::byte*>(row.data()));
+        }
+        trackbed::Poll poll;
+        trackbed::sum_ranks({buffers.data(), num_ranks, number, 0, 1 << 16, 1.0, 1.0, num_ranks}, level, 1, poll);
+        bool same = true;
+        for (std::size_t bits = 0; bits < 1 << 16; ++bits) {
+          const bool is_nan = (bits & 0x7fff) > infinity;
+          const bool keeps = is_nan ? (rows[0][bits] & 0x7fff) > infinity : rows[0][bits] == bits;
+          same = same && keeps && rows[num_ranks - 1][bits] == rows[0][bits];
+        }
+        check(same, "numbers of 16 bits keep their value at " + name_of(level));
+      }
+    }
+  }
+}
+
+void test_sum_ranks(std::size_t rounds) {
+  test_sum_ranks_of<float, std::uint32_t>(trackbed::Number::float32, rounds);
+  test_sum_ranks_of<double, std::uint64_t>(trackbed::Number::float64, rounds);
+  test_numbers_of_16_bits_keep_their_value();
+}
+
+template <class Element>
+void test_square_bins_of(std::size_t rounds) {
+  Random random(800 + sizeof(Element));
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t count = round == 0 ? (std::size_t{3} << 20) + 1 : random.below(2000);
+    std::vector<Element> numbers(count);
+    for (Element& number : numbers) {
+      number = static_cast<Element>(random.next());
+      if (round % 2 == 0) {  // one exponent and the largest mantissas, so that sums pass 2^64
+        number |= static_cast<Element>(std::uint64_t{0x3fffffff} >> (32 - 8 * sizeof(Element)));
+      }
+    }
+    trackbed::SquareBins wanted;
+    for (const Element number : numbers) {
+      const std::uint32_t bits = static_cast<std::uint32_t>(number) << (32 - 8 * sizeof(Element));
+      const std::uint32_t exponent = bits >> 23 & 0xff;
+      const std::uint64_t mantissa = (bits & 0x7fffff) + (exponent == 0 ? 0 : 0x800000);
+      const std::uint64_t low = wanted.low[exponent] + mantissa * mantissa;
+      wanted.high[exponent] += low < wanted.low[exponent];
+      wanted.low[exponent] = low;
+    }
+    trackbed::SquareBins found;
+    trackbed::Poll poll;
+    const std::span<const Element> all(numbers);
+    const std::size_t cut = random.below(count + 1);
+    trackbed::add_squares(all.subspan(cut), found, 1 + static_cast<int>(round % 3), poll);
+    trackbed::add_squares(all.first(cut), found, 1, poll);
+    check(found.low == wanted.low && found.high == wanted.high,
+          "square_bins of " + std::to_string(8 * sizeof(Element)) + " bits, round " + std::to_string(round));
+  }
+}
+
+void test_square_bins(std::size_t rounds) {
+  test_square_bins_of<std::uint32_t>(rounds);
+  test_square_bins_of<std::uint16_t>(rounds);
+}
+
 // ---------------------------------------------------------------- golden checksums
 
 // FNV-1a hash of numbers as 64-bit little-endian integers.
@@ -1741,6 +1904,8 @@ int main(int argc, char** argv) {
   test_workers();
   test_gather(150 * scale);
   test_gather_of_lies(300 * scale);
+  test_sum_ranks(30 * scale);
+  test_square_bins(20 * scale);
   test_threads(2 * scale);
   test_golden();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());

@@ -264,6 +264,7 @@ class _ParamAndGradBucketGroup:
 
     def wait_for_grads(self) -> None:
         """Waits for a reduction that is running, if any. Parameters that were gathered count as old from then on."""
+        self.wait_for_params()  # a gather that no module of the last forward pass has waited for
         self.param_gather_dispatched = False
         if self._has_instances and self.communication_stream is not None:
             torch.cuda.current_stream().wait_stream(self.communication_stream)

@@ -15,7 +15,7 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Label, TorchCollectives
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.forward_hooks import modules_to_hook
+from trackbed.grads.forward_hooks import is_compiled, modules_to_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
@@ -99,8 +99,8 @@ class DistributedDataParallel(torch.nn.Module):
         self.overlap_param_gather_with_optimizer_step = False
         self._no_sync_depth = 0
         self._is_touched = [False]
-        """True, in a list that hooks share, if gradients that groups do not count may have arrived since
-        `zero_grad_buffer`."""
+        """True, in a list that hooks share, if the model has run or gradients that groups do not count may have arrived
+        since `zero_grad_buffer`."""
         if self.ddp_config.use_distributed_optimizer:
             _drop_weight_tensors(module)
         self.grad_accs: list[Any] = []
@@ -113,6 +113,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the model."""
+        if torch.is_grad_enabled():
+            # Its backward pass may fail before any gradient arrives: the step counts all the same.
+            self._is_touched[0] = True
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -181,7 +184,7 @@ class DistributedDataParallel(torch.nn.Module):
         if getattr(self.config, "cuda_graph_impl", "none") != "transformer_engine":  # such graphs set it only once
             for param in self.params_with_grad:
                 param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-        self._order.reset(has_gradients=self._is_touched[0])
+        self._order.reset(has_begun=self._is_touched[0])
         for buffer in self.buffers + self.expert_parallel_buffers:
             buffer.reset()
         self._is_touched[0] = self._no_sync_depth > 0
@@ -241,6 +244,8 @@ class DistributedDataParallel(torch.nn.Module):
                 dict.fromkeys(self.param_to_bucket_group[p] for p in params if p in self.param_to_bucket_group)
             )
             hook = self._make_forward_pre_hook(groups)
+            if is_compiled(module):  # waiting must not be traced
+                hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
             self.remove_forward_pre_hook_handles[module] = module.register_forward_pre_hook(hook)
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
@@ -469,6 +474,7 @@ class DistributedDataParallel(torch.nn.Module):
 
         def hook(*unused: Any) -> None:  # noqa: ARG001  autograd passes the parameter
             if group.is_issued:
+                param.grad = None  # the next step must not add to it
                 raise GradientError(group.describe_late(slot))
             gradient = param.grad
             if gradient is not None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["modules_to_hook"]
+__all__ = ["is_compiled", "modules_to_hook"]
 
 
 def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Parameter]]]:
@@ -16,12 +16,13 @@ def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, l
     for module in model.modules():
         if module in inside:
             continue
-        if _is_compiled(module):
+        if is_compiled(module):
             inside.update(module.modules())
             yield module, list(module.parameters())
         else:
             yield module, list(module.parameters(recurse=False))
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
+def is_compiled(module: torch.nn.Module) -> bool:
+    """True for a module that torch compiles, with its hooks if `module.compile()` was called."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -83,17 +83,17 @@ class IssueOrder:
         if self._check is not None:
             self._check.finish(waiter)
 
-    def reset(self, *, has_gradients: bool) -> None:
+    def reset(self, *, has_begun: bool) -> None:
         """Prepares for the next step. Waits for reductions that are running.
 
         Args:
-            has_gradients: True if gradients that the groups do not count may have arrived in this step.
+            has_begun: True if the step counts even where no group has counted a gradient.
         """
         if 0 < self._num_issued < len(self._groups) and self._num_ranks > 1:
             self._abandoned = (self._step, self._num_issued)
             for group in self._groups:
                 group.drop_reduction()
-        if has_gradients or self._num_issued or any(group.has_counted for group in self._groups):
+        if has_begun or self._num_issued or any(group.has_counted for group in self._groups):
             self._step += 1
         self._ready = [False] * len(self._groups)
         self._num_issued = 0

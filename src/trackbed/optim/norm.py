@@ -26,6 +26,8 @@ _NUM_LIMBS: Final = 18
 _INFINITE: Final = 255
 """Exponent bits of infinities and NaNs."""
 _CHUNK: Final = 1 << 24
+_DOUBLE_LIMIT: Final = 2.0**256
+"""Square from which a float64 number counts as infinite: that of the first power of two that float32 lacks."""
 
 
 def global_norm(gradients: Iterable[torch.Tensor]) -> float:
@@ -33,7 +35,7 @@ def global_norm(gradients: Iterable[torch.Tensor]) -> float:
 
     Args:
         gradients: tensors of this process, of any shape, in float32, bfloat16 or float16; of float64, each square is
-            rounded to float64 first.
+            rounded to float64 and down to a multiple of 2**-300 first, and numbers from 2**128 on count as infinite.
 
     Returns:
         The norm; NaN if there is a NaN, else infinite if there is an infinity.
@@ -113,16 +115,17 @@ def _sum_of(vector: torch.Tensor) -> SquareSum:
 def _sum_of_doubles(vector: npt.NDArray[np.float64]) -> SquareSum:
     with np.errstate(over="ignore", under="ignore"):
         squares = vector * vector
-    if not np.isfinite(squares).all():
+    if not (squares < _DOUBLE_LIMIT).all():
         has_nan = bool(np.isnan(squares).any())
         return SquareSum(0, int(has_nan), int(not has_nan))
     mantissas, exponents = np.frexp(squares)
     integers = np.ldexp(mantissas, 53).astype(np.int64)
     shifts = exponents.astype(np.int64) - 53 - _UNIT
+    integers >>= np.clip(-shifts, 0, 63)  # one by one, as the sum must not depend on what is summed together
+    shifts = np.maximum(shifts, 0)
     units = 0
     for shift in np.unique(shifts).tolist():
         chosen = integers[shifts == shift]
         low, high = int((chosen & 0x3FFFFFF).sum()), int((chosen >> 26).sum())
-        total = low + (high << 26)
-        units += total << shift if shift >= 0 else total >> -shift
+        units += low + (high << 26) << shift
     return SquareSum(units)

@@ -109,11 +109,12 @@ class SharedMemoryCollectives:
     ) -> Work:
         """Replaces each buffer by the sum over all ranks."""
         parts = [self._arrays_of(buffer) for buffer in buffers]
-        divisor = self._size if average else 1
+        rank, size = self._rank, self._size
+        divisor = size if average else 1
 
         def reduce() -> None:
             for arrays in parts:
-                start, stop = _part_of(len(arrays[0]), self._rank, self._size)
+                start, stop = _part_of(len(arrays[0]), rank, size)
                 sum_ranks(arrays, start=start, stop=stop, factor=scale, divisor=divisor)
 
         return self._submit(_ALL_REDUCE, label, reduce)
@@ -128,13 +129,14 @@ class SharedMemoryCollectives:
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks. Other shards keep the scaled numbers."""
         parts = [self._arrays_of(buffer) for buffer in buffers]
-        divisor = self._size if average else 1
+        rank, size = self._rank, self._size
+        divisor = size if average else 1
 
         def reduce() -> None:
             for arrays in parts:
-                count = len(arrays[0]) // self._size
-                start = self._rank * count
-                sum_ranks(arrays, start=start, stop=start + count, factor=scale, divisor=divisor, owner=self._rank)
+                count = len(arrays[0]) // size
+                start = rank * count
+                sum_ranks(arrays, start=start, stop=start + count, factor=scale, divisor=divisor, owner=rank)
 
         return self._submit(_REDUCE_SCATTER, label, reduce)
 
@@ -146,14 +148,15 @@ class SharedMemoryCollectives:
     ) -> Work:
         """Replaces each shard of each buffer by that of the rank that owns it."""
         parts = [self._arrays_of(buffer) for buffer in buffers]
+        own = self._rank
 
         def gather() -> None:
             for arrays in parts:
-                count = len(arrays[0]) // self._size
+                count = len(arrays[0]) // len(arrays)
                 for rank, array in enumerate(arrays):
-                    if rank != self._rank:
+                    if rank != own:
                         shard = slice(rank * count, (rank + 1) * count)
-                        arrays[self._rank][shard] = array[shard]
+                        arrays[own][shard] = array[shard]
 
         return self._submit(_ALL_GATHER, label, gather)
 
@@ -162,9 +165,10 @@ class SharedMemoryCollectives:
         sent = numbers.copy()
         received = np.empty((self._size, len(numbers)), dtype=np.int64)
         slots = self._scratch[: self._size * 8 * len(numbers)].view(np.int64).reshape(received.shape)
+        own = slots[self._rank]
 
         def send() -> None:
-            slots[self._rank] = sent
+            own[:] = sent
 
         def receive() -> None:
             received[:] = slots
@@ -186,13 +190,14 @@ class SharedMemoryCollectives:
 
     def _broadcast_bytes(self, chunk: Bytes, source: int, label: Label) -> Work:
         scratch = self._scratch[: len(chunk)]
+        is_source = self._rank == source
 
         def send() -> None:
-            if self._rank == source:
+            if is_source:
                 scratch[:] = chunk
 
         def receive() -> None:
-            if self._rank != source:
+            if not is_source:
                 chunk[:] = scratch
 
         return self._submit(_BROADCAST, label, receive, before=send)
@@ -200,7 +205,10 @@ class SharedMemoryCollectives:
     def _submit(
         self, kind: int, label: Label, work: Callable[[], None], *, before: Callable[[], None] = lambda: None
     ) -> "_FutureWork":
-        """Runs an operation on the thread: `before`, then `work` once all ranks are there."""
+        """Runs an operation on the thread: `before`, then `work` once all ranks are there.
+
+        Neither may refer to this object, whose last reference ends an operation that is running.
+        """
         meeting = self._meeting
 
         def operate() -> None:
@@ -215,6 +223,8 @@ class SharedMemoryCollectives:
     def _arrays_of(self, buffer: torch.Tensor) -> list[npt.NDArray[Any]]:
         """Views of a buffer's place in the memory of each rank."""
         own = array_of(buffer)
+        if own.nbytes == 0:
+            return [own] * self._size
         address = own.__array_interface__["data"][0]
         for views in self._views:
             start = address - views[self._rank].__array_interface__["data"][0]

@@ -55,7 +55,8 @@ class SoloCollectives:
 
     def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
         """Returns the numbers."""
-        return Exchange(DONE, lambda: numbers[np.newaxis])
+        sent = numbers[np.newaxis].copy()
+        return Exchange(DONE, lambda: sent)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:  # noqa: ARG002
         """Does nothing."""

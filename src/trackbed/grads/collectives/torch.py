@@ -132,7 +132,7 @@ class TorchCollectives:
     def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
         """Sends a few numbers to all ranks."""
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
-        mine = torch.from_numpy(numbers).to(device)
+        mine = torch.tensor(numbers, device=device)
         received = torch.empty(self.size() * len(numbers), dtype=torch.int64, device=device)
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(received, mine, group=self._group, async_op=True)
@@ -142,7 +142,13 @@ class TorchCollectives:
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
-        works = [dist.broadcast(tensor, group=self._group, group_src=source, async_op=True) for tensor in tensors]
+        works = []
+        for tensor in tensors:
+            content = tensor.detach().contiguous()
+            works.append(dist.broadcast(content, group=self._group, group_src=source, async_op=True))
+            if content.data_ptr() != tensor.data_ptr():  # gloo sends tensors with gaps in another order
+                works.pop().wait()
+                tensor.detach().copy_(content)
         return _work_of(works, None, device=tensors[0].device) if works else DONE
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
