@@ -69,22 +69,20 @@ typename Type::Wide product(typename Type::Stored stored, typename Type::Wide fa
   }
 }
 
-template <class Type, bool scales>
-void sum_two(typename Type::Stored* __restrict first, typename Type::Stored* __restrict second, std::size_t count,
-             typename Type::Wide factor, typename Type::Wide divisor, bool first_keeps, bool second_keeps) {
-  if (!first_keeps && !second_keeps && divisor == 1) {
-    for (std::size_t i = 0; i < count; ++i) {
-      first[i] = second[i] =
-          Type::store(product<Type, scales>(first[i], factor) + product<Type, scales>(second[i], factor));
-    }
-    return;
-  }
+// Stores the sum in `target`, and in `other` too, or else leaves its product there.
+template <class Type, bool scales, bool divides, bool both>
+void sum_two(typename Type::Stored* __restrict target, typename Type::Stored* __restrict other, std::size_t count,
+             typename Type::Wide factor, typename Type::Wide divisor) {
   for (std::size_t i = 0; i < count; ++i) {
-    const auto one = product<Type, scales>(first[i], factor);
-    const auto other = product<Type, scales>(second[i], factor);
-    const auto sum = Type::store((one + other) / divisor);
-    first[i] = first_keeps ? Type::store(one) : sum;
-    second[i] = second_keeps ? Type::store(other) : sum;
+    const auto one = product<Type, scales>(target[i], factor);
+    const auto two = product<Type, scales>(other[i], factor);
+    const auto sum = Type::store(divides ? (one + two) / divisor : one + two);
+    target[i] = sum;
+    if constexpr (both) {
+      other[i] = sum;
+    } else if constexpr (scales) {
+      other[i] = Type::store(two);
+    }
   }
 }
 
@@ -150,9 +148,14 @@ void sum_scaled(const RankSum& sum, std::size_t start, std::size_t stop, std::by
   using Wide = typename Type::Wide;
   using Stored = typename Type::Stored;
   if (sum.num_ranks == 2) {
-    sum_two<Type, scales>(
-        reinterpret_cast<Stored*>(sum.buffers[0]) + start, reinterpret_cast<Stored*>(sum.buffers[1]) + start,
-        stop - start, static_cast<Wide>(sum.factor), static_cast<Wide>(sum.divisor), sum.owner == 1, sum.owner == 0);
+    auto* const target = reinterpret_cast<Stored*>(sum.buffers[sum.owner == 1 ? 1 : 0]) + start;
+    auto* const other = reinterpret_cast<Stored*>(sum.buffers[sum.owner == 1 ? 0 : 1]) + start;
+    const auto factor = static_cast<Wide>(sum.factor);
+    const auto divisor = static_cast<Wide>(sum.divisor);
+    const bool both = sum.owner >= 2;
+    const auto loop = divisor == 1 ? (both ? sum_two<Type, scales, false, true> : sum_two<Type, scales, false, false>)
+                                   : (both ? sum_two<Type, scales, true, true> : sum_two<Type, scales, true, false>);
+    loop(target, other, stop - start, factor, divisor);
     return;
   }
   constexpr std::size_t kBlock = kSumRowBytes / sizeof(Wide);
