@@ -82,7 +82,7 @@ def batch(number):
 
 def loss_of(model, number, num_micro):
     """The loss of a micro-batch: a token is to be predicted from itself."""
-    tokens = batch(number)
+    tokens = batch(number).to(next(model.parameters()).device)
     return functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()) / num_micro
 
 

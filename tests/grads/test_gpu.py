@@ -30,9 +30,8 @@ def nccl(tmp_path):
 def test_training_on_a_gpu_gives_about_the_losses_of_the_cpu(dtype, options):
     case = Case(dtype, num_micro=2, steps=5, options=options)
     on_cpu = train(None, case)
-    with torch.device("cuda"):
-        wrapper, optimizer = wrap(None, case, model=new_model(dtype).cuda())
-        losses, _ = run_steps(wrapper, optimizer, case)
+    wrapper, optimizer = wrap(None, case, model=new_model(dtype).cuda())
+    losses, _ = run_steps(wrapper, optimizer, case)
     assert losses == pytest.approx(on_cpu.losses, rel=1e-3 if dtype == torch.float32 else 3e-2)
 
 
