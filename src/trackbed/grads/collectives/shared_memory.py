@@ -97,7 +97,7 @@ class SharedMemoryCollectives:
 
     def stop(self) -> None:
         """Ends the operation that is running and all others with an error. Thread-safe."""
-        self._meeting.is_stopped = True
+        self._meeting.stop()
 
     def all_reduce(
         self,
@@ -257,9 +257,13 @@ class _Meeting:
         self.scratch: Bytes = control_view[scratch_start:]
         self.number = 0
         """Number of operations that were submitted."""
-        self.is_stopped = False
-        """True if no more operations are to run. Any thread may set it."""
+        self._failure: str | None = None
+        """Reason why no more operations are to run. Any thread may set it."""
         self._begun = 0
+
+    def stop(self) -> None:
+        """Ends the operation that is running and all others with an error. Thread-safe."""
+        self._failure = self._failure or "shared memory: the collectives have been stopped"
 
     def begin(self, kind: int, label: Label) -> None:
         """Waits until all ranks have begun the operation.
@@ -267,6 +271,7 @@ class _Meeting:
         Raises:
             CollectiveError: a rank started another one, or the collectives were stopped.
         """
+        self._poll(0)
         self._begun += 1
         self._labels[self._rank, :3] = (kind, *label)
         self._counters.set(self._rank, self._begun)
@@ -278,6 +283,7 @@ class _Meeting:
                 "gradients: all ranks must be at the same operation, but "
                 f"{_operation(int(other[0]), found[other[0]])} and {_operation(self._rank, found[self._rank])}"
             )
+            self._failure = msg  # else this rank's label could change before the others have read it
             raise CollectiveError(msg)
 
     def end(self) -> None:
@@ -290,9 +296,8 @@ class _Meeting:
         self._counters.wait(self._size, self._size, self._begun, self._poll)
 
     def _poll(self, done: int) -> None:  # noqa: ARG002  called while a rank waits, as a poll of a kernel
-        if self.is_stopped:
-            msg = "shared memory: the collectives have been stopped"
-            raise CollectiveError(msg)
+        if self._failure is not None:
+            raise CollectiveError(self._failure)
 
     def late_ranks(self, number: int) -> list[int]:
         """Ranks that have not begun operation `number`; if all have, those that have not ended it."""
@@ -334,7 +339,7 @@ class _FutureWork:
 def _stop(meeting: _Meeting, worker: Worker) -> None:
     """Ends the operation that is running, and waits for that."""
     if meeting.number:
-        meeting.is_stopped = True
+        meeting.stop()
         worker.submit(lambda: None).exception(_STOP_SECONDS)
 
 
