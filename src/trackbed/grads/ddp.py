@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,22 @@ import numpy.typing as npt
 import torch
 
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.agreement import agree, connect, describe_buffers, describe_options
+from trackbed.grads.agreement import agree, describe_buffers, describe_options
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
-from trackbed.grads.collectives import Label, TorchCollectives
+from trackbed.grads.collectives import Collectives, Label, TorchCollectives
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.forward_hooks import is_compiled, modules_to_hook
+from trackbed.grads.hooks import backward_hook, forward_hook, modules_to_hook, register_backward_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
-from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
-from trackbed.grads.partition import partition_buckets
+from trackbed.grads.options import check_options, with_bucket_size
+from trackbed.grads.parameters import is_expert, scaling_factors
+from trackbed.grads.part import Part
 from trackbed.grads.process_groups import ProcessGroups, messages_of
 from trackbed.grads.step_check import StepCheck
 from trackbed.grads.waiting import Waiter
 
 __all__ = ["DistributedDataParallel"]
-
-_UNSUPPORTED = (
-    "fp8_param_gather",
-    "reuse_grad_buf_for_mxfp8_param_ag",
-    "use_megatron_fsdp",
-    "use_custom_fsdp",
-    "nccl_ub",
-)
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -86,12 +78,11 @@ class DistributedDataParallel(torch.nn.Module):
         self._messages = messages_of(self.dp_cp_group)
         self.waiter = Waiter(self._messages)
         with self._messages.guarded("DistributedDataParallel"):
-            _check_options(ddp_config)
-            self.ddp_config = replace(ddp_config, bucket_size=_bucket_size(ddp_config, self.dp_group.size()))
+            check_options(ddp_config)
+            self.ddp_config = with_bucket_size(ddp_config, self.dp_group.size())
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
-            self.param_to_bucket_group: dict[torch.nn.Parameter, _ParamAndGradBucketGroup] = {}
-            self._allocate(is_one_group=disable_bucketing)
+            self._build_parts(is_one_group=disable_bucketing)
             self._agree_and_connect(is_one_bucket=is_one_bucket)
         self._is_finished = False
         self._order_groups(observer)
@@ -103,8 +94,15 @@ class DistributedDataParallel(torch.nn.Module):
         since `zero_grad_buffer`."""
         if self.ddp_config.use_distributed_optimizer:
             _drop_weight_tensors(module)
-        self.grad_accs: list[Any] = []
-        self._register_backward_hooks()
+        self.grad_accs = [
+            register_backward_hook(
+                param,
+                self._make_backward_post_hook(param),
+                module,
+                delays_wgrad=self.ddp_config.delay_wgrad_compute,
+            )
+            for param in self.params_with_grad
+        ]
         self.use_forward_hook = self.ddp_config.use_distributed_optimizer and self.ddp_config.overlap_param_gather
         self.remove_forward_pre_hook_handles: dict[torch.nn.Module, Any] = {}
         if self.use_forward_hook:
@@ -185,7 +183,7 @@ class DistributedDataParallel(torch.nn.Module):
             for param in self.params_with_grad:
                 param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
         self._order.reset(has_begun=self._is_touched[0])
-        for buffer in self.buffers + self.expert_parallel_buffers:
+        for buffer in self._buffers_of_parts():
             buffer.reset()
         self._is_touched[0] = self._no_sync_depth > 0
         self._is_finished = False
@@ -212,7 +210,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor."""
-        for buffer in self.buffers + self.expert_parallel_buffers:
+        for buffer in self._buffers_of_parts():
             buffer.scale_gradients(scaling_factor)
 
     def start_param_sync(self, *unused: Any, force_sync: bool = False, force_dispatch: bool = False) -> None:  # noqa: ARG002
@@ -239,13 +237,11 @@ class DistributedDataParallel(torch.nn.Module):
             GradientError: parameters are not gathered during the forward pass, or the hooks are there.
         """
         self._check_forward_hook("enable_forward_pre_hook", is_enabled=False)
-        for module, params in modules_to_hook(self.module):
+        for module, params, is_compiled in modules_to_hook(self.module):
             groups = list(
                 dict.fromkeys(self.param_to_bucket_group[p] for p in params if p in self.param_to_bucket_group)
             )
-            hook = self._make_forward_pre_hook(groups)
-            if is_compiled(module):  # waiting must not be traced
-                hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+            hook = self._make_forward_pre_hook(groups, is_compiled=is_compiled)
             self.remove_forward_pre_hook_handles[module] = module.register_forward_pre_hook(hook)
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
@@ -284,7 +280,7 @@ class DistributedDataParallel(torch.nn.Module):
         """
         if synchronize and torch.cuda.is_available():
             torch.cuda.synchronize()
-        for buffer in self.buffers + self.expert_parallel_buffers:
+        for buffer in self._buffers_of_parts():
             buffer.offload_to_cpu(move_params=False, move_grads=True)
         if empty_cache and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -295,7 +291,7 @@ class DistributedDataParallel(torch.nn.Module):
         Args:
             synchronize: True to wait for the GPU afterwards.
         """
-        for buffer in self.buffers + self.expert_parallel_buffers:
+        for buffer in self._buffers_of_parts():
             buffer.reload_from_cpu(move_params=False, move_grads=True)
         if synchronize and torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -356,7 +352,8 @@ class DistributedDataParallel(torch.nn.Module):
         self.inter_dist_opt_group = groups.inter_dist_opt_group
         self._rank = groups.dp_cp_group.rank()
 
-    def _allocate(self, *, is_one_group: bool) -> None:
+    def _build_parts(self, *, is_one_group: bool) -> None:
+        """Moves the parameters to buffers."""
         named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
         names = {param: name for name, param in named}
         self.params_with_grad = [param for _, param in named]
@@ -368,73 +365,58 @@ class DistributedDataParallel(torch.nn.Module):
             num_ranks=self.dp_cp_group.size(),
             num_expert_ranks=self.expt_dp_group.size(),
         )
-
-        def allocate(
-            params: list[torch.nn.Parameter], ranks: Any, factor: float
-        ) -> tuple[list[_ParamAndGradBuffer], list[_ParamAndGradBucketGroup]]:
-            buffers = [
-                _ParamAndGradBuffer(
-                    self.ddp_config,
-                    members.param_dtype,
-                    members.grad_dtype,
-                    members.params,
-                    ranks,
-                    self.bucket_size,
-                    names,
-                    factor,
-                    members.indices,
-                    self.ddp_config.nccl_ub,
-                )
-                for members in group_parameters(params, reduce_in_fp32=self.ddp_config.grad_reduce_in_fp32)
-            ]
-            groups = partition_buckets(buffers, force_single_bucket_group=is_one_group)
-            self._link(groups)
-            return buffers, groups
-
-        dense = [param for param in self.params_with_grad if not is_expert(param)]
-        experts = [param for param in self.params_with_grad if is_expert(param)]
-        self.buffers: list[_ParamAndGradBuffer]  # type: ignore[assignment]  # Megatron Core's name hides torch's method
-        self.buffers, self.bucket_groups = allocate(dense, self.intra_dp_cp_group, factors.dense)
-        self.expert_parallel_buffers, self.expert_parallel_bucket_groups = allocate(
-            experts, self.intra_expt_dp_group, factors.expert
+        self._dense, self._experts = (
+            Part.allocate(
+                [param for param in self.params_with_grad if is_expert(param) == wants_experts],
+                names,
+                self.ddp_config,
+                ranks,
+                factor=factor,
+                bucket_size=self.bucket_size,
+                is_one_group=is_one_group,
+                instances=self.inter_dist_opt_group,
+            )
+            for wants_experts, ranks, factor in (
+                (False, self.intra_dp_cp_group, factors.dense),
+                (True, self.intra_expt_dp_group, factors.expert),
+            )
         )
-
-    def _link(self, groups: list[_ParamAndGradBucketGroup]) -> None:
-        """Tells the groups of one kind which is gathered next, and who shards the other optimizers."""
-        for group in groups:
-            self.param_to_bucket_group.update(dict.fromkeys(group.params, group))
-        config = self.ddp_config
-        if config.use_distributed_optimizer and config.overlap_param_gather:
-            for group, following in zip(groups[:0:-1], groups[-2::-1], strict=True):
-                group.next_param_gather_bucket_group = following
-        if config.num_distributed_optimizer_instances > 1:
-            stream = torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
-            for group in groups:
-                group.inter_distributed_optimizer_instance_group = self.inter_dist_opt_group
-                group.communication_stream = stream
+        self.buffers: list[_ParamAndGradBuffer]  # type: ignore[assignment]  # Megatron Core's name hides torch's method
+        self.buffers, self.bucket_groups = self._dense.buffers, self._dense.groups
+        self.expert_parallel_buffers, self.expert_parallel_bucket_groups = self._experts.buffers, self._experts.groups
+        self.param_to_bucket_group = {param: group for group in self._groups() for param in group.params}
 
     def _agree_and_connect(self, *, is_one_bucket: bool) -> None:
         more = {"allow_unused": self.allow_unused, "one bucket": is_one_bucket}
         experts = self._messages if self.expt_dp_group is self.dp_cp_group else messages_of(self.expt_dp_group)
         agree(self._messages, describe_options(self.ddp_config, **more) + describe_buffers(self.buffers))
         agree(experts, describe_buffers(self.expert_parallel_buffers))
-        config = self.ddp_config
-        within = self._messages if self.intra_dp_cp_group is self.dp_cp_group else messages_of(self.intra_dp_cp_group)
-        self.dense_collectives = connect(self.intra_dp_cp_group, within, self.buffers, config)
-        within = experts if self.intra_expt_dp_group is self.expt_dp_group else messages_of(self.intra_expt_dp_group)
-        self.expert_collectives = connect(self.intra_expt_dp_group, within, self.expert_parallel_buffers, config)
+        for part, ranks, messages in (
+            (self._dense, self.dp_cp_group, self._messages),
+            (self._experts, self.expt_dp_group, experts),
+        ):
+            part.connect(messages if part.ranks is ranks else messages_of(part.ranks), self.ddp_config)
+
+    @property
+    def dense_collectives(self) -> Collectives:
+        """Collectives of all parameters but those of experts."""
+        return self._dense.collectives
+
+    @property
+    def expert_collectives(self) -> Collectives:
+        """Collectives of the parameters of experts."""
+        return self._experts.collectives
+
+    def _groups(self) -> list[_ParamAndGradBucketGroup]:
+        return self._dense.groups + self._experts.groups
+
+    def _buffers_of_parts(self) -> list[_ParamAndGradBuffer]:
+        return self._dense.buffers + self._experts.buffers
 
     def _order_groups(self, observer: BucketObserver | None) -> None:
         """Numbers the groups in the order in which their last gradient is expected: that of their first parameter."""
-        for groups, collectives in (
-            (self.bucket_groups, self.dense_collectives),
-            (self.expert_parallel_bucket_groups, self.expert_collectives),
-        ):
-            for group in groups:
-                group.collectives = collectives
         positions = {param: position for position, param in enumerate(self.params_with_grad)}
-        groups = self.bucket_groups + self.expert_parallel_bucket_groups
-        groups = sorted(groups, key=lambda group: -min(positions[param] for param in group.params))
+        groups = sorted(self._groups(), key=lambda group: -min(positions[param] for param in group.params))
         carries_label = not isinstance(self.dense_collectives, TorchCollectives)
         check = None if carries_label else StepCheck(self.dense_collectives)
         self._order = IssueOrder(groups, rank=self._rank, num_ranks=self.dp_cp_group.size(), check=check)
@@ -452,51 +434,14 @@ class DistributedDataParallel(torch.nn.Module):
 
         return issue
 
-    def _register_backward_hooks(self) -> None:
-        for param in self.params_with_grad:
-            hook = self._make_backward_post_hook(param)
-            if self.ddp_config.delay_wgrad_compute and getattr(param, "skip_backward_post_hook", False):
-                for owner in self.module.modules():
-                    is_owner = any(param is own for own in owner.parameters())
-                    if is_owner and hasattr(owner, "register_wgrad_accumulation_and_reduce_hooks"):
-                        owner.register_wgrad_accumulation_and_reduce_hooks(hook)  # type: ignore[operator]
-            else:
-                self.grad_accs.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-
     def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
-        """Makes the function that is called when a gradient of a parameter has arrived."""
-        # It runs for every parameter in every backward pass, so it looks up as little as possible.
         group = self.param_to_bucket_group[param]
-        slot = group.slot_of(param)
-        overlaps = self.ddp_config.overlap_grad_reduce
-        own = vars(param)
-        is_touched = self._is_touched
+        return backward_hook(param, group, is_touched=self._is_touched, forces_all_reduce=lambda: self.force_all_reduce)
 
-        def hook(*unused: Any) -> None:  # noqa: ARG001  autograd passes the parameter
-            if group.is_issued:
-                param.grad = None  # the next step must not add to it
-                raise GradientError(group.describe_late(slot))
-            gradient = param.grad
-            if gradient is not None:
-                if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
-                    own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
-                param.grad = None
-            if not overlaps:
-                is_touched[0] = True
-            elif group.is_last_microbatch:
-                group.count(slot, self.force_all_reduce)
-
-        return hook
-
-    def _make_forward_pre_hook(self, groups: list[_ParamAndGradBucketGroup]) -> Callable[..., None]:
-        """Makes the function that waits for the parameters of a module before it runs."""
-
-        def hook(*unused: Any) -> None:  # noqa: ARG001  torch passes the module and its inputs
-            for group in groups:
-                if group.param_gather_handle is not None or not group.param_gather_dispatched:
-                    self._finish_param_sync(group)
-
-        return hook
+    def _make_forward_pre_hook(
+        self, groups: list[_ParamAndGradBucketGroup], *, is_compiled: bool
+    ) -> Callable[..., None]:
+        return forward_hook(groups, self._finish_param_sync, is_compiled=is_compiled)
 
     def _finish_param_sync(self, group: _ParamAndGradBucketGroup) -> None:
         """Waits for the parameters of a group. Gathers begin in the same order on every rank."""
@@ -534,42 +479,16 @@ class DistributedDataParallel(torch.nn.Module):
             raise GradientError(msg)
 
     def _set_last_microbatch(self, *, is_last: bool) -> None:
-        for group in self.bucket_groups + self.expert_parallel_bucket_groups:
+        for group in self._groups():
             group.is_last_microbatch = is_last
 
     def _stop_collectives(self) -> None:
         """Ends operations that are running, for which other ranks may not come."""
-        groups = self.bucket_groups + self.expert_parallel_bucket_groups
+        groups = self._groups()
         if any(group.grad_reduce_handle is not None or group.param_gather_handle is not None for group in groups):
             for collectives in (self.dense_collectives, self.expert_collectives):
                 if hasattr(collectives, "stop"):
                     collectives.stop()
-
-
-def _check_options(config: DistributedDataParallelConfig) -> None:
-    """Raises ArgumentError for options that the wrapper does not have, or that contradict each other."""
-    for option in _UNSUPPORTED:
-        if getattr(config, option):
-            msg = f"{option} is not supported, and must be False"
-            raise ArgumentError(msg)
-    for option in ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy"):
-        if getattr(config, option) != "no_shard":
-            msg = f"{option} must be 'no_shard', as FSDP is not supported, but is {getattr(config, option)!r}"
-            raise ArgumentError(msg)
-    for option, is_set in (
-        ("overlap_param_gather", config.overlap_param_gather),
-        ("num_distributed_optimizer_instances > 1", config.num_distributed_optimizer_instances > 1),
-    ):
-        if is_set and not config.use_distributed_optimizer:
-            msg = f"{option} needs use_distributed_optimizer=True, but that is False"
-            raise ArgumentError(msg)
-
-
-def _bucket_size(config: DistributedDataParallelConfig, num_ranks: int) -> int | None:
-    """Number of elements from which a bucket is closed. Large groups need large buckets to use their bandwidth."""
-    if not config.overlap_grad_reduce:
-        return None
-    return max(40_000_000, 1_000_000 * num_ranks) if config.bucket_size is None else config.bucket_size
 
 
 def _rank_of(group: Any) -> int:

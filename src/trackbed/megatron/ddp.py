@@ -52,8 +52,10 @@ class DistributedDataParallel(DataParallel, MegatronModule):
     def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
         return _unless_capturing(super()._make_backward_post_hook(param))
 
-    def _make_forward_pre_hook(self, groups: list[_ParamAndGradBucketGroup]) -> Callable[..., None]:
-        return _unless_capturing(super()._make_forward_pre_hook(groups))
+    def _make_forward_pre_hook(
+        self, groups: list[_ParamAndGradBucketGroup], *, is_compiled: bool
+    ) -> Callable[..., None]:
+        return _unless_capturing(super()._make_forward_pre_hook(groups, is_compiled=is_compiled))
 
 
 def _unless_capturing(hook: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from trackbed.comm import run_ranks
 from trackbed.errors import GradientError
-from trackbed.grads.forward_hooks import modules_to_hook
+from trackbed.grads.hooks import modules_to_hook
 from wrapped import backward, inputs, layers, wrap
 
 OPTIONS = {"overlap_grad_reduce": True, "use_distributed_optimizer": True, "bucket_size": 10}
@@ -175,7 +175,7 @@ def test_modules_in_another_order_get_their_parameters_too():
 def test_a_compiled_module_waits_for_all_its_parameters():
     model = nn.Sequential(layers(4, 3), layers(3, 2))
     model[1].compile(backend="eager")
-    found = {module: len(params) for module, params in modules_to_hook(model)}
+    found = {module: len(params) for module, params, _ in modules_to_hook(model)}
     assert found == {model: 0, model[0]: 0, model[0][0]: 2, model[1]: 2}
     whole = torch.compile(model, backend="eager")
-    assert [len(params) for _, params in modules_to_hook(whole)] == [4]
+    assert [len(params) for _, params, _ in modules_to_hook(whole)] == [4]

@@ -1,0 +1,109 @@
+"""Functions that torch calls before a module runs, and after a gradient has arrived."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from trackbed.errors import GradientError
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
+
+__all__ = ["backward_hook", "forward_hook", "modules_to_hook", "register_backward_hook"]
+
+Parameter = torch.nn.Parameter
+
+
+def backward_hook(
+    param: Parameter, group: _ParamAndGradBucketGroup, *, is_touched: list[bool], forces_all_reduce: Callable[[], bool]
+) -> Callable[..., None]:
+    """Makes the function that is called when a gradient of a parameter has arrived: it adds it to `main_grad`.
+
+    Args:
+        param: parameter.
+        group: its bucket group, which counts the gradient if it is to be reduced.
+        is_touched: a flag in a list, set where the group does not count.
+        forces_all_reduce: called when the group counts.
+    """
+    # The hook runs for every parameter in every backward pass, so it looks up as little as possible.
+    slot = group.slot_of(param)
+    overlaps = group.ddp_config.overlap_grad_reduce
+    own = vars(param)
+
+    def hook(*unused: object) -> None:  # noqa: ARG001  autograd passes the parameter
+        if group.is_issued:
+            param.grad = None  # the next step must not add to it
+            raise GradientError(group.describe_late(slot))
+        gradient = param.grad
+        if gradient is not None:
+            if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
+                own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
+            param.grad = None
+        if not overlaps:
+            is_touched[0] = True
+        elif group.is_last_microbatch:
+            group.count(slot, forces_all_reduce())
+
+    return hook
+
+
+def register_backward_hook(
+    param: Parameter, hook: Callable[..., None], model: torch.nn.Module, *, delays_wgrad: bool
+) -> object | None:
+    """Registers a hook for a parameter.
+
+    Args:
+        param: parameter.
+        hook: called when its gradient has arrived.
+        model: model with the parameter.
+        delays_wgrad: True if parameters with `skip_backward_post_hook` have their gradients computed later, by modules
+            that call the hook.
+
+    Returns:
+        The handle of a hook of the parameter; None for one of a module.
+    """
+    if not (delays_wgrad and getattr(param, "skip_backward_post_hook", False)):
+        handle: object = param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return handle
+    for owner in model.modules():
+        is_owner = any(param is own for own in owner.parameters())
+        if is_owner and hasattr(owner, "register_wgrad_accumulation_and_reduce_hooks"):
+            owner.register_wgrad_accumulation_and_reduce_hooks(hook)  # type: ignore[operator]
+    return None
+
+
+def forward_hook(
+    groups: list[_ParamAndGradBucketGroup], finish: Callable[[_ParamAndGradBucketGroup], None], *, is_compiled: bool
+) -> Callable[..., None]:
+    """Makes the function that waits for the parameters of a module before it runs.
+
+    Args:
+        groups: bucket groups of the parameters.
+        finish: gathers the parameters of a group, and waits for them.
+        is_compiled: True if torch compiles the module with its hooks: waiting must not be traced.
+    """
+
+    def hook(*unused: object) -> None:  # noqa: ARG001  torch passes the module and its inputs
+        for group in groups:
+            if group.param_gather_handle is not None or not group.param_gather_dispatched:
+                finish(group)
+
+    return torch.compiler.disable(hook) if is_compiled else hook  # type: ignore[no-untyped-call]
+
+
+def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[Parameter], bool]]:
+    """Yields each module that needs a hook, the parameters that its hook waits for, and True if it is compiled.
+
+    A compiled module waits for all its parameters before it runs, because hooks inside would end up in its graph.
+    """
+    inside: set[torch.nn.Module] = set()
+    for module in model.modules():
+        if module in inside:
+            continue
+        if _is_compiled(module):
+            inside.update(module.modules())
+            yield module, list(module.parameters()), True
+        else:
+            yield module, list(module.parameters(recurse=False)), False
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

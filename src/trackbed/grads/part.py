@@ -1,0 +1,86 @@
+"""Dense parameters of a model, or those of its experts: their buffers, bucket groups and collectives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trackbed.comm import Group
+from trackbed.grads.agreement import connect
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
+from trackbed.grads.buffer import _ParamAndGradBuffer
+from trackbed.grads.collectives import Collectives, SoloCollectives
+from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.parameters import group_parameters
+from trackbed.grads.partition import partition_buckets
+
+__all__ = ["Part"]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Parameters that are reduced over the same ranks."""
+
+    buffers: list[_ParamAndGradBuffer]
+    groups: list[_ParamAndGradBucketGroup]
+    ranks: Any
+    """Process group over which they are reduced."""
+    collectives: Collectives
+
+    @classmethod
+    def allocate(
+        cls,
+        params: Sequence[torch.nn.Parameter],
+        names: Mapping[torch.nn.Parameter, str],
+        config: DistributedDataParallelConfig,
+        ranks: Any,
+        *,
+        factor: float,
+        bucket_size: int | None,
+        is_one_group: bool,
+        instances: Any,
+    ) -> "Part":
+        """Moves parameters to buffers. Does not communicate.
+
+        Args:
+            params: parameters in order of definition.
+            names: name of each parameter.
+            config: options.
+            ranks: process group over which the parameters are reduced.
+            factor: factor for the gradients before they are reduced.
+            bucket_size: number of elements from which a bucket is closed; None for one bucket per buffer.
+            is_one_group: True to communicate all buckets together.
+            instances: process group of the ranks with the same shard in each instance of the optimizer, or None.
+        """
+        buffers = [
+            _ParamAndGradBuffer(
+                config,
+                members.param_dtype,
+                members.grad_dtype,
+                members.params,
+                ranks,
+                bucket_size,
+                names,
+                factor,
+                members.indices,
+                config.nccl_ub,
+            )
+            for members in group_parameters(params, reduce_in_fp32=config.grad_reduce_in_fp32)
+        ]
+        groups = partition_buckets(buffers, force_single_bucket_group=is_one_group)
+        if config.use_distributed_optimizer and config.overlap_param_gather:
+            for group, following in zip(groups[:0:-1], groups[-2::-1], strict=True):
+                group.next_param_gather_bucket_group = following
+        if config.num_distributed_optimizer_instances > 1:
+            stream = torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+            for group in groups:
+                group.inter_distributed_optimizer_instance_group = instances
+                group.communication_stream = stream
+        return cls(buffers, groups, ranks, SoloCollectives())
+
+    def connect(self, messages: Group, config: DistributedDataParallelConfig) -> None:
+        """Collective over the ranks of the part: chooses its collectives. See `trackbed.grads.agreement.connect`."""
+        self.collectives = connect(self.ranks, messages, self.buffers, config)
+        for group in self.groups:
+            group.collectives = self.collectives
