@@ -47,7 +47,7 @@ def test_a_step_that_was_given_up_halfway_cannot_be_followed_by_another():
     _, order = new_order(num_ranks=2)
     order.ready(0, force_all_reduce=False)
     order.reset(has_begun=False)
-    with pytest.raises(GradientError, match="step 0 was given up after 1 of 4 bucket groups had been issued"):
+    with pytest.raises(GradientError, match="step 0 was given up after 1 of 4 bucket groups were issued"):
         order.issue_rest(force_all_reduce=False)
 
 

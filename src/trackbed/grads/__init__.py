@@ -7,11 +7,13 @@ from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.ddp import DistributedDataParallel
 from trackbed.grads.finalize import finalize_model_grads
 from trackbed.grads.layout import Layout, ParameterPieces, ParameterSpec, plan_layout
+from trackbed.grads.observer import BucketObserver
 from trackbed.grads.partition import partition_buckets
 from trackbed.grads.timeline import BucketEvent, Timeline
 
 __all__ = [
     "BucketEvent",
+    "BucketObserver",
     "BufferType",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",

@@ -199,8 +199,8 @@ class _ParamAndGradBucketGroup:
         bucket = self.param_to_bucket[self._params[slot]].bucket_id
         return (
             f"rank {self.collectives.rank()}: all gradients must arrive before their bucket is reduced, but one of "
-            f"{self._name(slot)} arrived after bucket {bucket} was: call zero_grad_buffer() before the backward passes "
-            "of a step, and run all but the last of them in no_sync()"
+            f"{self._name(slot)} arrived after bucket {bucket} was: call zero_grad() of the optimizer before the "
+            "backward passes of a step, and run all but the last of them in no_sync()"
         )
 
     def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002

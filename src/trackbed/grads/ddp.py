@@ -12,7 +12,8 @@ from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.agreement import agree, describe_buffers, describe_options
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
-from trackbed.grads.collectives import Collectives, Label, TorchCollectives
+from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
+from trackbed.grads.collectives.protocol import LEFT
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, forward_hook, modules_to_hook, register_backward_hook
 from trackbed.grads.issue_order import IssueOrder
@@ -133,7 +134,8 @@ class DistributedDataParallel(torch.nn.Module):
         """Collective over the ranks: runs a training loop, in which a failure of one rank is raised on every rank.
 
         While a rank waits for a bucket, it notices that another has failed. The error has the rank and the original
-        message. An exception that is caught in the block is no failure: the next step is right, or refused.
+        message. An exception that is caught in the block is no failure: the next step is right, or refused. After a
+        failure all further steps are refused. All ranks must take the same number of steps in the block.
 
         Raises:
             CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
@@ -142,8 +144,9 @@ class DistributedDataParallel(torch.nn.Module):
             self.waiter.step = step
             try:
                 yield
+                self._leave()
             except BaseException:
-                self._stop_collectives()
+                self._give_up()
                 raise
             finally:
                 self.waiter.step = None
@@ -169,7 +172,10 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: another rank failed.
         """
         if self._is_finished:
-            msg = f"rank {self._rank}: zero_grad_buffer() must be called before another finish_grad_sync(), but was not"
+            msg = (
+                f"rank {self._rank}: zero_grad_buffer(), or the optimizer's zero_grad(), must be called before another "
+                "finish_grad_sync(), but was not"
+            )
             raise GradientError(msg)
         if self.ddp_config.overlap_grad_reduce and not self.allow_unused:
             self._check_missing()
@@ -465,7 +471,7 @@ class DistributedDataParallel(torch.nn.Module):
                 msg = (
                     f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but "
                     f"{missing[0]} in bucket {group.buckets[0].bucket_id}{more} none from a backward pass outside "
-                    "no_sync(): pass allow_unused=True to take it as zero"
+                    "no_sync(): pass allow_unused=True to DistributedDataParallel to take it as zero"
                 )
                 raise GradientError(msg)
 
@@ -482,13 +488,19 @@ class DistributedDataParallel(torch.nn.Module):
         for group in self._groups():
             group.is_last_microbatch = is_last
 
-    def _stop_collectives(self) -> None:
-        """Ends operations that are running, for which other ranks may not come."""
-        groups = self._groups()
-        if any(group.grad_reduce_handle is not None or group.param_gather_handle is not None for group in groups):
-            for collectives in (self.dense_collectives, self.expert_collectives):
-                if hasattr(collectives, "stop"):
-                    collectives.stop()
+    def _leave(self) -> None:
+        """Tells the other ranks that this one has left the training loop, and checks that they have too."""
+        check = StepCheck(self.dense_collectives)
+        check.begin(LEFT.step)
+        check.finish(self.waiter)
+
+    def _give_up(self) -> None:
+        """Refuses further steps, and ends operations that are running, for which other ranks may not come."""
+        reason = "a failure has ended guarded()"
+        self._order.give_up(reason)
+        for collectives in (self.dense_collectives, self.expert_collectives):
+            if isinstance(collectives, SharedMemoryCollectives):
+                collectives.stop(reason)
 
 
 def _rank_of(group: Any) -> int:

@@ -31,8 +31,8 @@ class IssueOrder:
         self._step = 0
         self._ready = [False] * len(self._groups)
         self._num_issued = 0
-        self._abandoned: tuple[int, int] | None = None
-        """Step that was given up after a part of its groups had been issued, and their number."""
+        self._refusal: str | None = None
+        """Reason why no further step is possible."""
 
     def unissued(self) -> list[_ParamAndGradBucketGroup]:
         """Groups that have not been issued in this step."""
@@ -57,6 +57,11 @@ class IssueOrder:
         while self._num_issued < len(self._groups):
             self._issue(force_all_reduce=force_all_reduce)
 
+    def give_up(self, reason: str) -> None:
+        """Refuses all further steps, unless there is one rank only."""
+        if self._num_ranks > 1 and self._refusal is None:
+            self._refusal = reason
+
     def check_usable(self) -> None:
         """Checks that no earlier step was given up halfway.
 
@@ -64,11 +69,9 @@ class IssueOrder:
             GradientError: one was. Other ranks may still wait for its collectives, which must not be paired with those
                 of another step.
         """
-        if self._abandoned is not None:
-            step, count = self._abandoned
+        if self._refusal is not None:
             msg = (
-                f"rank {self._rank}: step {step} was given up after {count} of {len(self._groups)} bucket groups had "
-                "been issued, so the ranks cannot go on together: start again from a checkpoint"
+                f"rank {self._rank}: {self._refusal}, so the ranks cannot go on together: start again from a checkpoint"
             )
             raise GradientError(msg)
 
@@ -78,10 +81,10 @@ class IssueOrder:
         Raises:
             CollectiveError: another rank failed, or is in another step.
         """
-        for group in self._groups:
-            group.wait_for_grads()
         if self._check is not None:
             self._check.finish(waiter)
+        for group in self._groups:
+            group.wait_for_grads()
 
     def reset(self, *, has_begun: bool) -> None:
         """Prepares for the next step. Waits for reductions that are running.
@@ -90,7 +93,10 @@ class IssueOrder:
             has_begun: True if the step counts even where no group has counted a gradient.
         """
         if 0 < self._num_issued < len(self._groups) and self._num_ranks > 1:
-            self._abandoned = (self._step, self._num_issued)
+            count = len(self._groups)
+            self.give_up(
+                f"step {self._step} was given up after {self._num_issued} of {count} bucket groups were issued"
+            )
             for group in self._groups:
                 group.drop_reduction()
         if has_begun or self._num_issued or any(group.has_counted for group in self._groups):

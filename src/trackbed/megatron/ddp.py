@@ -1,5 +1,6 @@
 """`DistributedDataParallel` as Megatron Core's programs expect it: a module of Megatron Core, on its process groups."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ from trackbed.grads.process_groups import ProcessGroups
 
 if TYPE_CHECKING:
     MegatronModule = torch.nn.Module
-elif "megatron.core" in sys.modules:  # which imports this module, after `install`
-    from megatron.core.transformer.module import MegatronModule
 else:
     MegatronModule = torch.nn.Module
+    if "megatron.core" in sys.modules:  # which imports this module, after `install`
+        with contextlib.suppress(ModuleNotFoundError):  # Megatron Core is not installed
+            from megatron.core.transformer.module import MegatronModule
 
 __all__ = ["DistributedDataParallel"]
 

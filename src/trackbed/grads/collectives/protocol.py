@@ -10,7 +10,19 @@ import torch
 
 from trackbed.errors import CollectiveError
 
-__all__ = ["DONE", "MAX_NUMBERS", "BackendError", "Collectives", "Done", "Exchange", "Label", "Work", "shard_of"]
+__all__ = [
+    "DONE",
+    "LEFT",
+    "MAX_NUMBERS",
+    "NO_LABEL",
+    "BackendError",
+    "Collectives",
+    "Done",
+    "Exchange",
+    "Label",
+    "Work",
+    "shard_of",
+]
 
 MAX_NUMBERS: Final = 128
 """Highest number of values that `Collectives.exchange` sends."""
@@ -27,6 +39,11 @@ class Label(NamedTuple):
     """Number of the training step."""
     bucket: int = 0
     """Number of the bucket group."""
+
+
+NO_LABEL: Final = Label()
+LEFT: Final = Label(-1)
+"""Label of the exchange with which a rank leaves a training loop."""
 
 
 class Work(Protocol):
@@ -105,11 +122,12 @@ class Collectives(Protocol):
         """Replaces each shard of each buffer by that of the rank that owns it."""
         ...
 
-    def exchange(self, numbers: npt.NDArray[np.int64]) -> "Exchange":
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> "Exchange":
         """Sends a few numbers to all ranks.
 
         Args:
             numbers: `[K]` at most `MAX_NUMBERS`, as many on every rank.
+            label: name of the operation, the same on all ranks.
         """
         ...
 

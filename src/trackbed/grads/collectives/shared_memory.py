@@ -20,7 +20,7 @@ from trackbed.comm.shared_memory import SharedMemory
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives.arrays import array_of
-from trackbed.grads.collectives.protocol import DONE, MAX_NUMBERS, Exchange, Label, Work
+from trackbed.grads.collectives.protocol import DONE, LEFT, MAX_NUMBERS, NO_LABEL, Exchange, Label, Work
 from trackbed.kernels import sum_ranks
 
 __all__ = ["SharedMemoryCollectives"]
@@ -95,9 +95,9 @@ class SharedMemoryCollectives:
         """Number of ranks."""
         return self._size
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "the collectives have been stopped") -> None:
         """Ends the operation that is running and all others with an error. Thread-safe."""
-        self._meeting.stop()
+        self._meeting.stop(reason)
 
     def all_reduce(
         self,
@@ -160,7 +160,7 @@ class SharedMemoryCollectives:
 
         return self._submit(_ALL_GATHER, label, gather)
 
-    def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
         """Sends a few numbers to all ranks."""
         sent = numbers.copy()
         received = np.empty((self._size, len(numbers)), dtype=np.int64)
@@ -173,7 +173,7 @@ class SharedMemoryCollectives:
         def receive() -> None:
             received[:] = slots
 
-        return Exchange(self._submit(_EXCHANGE, Label(), receive, before=send), lambda: received)
+        return Exchange(self._submit(_EXCHANGE, label, receive, before=send), lambda: received)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`, through the scratch memory."""
@@ -261,9 +261,9 @@ class _Meeting:
         """Reason why no more operations are to run. Any thread may set it."""
         self._begun = 0
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """Ends the operation that is running and all others with an error. Thread-safe."""
-        self._failure = self._failure or "shared memory: the collectives have been stopped"
+        self._failure = self._failure or f"gradients: {reason}"
 
     def begin(self, kind: int, label: Label) -> None:
         """Waits until all ranks have begun the operation.
@@ -339,12 +339,14 @@ class _FutureWork:
 def _stop(meeting: _Meeting, worker: Worker) -> None:
     """Ends the operation that is running, and waits for that."""
     if meeting.number:
-        meeting.stop()
+        meeting.stop("the collectives have been stopped")
         worker.submit(lambda: None).exception(_STOP_SECONDS)
 
 
 def _operation(rank: int, label: npt.NDArray[np.int64]) -> str:
     kind, step, bucket = (int(word) for word in label[:3])
+    if step == LEFT.step:
+        return f"rank {rank} has left the training loop"
     return f"rank {rank} is at the {_KINDS[kind]} of bucket {bucket} in step {step}"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.grads.collectives.protocol import DONE, Exchange, Label, Work
+from trackbed.grads.collectives.protocol import DONE, NO_LABEL, Exchange, Label, Work
 
 __all__ = ["SoloCollectives"]
 
@@ -53,7 +53,7 @@ class SoloCollectives:
         """Does nothing."""
         return DONE
 
-    def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:  # noqa: ARG002
         """Returns the numbers."""
         sent = numbers[np.newaxis].copy()
         return Exchange(DONE, lambda: sent)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trackbed.grads.collectives.fp32_accumulation import receive_shards
-from trackbed.grads.collectives.protocol import DONE, BackendError, Exchange, Label, Work, shard_of
+from trackbed.grads.collectives.protocol import DONE, NO_LABEL, BackendError, Exchange, Label, Work, shard_of
 
 __all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
 
@@ -129,7 +129,7 @@ class TorchCollectives:
             ]
         return _work_of(works, coalesced, device=buffers[0].device)
 
-    def exchange(self, numbers: npt.NDArray[np.int64]) -> Exchange:
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:  # noqa: ARG002
         """Sends a few numbers to all ranks."""
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         mine = torch.tensor(numbers, device=device)
