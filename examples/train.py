@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/train.py job.json --stop-after 40 --save state.pt --losses first.json
     python examples/train.py job.json --resume state.pt --losses second.json
 
-`job.json` has the fields of `Job`. Micro-batch j of a step belongs to rank j mod n of n ranks, so the losses do not
-depend on the number of ranks, to the last bit.
+`job.json` has the fields of `Job`. Micro-batch j of a step belongs to rank j mod n of n ranks, so two ranks with one
+micro-batch have the losses of one rank with two, to the last bit.
 """
 
 import argparse

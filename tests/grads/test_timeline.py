@@ -57,7 +57,7 @@ def test_a_training_is_recorded_bucket_by_bucket(size, sharded, tmp_path):
         assert {event.kind for event in timeline.events} == {kind, *(["all-gather"] if sharded else [])}
         assert 0 <= timeline.hidden_share <= 1
         header, *rows = timeline.summary().splitlines()
-        assert header.split()[:2] == ["step", "buckets"]
+        assert header.split()[:2] == ["step", "operations"]
         assert [row.split()[0] for row in rows] == ["0", "1", "2"]
         trace = json.loads((tmp_path / f"{rank}.json").read_bytes())
         shown = [event for event in trace["traceEvents"] if event.get("cat") == kind]

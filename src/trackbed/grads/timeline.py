@@ -78,8 +78,8 @@ class Timeline:
         return hidden_share([(event.issued, event.done) for event in self.events], self._waits)
 
     def summary(self) -> str:
-        """Table of the steps: bytes moved per rank, time of communication, time waited for it, and share hidden."""
-        lines = [f"{'step':>8}{'buckets':>9}{'MB per rank':>13}{'ms':>10}{'ms waited':>11}{'hidden':>8}"]
+        """Table of the steps: operations, bytes moved per rank, time of communication, time waited for it, share hidden."""
+        lines = [f"{'step':>8}{'operations':>12}{'MB per rank':>13}{'ms':>10}{'ms waited':>11}{'hidden':>8}"]
         for step in sorted({event.step for event in self.events}):
             events = [event for event in self.events if event.step == step]
             spans = [(event.issued, event.done) for event in events]
@@ -87,7 +87,7 @@ class Timeline:
             share = hidden_share(spans, self._waits)
             megabytes = sum(event.bytes for event in events) / 1e6
             times = f"{1e3 * busy:>10.1f}{1e3 * waited:>11.1f}"
-            lines.append(f"{step:>8}{len(events):>9}{megabytes:>13.1f}{times}{share:>8.0%}")
+            lines.append(f"{step:>8}{len(events):>12}{megabytes:>13.1f}{times}{share:>8.0%}")
         return "\n".join(lines)
 
     def write(self, path: Path | str) -> None:
