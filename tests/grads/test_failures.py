@@ -17,7 +17,7 @@ MESSAGES = {
     "inf": "gradients must be finite, but that of",
     "missing gradient": "all parameters must have a gradient before finish_grad_sync(), but 2.bias in bucket 1",
     "one backward too many": "all gradients must arrive before their bucket is reduced, but one of 5.bias",
-    "out of order": "zero_grad_buffer(), or the optimizer's zero_grad(), must be called before another finish_",
+    "out of order": "must be called before another finish_grad_sync(), but was not",
     "one step less": "has left the training loop",
     "another model": "has parameter '0.weight' of 1,600 elements",
     "other options": "has option bucket_size = 5000, and rank",
