@@ -78,7 +78,7 @@ class Timeline:
         return hidden_share([(event.issued, event.done) for event in self.events], self._waits)
 
     def summary(self) -> str:
-        """Table of the steps: operations, bytes moved per rank, time of communication, time waited for it, share hidden."""
+        """Table of the steps: operations, bytes moved per rank, time of communication, time waited, share hidden."""
         lines = [f"{'step':>8}{'operations':>12}{'MB per rank':>13}{'ms':>10}{'ms waited':>11}{'hidden':>8}"]
         for step in sorted({event.step for event in self.events}):
             events = [event for event in self.events if event.step == step]
