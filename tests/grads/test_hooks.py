@@ -1,5 +1,6 @@
 """Parameters that are gathered while the next forward pass runs: no stale one is ever read."""
 
+import copy
 import itertools
 
 import pytest
@@ -179,3 +180,37 @@ def test_a_compiled_module_waits_for_all_its_parameters():
     assert found == {model: 0, model[0]: 0, model[0][0]: 2, model[1]: 2}
     whole = torch.compile(model, backend="eager")
     assert [len(params) for _, params, _ in modules_to_hook(whole)] == [4]
+
+
+def test_parameters_that_are_read_without_their_module_are_never_stale():
+    class Reads(nn.Module):
+        """Uses the weight of a layer that it does not call, and attention, which does the same inside."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0] @ self.layer.weight
+
+    def work(group):
+        model = Reads()
+        wrapper = wrap(group, model, **GATHER)
+        for _ in range(3):
+            wrapper.zero_grad_buffer()
+            (wrapper(torch.ones(1, 2, 4)).sum() + model.layer.bias.sum()).backward()
+            wrapper.finish_grad_sync()
+            update(wrapper, 0.5)
+            wrapper.start_param_sync()  # as an optimizer does
+            assert (model.layer.weight == 0.5).all()
+            assert all((param == 0.5).all() for param in model.parameters())
+            update(wrapper, 0.25)
+            wrapper.wait_for_params()
+            wrapper.start_param_sync()
+            assert wrapper(torch.ones(1, 2, 4)).isfinite().all()
+        assert type(copy.deepcopy(model).layer._parameters) is dict
+        wrapper.disable_forward_pre_hook()
+        assert type(model.layer._parameters) is dict
+
+    run_ranks(2, work)

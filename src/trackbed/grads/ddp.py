@@ -15,7 +15,13 @@ from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import LEFT
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.hooks import backward_hook, forward_hook, modules_to_hook, register_backward_hook
+from trackbed.grads.hooks import (
+    GatheredParameters,
+    backward_hook,
+    forward_hook,
+    modules_to_hook,
+    register_backward_hook,
+)
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.options import check_options, with_bucket_size
@@ -249,6 +255,8 @@ class DistributedDataParallel(torch.nn.Module):
             )
             hook = self._make_forward_pre_hook(groups, is_compiled=is_compiled)
             self.remove_forward_pre_hook_handles[module] = module.register_forward_pre_hook(hook)
+            if not is_compiled:
+                module._parameters = GatheredParameters(module._parameters, groups)  # noqa: SLF001  no other way
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
         """Removes the hooks.
@@ -261,8 +269,9 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: another rank failed.
         """
         self._check_forward_hook("disable_forward_pre_hook", is_enabled=True)
-        for handle in self.remove_forward_pre_hook_handles.values():
+        for module, handle in self.remove_forward_pre_hook_handles.items():
             handle.remove()
+            module._parameters = dict(module._parameters)  # noqa: SLF001  as it was
         self.remove_forward_pre_hook_handles.clear()
         if param_sync:
             self.start_param_sync(force_sync=True)

@@ -1,13 +1,13 @@
 """Functions that torch calls before a module runs, and after a gradient has arrived."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 
 import torch
 
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 
-__all__ = ["backward_hook", "forward_hook", "modules_to_hook", "register_backward_hook"]
+__all__ = ["GatheredParameters", "backward_hook", "forward_hook", "modules_to_hook", "register_backward_hook"]
 
 Parameter = torch.nn.Parameter
 
@@ -92,7 +92,8 @@ def forward_hook(
 def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[Parameter], bool]]:
     """Yields each module that needs a hook, the parameters that its hook waits for, and True if it is compiled.
 
-    A compiled module waits for all its parameters before it runs, because hooks inside would end up in its graph.
+    A compiled module waits for all its parameters before it runs, because hooks inside would end up in its graph. A
+    module of torch with others inside does too, because some, such as MultiheadAttention, do not call them.
     """
     inside: set[torch.nn.Module] = set()
     for module in model.modules():
@@ -102,7 +103,52 @@ def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, l
             inside.update(module.modules())
             yield module, list(module.parameters()), True
         else:
-            yield module, list(module.parameters(recurse=False)), False
+            yield module, list(module.parameters(recurse=_reads_inside(module))), False
+
+
+class GatheredParameters(dict[str, Parameter | None]):
+    """Parameters of a module, in the place of its own dictionary, that are not read while they are being gathered.
+
+    Other modules and programs may read a parameter without calling its module, so no hook runs before. Only gathers
+    that are running are waited for; none is begun, which would take all ranks.
+
+    Args:
+        parameters: dictionary of the module.
+        groups: bucket groups of the parameters.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter | None], groups: Iterable[_ParamAndGradBucketGroup]) -> None:
+        super().__init__(parameters)
+        self._groups = tuple(groups)
+
+    def __getitem__(self, name: str) -> Parameter | None:
+        self._wait()
+        return super().__getitem__(name)
+
+    def items(self) -> ItemsView[str, Parameter | None]:  # type: ignore[override]
+        """Names and parameters."""
+        self._wait()
+        return super().items()
+
+    def values(self) -> ValuesView[Parameter | None]:  # type: ignore[override]
+        """Parameters."""
+        self._wait()
+        return super().values()
+
+    def __reduce__(self) -> tuple[type[dict[str, Parameter | None]], tuple[dict[str, Parameter | None]]]:
+        """Copies and unpickles to a plain dictionary."""
+        return dict, (dict(self.items()),)
+
+    def _wait(self) -> None:
+        for group in self._groups:
+            if group.param_gather_handle is not None:
+                group.wait_for_params()
+
+
+def _reads_inside(module: torch.nn.Module) -> bool:
+    """True for a module of torch that may use the parameters of modules inside without calling them."""
+    place = type(module).__module__
+    return place.startswith("torch.nn.modules.") and place != "torch.nn.modules.container"
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
