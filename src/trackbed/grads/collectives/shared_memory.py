@@ -5,6 +5,7 @@ meet before and after each operation at counters in shared memory, on which they
 """
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -257,6 +258,7 @@ class _Meeting:
         self.scratch: Bytes = control_view[scratch_start:]
         self.number = 0
         """Number of operations that were submitted."""
+        self.process = os.getpid()
         self._failure: str | None = None
         """Reason why no more operations are to run. Any thread may set it."""
         self._begun = 0
@@ -338,7 +340,7 @@ class _FutureWork:
 
 def _stop(meeting: _Meeting, worker: Worker) -> None:
     """Ends the operation that is running, and waits for that."""
-    if meeting.number:
+    if meeting.number and os.getpid() == meeting.process:  # a forked child has no such thread
         meeting.stop("the collectives have been stopped")
         worker.submit(lambda: None).exception(_STOP_SECONDS)
 
