@@ -40,15 +40,15 @@ def check(trial, results):
         assert result["raised"] - results[who]["failed"][0] < 2.0, (trial, result)
 
 
-def memory_left_behind():
-    """Processes that map memory of a test."""
+def memory_left_behind(trials):
+    """Processes of these trials that map memory."""
     left = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text()
         except OSError:
             continue
-        if "memfd:trackbed-" in text and "failing_rank" in (maps.parent / "cmdline").read_text():
+        if "memfd:trackbed-" in text and json.dumps(trials) in (maps.parent / "cmdline").read_text():
             left.append(maps)
     return left
 
@@ -59,7 +59,7 @@ def test_each_kind_of_failure_is_raised_on_all_ranks():
     results = run(trials, timeout=30, limit=120)
     for number, trial in enumerate(trials):
         check(trial, [rank[number] for rank in results])
-    assert memory_left_behind() == []
+    assert memory_left_behind(trials) == []
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_all_of_sixty_failures_are_raised_on_all_ranks():
     assert len(trials) == 60
     for number, trial in enumerate(trials):
         check(trial, [rank[number] for rank in results])
-    assert memory_left_behind() == []
+    assert memory_left_behind(trials) == []
 
 
 @pytest.mark.dist

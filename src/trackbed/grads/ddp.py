@@ -93,9 +93,9 @@ class DistributedDataParallel(torch.nn.Module):
             self._agree_and_connect(is_one_bucket=is_one_bucket)
         self._is_finished = False
         self._order_groups(observer)
-        self.force_all_reduce = False
         self.overlap_param_gather_with_optimizer_step = False
         self._no_sync_depth = 0
+        self._forces_all_reduce = [False]
         self._is_touched = [False]
         """True, in a list that hooks share, if the model has run or gradients that groups do not count may have arrived
         since `zero_grad_buffer`."""
@@ -147,7 +147,7 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
         """
         with self._messages.guarded("training", max_heartbeat_gap_seconds=float("inf")) as step:
-            self.waiter.step = step
+            outer, self.waiter.step = self.waiter.step, step
             try:
                 yield
                 self._leave()
@@ -155,7 +155,7 @@ class DistributedDataParallel(torch.nn.Module):
                 self._give_up()
                 raise
             finally:
-                self.waiter.step = None
+                self.waiter.step = outer
 
     def start_grad_sync(self, *unused: Any) -> None:  # noqa: ARG002  Megatron Core's schedules pass the parameters
         """Begins to reduce all gradients; without `overlap_grad_reduce`, waits for the end.
@@ -241,6 +241,8 @@ class DistributedDataParallel(torch.nn.Module):
             return
         for group in self._gather_order:
             group.start_param_sync(force_sync=force_sync)
+        if self.use_forward_hook and not self.remove_forward_pre_hook_handles:
+            self.wait_for_params()  # no module does
 
     def enable_forward_pre_hook(self) -> None:
         """Registers hooks with which each module waits for its parameters before it runs.
@@ -413,6 +415,15 @@ class DistributedDataParallel(torch.nn.Module):
             part.connect(messages if part.ranks is ranks else messages_of(part.ranks), self.ddp_config)
 
     @property
+    def force_all_reduce(self) -> bool:
+        """True to reduce by all-reduces even where the optimizer is sharded."""
+        return self._forces_all_reduce[0]
+
+    @force_all_reduce.setter
+    def force_all_reduce(self, value: bool) -> None:
+        self._forces_all_reduce[0] = value
+
+    @property
     def dense_collectives(self) -> Collectives:
         """Collectives of all parameters but those of experts."""
         return self._dense.collectives
@@ -451,7 +462,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
         group = self.param_to_bucket_group[param]
-        return backward_hook(param, group, is_touched=self._is_touched, forces_all_reduce=lambda: self.force_all_reduce)
+        return backward_hook(param, group, is_touched=self._is_touched, forces_all_reduce=self._forces_all_reduce)
 
     def _make_forward_pre_hook(
         self, groups: list[_ParamAndGradBucketGroup], *, is_compiled: bool
@@ -499,6 +510,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _leave(self) -> None:
         """Tells the other ranks that this one has left the training loop, and checks that they have too."""
+        self.wait_for_params()
         check = StepCheck(self.dense_collectives)
         check.begin(LEFT.step)
         check.finish(self.waiter)

@@ -1,5 +1,6 @@
 """Functions that torch calls before a module runs, and after a gradient has arrived."""
 
+import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 
 import torch
@@ -13,7 +14,7 @@ Parameter = torch.nn.Parameter
 
 
 def backward_hook(
-    param: Parameter, group: _ParamAndGradBucketGroup, *, is_touched: list[bool], forces_all_reduce: Callable[[], bool]
+    param: Parameter, group: _ParamAndGradBucketGroup, *, is_touched: list[bool], forces_all_reduce: list[bool]
 ) -> Callable[..., None]:
     """Makes the function that is called when a gradient of a parameter has arrived: it adds it to `main_grad`.
 
@@ -21,26 +22,32 @@ def backward_hook(
         param: parameter.
         group: its bucket group, which counts the gradient if it is to be reduced.
         is_touched: a flag in a list, set where the group does not count.
-        forces_all_reduce: called when the group counts.
+        forces_all_reduce: a flag in a list, passed on to the group.
     """
-    # The hook runs for every parameter in every backward pass, so it looks up as little as possible.
+    # The hook runs for every parameter in every backward pass, so it looks up as little as possible. torch keeps it
+    # where Python's garbage collector does not look, so it must not refer to the parameter, nor to what does.
     slot = group.slot_of(param)
     overlaps = group.ddp_config.overlap_grad_reduce
-    own = vars(param)
+    group_of, param_of = weakref.ref(group), weakref.ref(param)
+    del group, param
 
     def hook(*unused: object) -> None:  # noqa: ARG001  autograd passes the parameter
+        group, param = group_of(), param_of()
+        if group is None or param is None:
+            return  # the wrapper is gone
         if group.is_issued:
             param.grad = None  # the next step must not add to it
             raise GradientError(group.describe_late(slot))
         gradient = param.grad
         if gradient is not None:
+            own = vars(param)
             if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
                 own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
             param.grad = None
         if not overlaps:
             is_touched[0] = True
         elif group.is_last_microbatch:
-            group.count(slot, forces_all_reduce())
+            group.count(slot, forces_all_reduce[0])
 
     return hook
 
