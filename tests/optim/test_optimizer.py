@@ -216,3 +216,34 @@ def test_the_step_is_clipped_as_torch_clips_up_to_rounding():
     assert report.norm == pytest.approx(float(norm), rel=1e-6)
     for one, other in zip(wrapper.module.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
+
+
+def test_parameters_of_16_bits_that_are_loaded_or_broadcast_are_those_that_are_updated():
+    case = Case(torch.bfloat16, options={**SHARDED, "grad_reduce_in_fp32": True})
+
+    def run(group):
+        wrapper, optimizer = wrap(group, case)
+        with torch.no_grad():
+            for parameter in wrapper.module.parameters():
+                parameter += group.rank + 1
+        wrapper.broadcast_params()
+        expected = {name: value.clone() for name, value in wrapper.state_dict().items()}
+        step(wrapper, optimizer)
+        for name, value in wrapper.state_dict().items():
+            assert (value - expected[name]).abs().max() < 0.05, name
+        zeros = {name: torch.zeros_like(value) for name, value in wrapper.state_dict().items()}
+        wrapper.module.load_state_dict(zeros)
+        step(wrapper, optimizer)
+        assert all(value.abs().max() < 0.05 for value in wrapper.state_dict().values())
+
+    run_ranks(2, run)
+
+
+def test_the_copies_of_parameters_that_round_to_what_is_loaded_keep_their_bits():
+    case = Case(torch.bfloat16, options={"grad_reduce_in_fp32": True})
+    wrapper, optimizer = wrap(None, case)
+    step(wrapper, optimizer)
+    before = optimizer.full_state_dict()["state"]["first.weight"]["main_param"].clone()
+    assert not torch.equal(before, before.bfloat16().float())
+    wrapper.load_state_dict({name: value.clone() for name, value in wrapper.state_dict().items()})
+    assert torch.equal(optimizer.full_state_dict()["state"]["first.weight"]["main_param"], before)

@@ -1,6 +1,7 @@
 """Wrapper that averages the gradients of a model over data-parallel ranks."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -114,7 +115,8 @@ class DistributedDataParallel(torch.nn.Module):
         self.remove_forward_pre_hook_handles: dict[torch.nn.Module, Any] = {}
         if self.use_forward_hook:
             self.enable_forward_pre_hook()
-            module.register_state_dict_pre_hook(lambda *_: self.wait_for_params())  # type: ignore[no-untyped-call]
+        self._params_changed: Callable[[], None] | None = None
+        _call_around_states(module, weakref.WeakMethod(self.wait_for_params), weakref.WeakMethod(self._note_change))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the model."""
@@ -220,6 +222,14 @@ class DistributedDataParallel(torch.nn.Module):
         """True if the gradients are reduced, until `zero_grad_buffer`."""
         return self._is_finished
 
+    def when_params_change(self, call: Callable[[], None]) -> None:
+        """Has `call` called whenever parameters were replaced, by `broadcast_params` or by a state that was loaded."""
+        self._params_changed = call
+
+    def _note_change(self) -> None:
+        if self._params_changed is not None:
+            self._params_changed()
+
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor."""
         for buffer in self._buffers_of_parts():
@@ -287,6 +297,7 @@ class DistributedDataParallel(torch.nn.Module):
             (self.expert_collectives, [param.data for param in params if is_expert(param)]),
         ):
             self.waiter.wait(collectives.broadcast(chosen, source=0), "broadcast of parameters")
+        self._note_change()
 
     def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
         """Frees the memory of the gradients, which are lost. They must not be used before `restore_grad_buffers`.
@@ -522,6 +533,21 @@ class DistributedDataParallel(torch.nn.Module):
         for collectives in (self.dense_collectives, self.expert_collectives):
             if isinstance(collectives, SharedMemoryCollectives):
                 collectives.stop(reason)
+
+
+def _call_around_states(
+    module: torch.nn.Module, before: "weakref.WeakMethod[Any]", after_load: "weakref.WeakMethod[Any]"
+) -> None:
+    """Has methods of the wrapper called before a state of the model is taken or loaded, and after it was loaded."""
+
+    def call(method: "weakref.WeakMethod[Any]") -> None:
+        function = method()
+        if function is not None:
+            function()
+
+    module.register_state_dict_pre_hook(lambda *_: call(before))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(lambda *_: call(before))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_post_hook(lambda *_: call(after_load))  # type: ignore[no-untyped-call]
 
 
 def _rank_of(group: Any) -> int:

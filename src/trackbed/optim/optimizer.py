@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -87,6 +88,8 @@ class DataParallelOptimizer:
             self._pieces += pieces
         optimizer.state.clear()
         self._set_states({names[param]: state for param, state in before.items()})
+        reload = weakref.WeakMethod(self.reload_model_params)
+        model.when_params_change(lambda: _call(reload))
 
     @property
     def loss_scale(self) -> float:
@@ -125,11 +128,16 @@ class DataParallelOptimizer:
         self._loss_scale.update(is_finite=is_finite)
         return StepReport(not is_finite, norm, scale)
 
+    @torch.no_grad()
     def reload_model_params(self) -> None:
-        """Takes the values of the model's parameters over into the copies in float32, after they were loaded."""
+        """Takes the values of the model's parameters over into the copies in float32, where they differ when rounded.
+
+        Called whenever the wrapper loads or broadcasts parameters; a program that changes them by itself calls it.
+        """
         for piece in self._pieces:
             if piece.is_copied:
-                piece.main.data.copy_(piece.data)
+                is_same = piece.main.to(piece.data.dtype) == piece.data
+                piece.main.copy_(torch.where(is_same, piece.main, piece.data))
 
     def state_dict(self) -> dict[str, Any]:
         """State of this rank, for `load_state_dict` on the same number of ranks with the same layout."""
@@ -262,6 +270,12 @@ class DataParallelOptimizer:
         """Digest of the layout: which elements of which parameters this rank's pieces are."""
         rows = [(piece.name, piece.start, piece.stop, list(piece.param.shape)) for piece in self._pieces]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def _call(method: "weakref.WeakMethod[Any]") -> None:
+    function = method()
+    if function is not None:
+        function()
 
 
 def _check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
