@@ -19,7 +19,7 @@
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_indices.hpp"
-#include "trackbed/square_bins.hpp"
+#include "trackbed/square_sum.hpp"
 #include "trackbed/sum_ranks.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
@@ -267,13 +267,12 @@ void sum_ranks(nb::list buffers, std::int64_t number, std::size_t start, std::si
   trackbed::sum_ranks(sum, static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
-// Adds to `bins`, which holds the low words and then the high ones.
-template <class Element>
-void add_squares(Array<const Element> numbers, Array<std::uint64_t> bins, int num_threads, nb::handle callback) {
+void square_sum(AnyVector numbers, std::int64_t type, Array<std::int64_t> sum, int level, int num_threads,
+                nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   const nb::gil_scoped_release no_gil;
-  trackbed::add_squares<Element>(span_of(numbers), structures_of<trackbed::SquareBins>(bins).front(), num_threads,
-                                 poll);
+  trackbed::square_sum(static_cast<const std::byte*>(numbers.data()), static_cast<trackbed::Number>(type),
+                       numbers.size(), span_of(sum), static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
 }  // namespace
@@ -282,8 +281,8 @@ NB_MODULE(_native, m) {
   const auto poll = nb::arg("poll").none();
   m.def("sum_ranks", &sum_ranks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);
-  m.def("add_squares", &add_squares<std::uint32_t>, nb::arg(), nb::arg(), nb::arg(), poll);
-  m.def("add_squares", &add_squares<std::uint16_t>, nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("square_sum", &square_sum, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.attr("SQUARE_SUM_SIZE") = trackbed::kSquareSumSize;
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);

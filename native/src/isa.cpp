@@ -4,6 +4,7 @@
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/gather_loops.hpp"
 #include "trackbed/permute_block.hpp"
+#include "trackbed/square_sum.hpp"
 #include "trackbed/sum_ranks.hpp"
 
 namespace trackbed {
@@ -26,6 +27,7 @@ namespace trackbed {
   std::size_t find(const std::int64_t*, std::size_t, std::int64_t);                                              \
   constexpr GatherLoops gather_loops{widen, mask, keep_all, count_up, find};                                     \
   void sum_loop(const RankSum&, std::size_t, std::size_t, std::byte*);                                           \
+  void square_loop(const std::byte*, Number, std::size_t, std::int64_t*);                                        \
   }
 
 TRACKBED_DECLARE(baseline)
@@ -57,6 +59,8 @@ TargetDraws target_draws_at([[maybe_unused]] Isa level) { return TRACKBED_AT(lev
 PermuteBlock permute_block_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, permute_block); }
 
 GatherLoops gather_loops_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, gather_loops); }
+
+SquareLoop square_loop_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, square_loop); }
 
 SumLoop sum_loop_at([[maybe_unused]] Isa level) { return TRACKBED_AT(level, sum_loop); }
 

@@ -43,7 +43,7 @@
 #include "trackbed/sample_index.hpp"
 #include "trackbed/small_indices.hpp"
 #include "trackbed/split_mix.hpp"
-#include "trackbed/square_bins.hpp"
+#include "trackbed/square_sum.hpp"
 #include "trackbed/sum_ranks.hpp"
 #include "trackbed/token_count.hpp"
 #include "trackbed/workers.hpp"
@@ -1722,41 +1722,95 @@ void test_sum_ranks(std::size_t rounds) {
   test_numbers_of_16_bits_keep_their_value();
 }
 
-template <class Element>
-void test_square_bins_of(std::size_t rounds) {
-  Random random(800 + sizeof(Element));
-  for (std::size_t round = 0; round < rounds; ++round) {
-    const std::size_t count = round == 0 ? (std::size_t{3} << 20) + 1 : random.below(2000);
-    std::vector<Element> numbers(count);
-    for (Element& number : numbers) {
-      number = static_cast<Element>(random.next());
-      if (round % 2 == 0) {  // one exponent and the largest mantissas, so that sums pass 2^64
-        number |= static_cast<Element>(std::uint64_t{0x3fffffff} >> (32 - 8 * sizeof(Element)));
-      }
+double widen_half(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const int mantissa = bits & 1023;
+  return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+}
+
+// Adds a square to digits of 32 bits, one bit after the other.
+void naive_add_square(double number, std::vector<std::int64_t>& digits) {
+  const double square = rounded_product(number, number);
+  int exponent = 0;
+  const double fraction = std::frexp(square, &exponent);
+  const int place = exponent - 53 - trackbed::kSquareUnit;  // of the last of 53 bits
+  const auto units = static_cast<std::uint64_t>(
+      place >= 0 ? std::ldexp(fraction, 53) : std::nearbyint(std::ldexp(square, -trackbed::kSquareUnit)));
+  for (int bit = 0; bit < 64; ++bit) {
+    if ((units >> bit & 1) != 0) {
+      const int at = std::max(place, 0) + bit;
+      digits[static_cast<std::size_t>(at / 32)] += std::int64_t{1} << at % 32;
     }
-    trackbed::SquareBins wanted;
-    for (const Element number : numbers) {
-      const std::uint32_t bits = static_cast<std::uint32_t>(number) << (32 - 8 * sizeof(Element));
-      const std::uint32_t exponent = bits >> 23 & 0xff;
-      const std::uint64_t mantissa = (bits & 0x7fffff) + (exponent == 0 ? 0 : 0x800000);
-      const std::uint64_t low = wanted.low[exponent] + mantissa * mantissa;
-      wanted.high[exponent] += low < wanted.low[exponent];
-      wanted.low[exponent] = low;
-    }
-    trackbed::SquareBins found;
-    trackbed::Poll poll;
-    const std::span<const Element> all(numbers);
-    const std::size_t cut = random.below(count + 1);
-    trackbed::add_squares(all.subspan(cut), found, 1 + static_cast<int>(round % 3), poll);
-    trackbed::add_squares(all.first(cut), found, 1, poll);
-    check(found.low == wanted.low && found.high == wanted.high,
-          "square_bins of " + std::to_string(8 * sizeof(Element)) + " bits, round " + std::to_string(round));
   }
 }
 
-void test_square_bins(std::size_t rounds) {
-  test_square_bins_of<std::uint32_t>(rounds);
-  test_square_bins_of<std::uint16_t>(rounds);
+// Finite numbers of some exponents: a few neighbours, or all of them.
+template <class Element>
+std::vector<Element> make_finite(Random& random, std::size_t count, int width, int highest) {
+  std::vector<Element> numbers(count);
+  const std::size_t spread = random.below(2) == 0 ? 8 : static_cast<std::size_t>(highest);
+  const std::size_t first = random.below(static_cast<std::size_t>(highest));
+  for (Element& number : numbers) {
+    const std::size_t exponent = std::min<std::size_t>(first + random.below(spread), static_cast<std::size_t>(highest));
+    const std::uint64_t mantissa = random.next() & ((std::uint64_t{1} << width) - 1);
+    const std::uint64_t sign = random.next() << (8 * sizeof(Element) - 1);
+    number = static_cast<Element>(random.below(9) == 0 ? 0 : sign | std::uint64_t{exponent} << width | mantissa);
+  }
+  return numbers;
+}
+
+template <class Element, class Widen>
+void test_square_sum_of(trackbed::Number type, std::size_t rounds, int width, int highest, const Widen& widen) {
+  Random random(800 + static_cast<std::size_t>(type));
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t count = round == 0 ? trackbed::kSquareTask + 3000 : random.below(5000);
+    const std::vector<Element> numbers = make_finite<Element>(random, count, width, highest);
+    std::vector<std::int64_t> wanted(trackbed::kSquareSumSize, 0);
+    for (const Element number : numbers) {
+      naive_add_square(widen(number), wanted);
+    }
+    for (std::size_t i = 0; i + 1 < trackbed::kSquareDigits; ++i) {
+      wanted[i + 1] += wanted[i] >> 32;
+      wanted[i] &= 0xffffffff;
+    }
+    for (const Isa level : levels()) {
+      std::vector<std::int64_t> found(trackbed::kSquareSumSize, -1);
+      trackbed::Poll poll;
+      trackbed::square_sum(reinterpret_cast<const std::byte*>(numbers.data()), type, count, found, level,
+                           1 + static_cast<int>(round % 3), poll);
+      check(found == wanted, "square_sum " + name_of(level) + " of type " + std::to_string(static_cast<int>(type)) +
+                                 ", round " + std::to_string(round));
+    }
+  }
+}
+
+void test_square_sum_counts_what_is_not_finite() {
+  std::vector<float> numbers(3000, 1.5F);
+  numbers[7] = numbers[2999] = std::numeric_limits<float>::quiet_NaN();
+  numbers[2048] = -std::numeric_limits<float>::infinity();
+  std::vector<std::int64_t> wanted(trackbed::kSquareSumSize, 0);
+  wanted[trackbed::kSquareDigits] = 2;
+  wanted[trackbed::kSquareDigits + 1] = 1;
+  for (const Isa level : levels()) {
+    std::vector<std::int64_t> found(trackbed::kSquareSumSize, -1);
+    trackbed::Poll poll;
+    trackbed::square_sum(std::as_bytes(std::span(numbers)).data(), trackbed::Number::float32, numbers.size(), found,
+                         level, 1, poll);
+    check(found == wanted, "square_sum " + name_of(level) + " counts what is not finite");
+  }
+}
+
+void test_square_sum(std::size_t rounds) {
+  using trackbed::Number;
+  const auto of_float = [](std::uint32_t bits) { return static_cast<double>(std::bit_cast<float>(bits)); };
+  test_square_sum_of<std::uint32_t>(Number::float32, rounds, 23, 254, of_float);
+  test_square_sum_of<std::uint64_t>(Number::float64, rounds, 52, 1023 + 127,
+                                    [](std::uint64_t bits) { return std::bit_cast<double>(bits); });
+  test_square_sum_of<std::uint16_t>(Number::bfloat16, rounds, 7, 254,
+                                    [&](std::uint16_t bits) { return of_float(std::uint32_t{bits} << 16); });
+  test_square_sum_of<std::uint16_t>(Number::float16, rounds, 10, 30,
+                                    [](std::uint16_t bits) { return widen_half(bits & 0x7fff); });
+  test_square_sum_counts_what_is_not_finite();
 }
 
 // ---------------------------------------------------------------- golden checksums
@@ -1905,7 +1959,7 @@ int main(int argc, char** argv) {
   test_gather(150 * scale);
   test_gather_of_lies(300 * scale);
   test_sum_ranks(30 * scale);
-  test_square_bins(20 * scale);
+  test_square_sum(20 * scale);
   test_threads(2 * scale);
   test_golden();
   std::printf("%ld passed, %ld failed\n", passed.load(), failed.load());

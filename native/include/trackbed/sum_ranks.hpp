@@ -4,12 +4,10 @@
 #include <cstdint>
 
 #include "trackbed/isa.hpp"
+#include "trackbed/number.hpp"
 #include "trackbed/poll.hpp"
 
 namespace trackbed {
-
-// Types of the numbers in a buffer. Those of 16 bits are added in float32.
-enum class Number : std::int64_t { float32, float64, bfloat16, float16 };
 
 // Elements [start, stop) of the buffers of all ranks, as summed by one rank.
 struct RankSum {
@@ -23,9 +21,9 @@ struct RankSum {
   std::size_t owner;  // rank whose buffer gets the sum, while the others keep their products; all ranks if too large
 };
 
-// Sums the buffers in place, in one pass. Of n ranks with h = ceil(n / 2), rank r adds rank r + h, then n = h, until
-// one is left: the order is the same for every element, and the result is rounded once. Requires: at least one buffer,
-// start <= stop. O(ranks * elements), bound by memory bandwidth.
+// Sums the buffers in place, in one pass; numbers of 16 bits are added in float32. Of n ranks with h = ceil(n / 2),
+// rank r adds rank r + h, then n = h, until one is left: the order is the same for every element, and the result is
+// rounded once. Requires: at least one buffer, start <= stop. O(ranks * elements), bound by memory bandwidth.
 void sum_ranks(const RankSum& sum, Isa level, int num_threads, Poll& poll);
 
 // The same on one thread and without a poll, for one instruction level. `rows` has space for ceil(n / 2) rows of

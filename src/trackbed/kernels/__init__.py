@@ -17,7 +17,7 @@ from trackbed.kernels.rank_sum import sum_ranks
 from trackbed.kernels.samples import count_tokens, cut_pairs, pair_lengths, sample_index
 from trackbed.kernels.shuffle import Twister, legacy_shuffle, new_twister
 from trackbed.kernels.small_indices import SmallDataset, SmallIndices, small_indices
-from trackbed.kernels.square_bins import square_bins
+from trackbed.kernels.square_sum import square_sum
 
 __all__ = [
     "PERMUTATION_VERSION",
@@ -54,6 +54,6 @@ __all__ = [
     "permute_blocks",
     "sample_index",
     "small_indices",
-    "square_bins",
+    "square_sum",
     "sum_ranks",
 ]

@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 _Poll = Callable[[int], object] | None
 PERMUTATION_VERSION: int
+SQUARE_SUM_SIZE: int
 
 _Ids = npt.NDArray[np.integer[Any]]
 
@@ -26,9 +27,11 @@ def small_indices(
     poll: _Poll,
     /,
 ) -> int: ...
-def add_squares(
-    numbers: npt.NDArray[np.unsignedinteger[Any]],
-    bins: npt.NDArray[np.uint64],
+def square_sum(
+    numbers: npt.NDArray[Any],
+    number: int,
+    total: npt.NDArray[np.int64],
+    level: int,
     num_threads: int,
     poll: _Poll,
     /,

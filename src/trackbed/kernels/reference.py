@@ -30,7 +30,7 @@ __all__ = [
     "permute_blocks",
     "sample_index",
     "small_indices",
-    "square_bins",
+    "square_sum",
     "sum_ranks",
 ]
 
@@ -107,17 +107,22 @@ def balanced_blend(
     return datasets[permuted], samples[permuted]
 
 
-def square_bins(numbers: npt.NDArray[np.float32]) -> list[int]:
-    """Sums of the squares of mantissas, one for each exponent.
+def square_sum(numbers: npt.NDArray[np.floating[Any]]) -> tuple[int, int, int]:
+    """Sum of squares in multiples of 2**-300, and the numbers of NaNs and infinities, in Python integers.
 
-    >>> square_bins(np.array([1.0, -1.0, 1.5], dtype=np.float32))[127] / 2**46
-    4.25
+    >>> units, *others = square_sum(np.array([1.0, -1.0, 1.5], dtype=np.float32))
+    >>> units / 2**300, others
+    (4.25, [0, 0])
     """
-    bins = [0] * 256
-    for bits in numbers.view(np.uint32).tolist():
-        exponent = bits >> 23 & 0xFF
-        bins[exponent] += ((bits & 0x7FFFFF) + (0x800000 if exponent else 0)) ** 2
-    return bins
+    units = num_nan = num_infinite = 0
+    for number in numbers.tolist():
+        if abs(number) < 2.0**128:
+            units += round(math.ldexp(number * number, 300))
+        elif math.isnan(number):
+            num_nan += 1
+        else:
+            num_infinite += 1
+    return 0 if num_nan + num_infinite else units, num_nan, num_infinite
 
 
 def sum_ranks(

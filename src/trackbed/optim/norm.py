@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from trackbed.grads.collectives.arrays import array_of
-from trackbed.kernels import square_bins
+from trackbed.kernels import square_sum
 
 __all__ = ["SquareSum", "global_norm"]
 
@@ -23,11 +23,7 @@ _UNIT: Final = -300
 _LIMB_BITS: Final = 40
 _NUM_LIMBS: Final = 18
 """Limbs of 40 bits hold the squares of 2**164 numbers of the largest size; 2**23 ranks can add theirs in 64 bits."""
-_INFINITE: Final = 255
-"""Exponent bits of infinities and NaNs."""
 _CHUNK: Final = 1 << 24
-_DOUBLE_LIMIT: Final = 2.0**256
-"""Square from which a float64 number counts as infinite: that of the first power of two that float32 lacks."""
 
 
 def global_norm(gradients: Iterable[torch.Tensor]) -> float:
@@ -35,7 +31,7 @@ def global_norm(gradients: Iterable[torch.Tensor]) -> float:
 
     Args:
         gradients: tensors of this process, of any shape, in float32, bfloat16 or float16; of float64, each square is
-            rounded to float64 and down to a multiple of 2**-300 first, and numbers from 2**128 on count as infinite.
+            rounded to float64 and to a multiple of 2**-300 first, and numbers from 2**128 on count as infinite.
 
     Returns:
         The norm; NaN if there is a NaN, else infinite if there is an infinity.
@@ -99,33 +95,7 @@ class SquareSum:
 
 
 def _sum_of(vector: torch.Tensor) -> SquareSum:
-    vector = vector.cpu()
-    if vector.dtype == torch.float64:
-        return _sum_of_doubles(vector.numpy())
-    if vector.dtype == torch.float16:
-        vector = vector.float()
-    bins = square_bins(array_of(vector.contiguous()))
-    squares = [low + (high << 64) for low, high in zip(*bins.tolist(), strict=True)]
-    if squares[_INFINITE]:
-        has_nan = bool(torch.isnan(vector).any())
-        return SquareSum(0, int(has_nan), int(not has_nan))
-    return SquareSum(sum(square << 2 * max(exponent, 1) for exponent, square in enumerate(squares) if square))
-
-
-def _sum_of_doubles(vector: npt.NDArray[np.float64]) -> SquareSum:
-    with np.errstate(over="ignore", under="ignore"):
-        squares = vector * vector
-    if not (squares < _DOUBLE_LIMIT).all():
-        has_nan = bool(np.isnan(squares).any())
-        return SquareSum(0, int(has_nan), int(not has_nan))
-    mantissas, exponents = np.frexp(squares)
-    integers = np.ldexp(mantissas, 53).astype(np.int64)
-    shifts = exponents.astype(np.int64) - 53 - _UNIT
-    integers >>= np.clip(-shifts, 0, 63)  # one by one, as the sum must not depend on what is summed together
-    shifts = np.maximum(shifts, 0)
-    units = 0
-    for shift in np.unique(shifts).tolist():
-        chosen = integers[shifts == shift]
-        low, high = int((chosen & 0x3FFFFFF).sum()), int((chosen >> 26).sum())
-        units += low + (high << 26) << shift
-    return SquareSum(units)
+    *digits, num_nan, num_infinite = square_sum(array_of(vector.cpu().contiguous())).tolist()
+    if num_nan or num_infinite:
+        return SquareSum(0, int(num_nan > 0), int(num_nan == 0))
+    return SquareSum(int.from_bytes(np.array(digits, dtype="<u4").tobytes(), "little"))
