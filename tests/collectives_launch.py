@@ -2,17 +2,15 @@
 
 import datetime as dt
 import json
-import subprocess
 import sys
 import traceback
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from contracts.collectives import CASES, SHARED_MEMORY_CASES, Rank
-from launching import environments
+from launching import run_script
 from trackbed.comm.torch import TorchGroup
 from trackbed.errors import ArgumentError
 from trackbed.grads import reduce_scatter_with_fp32_accumulation
@@ -82,30 +80,17 @@ def cases(kind):
     ]
 
 
-def outcomes(folder, kind):
+def outcomes(kind):
     """Starts the processes. Returns, for each name, the errors by rank."""
-    ranks = []
-    for rank, environment in enumerate(environments(SIZE)):
-        place = {**environment, "PYTHONPATH": str(Path(__file__).parent)}
-        with (folder / f"{rank}.err").open("wb") as errors:
-            command = [sys.executable, "-W", "ignore", __file__, str(folder), kind]
-            ranks.append(subprocess.Popen(command, env=place, stderr=errors))
-    try:
-        statuses = [rank.wait(timeout=LIMIT_SECONDS) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert statuses == [0] * SIZE, "\n".join(path.read_text() for path in sorted(folder.glob("*.err")))
     found = {name: {} for name in cases(kind)}
-    for rank in range(SIZE):
-        for name, error in json.loads((folder / f"{rank}.json").read_text()).items():
+    for rank, (errors,) in enumerate(run_script(__file__, SIZE, kind, limit_seconds=LIMIT_SECONDS)):
+        for name, error in errors.items():
             found[name][rank] = error
     return found
 
 
-def main(folder, kind):
-    """Runs all cases on one rank, and writes the errors."""
+def main(kind):
+    """Runs all cases on one rank, and prints the errors."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
     groups = {size: dist.new_group(range(size), timeout=TIMEOUT) for size in range(1, SIZE + 1)}
@@ -120,10 +105,10 @@ def main(folder, kind):
                     case(new_rank(group, messages))
                 except BaseException:
                     errors[f"{way}, {size} ranks: {name}"] = traceback.format_exc()
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(errors))
+    print(json.dumps(errors))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1])

@@ -99,7 +99,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What a training leaves on one rank."""
+    """Losses, norms, parameters and state after a training, on one rank."""
 
     losses: list[float]
     norms: list[float]

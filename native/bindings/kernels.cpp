@@ -14,6 +14,7 @@
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
+#include "trackbed/least_loaded.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
 #include "trackbed/permutation.hpp"
@@ -275,6 +276,14 @@ void square_sum(AnyVector numbers, std::int64_t type, Array<std::int64_t> sum, i
                        numbers.size(), span_of(sum), static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
+void assign_least_loaded(Array<const std::int64_t> costs, Array<const std::int64_t> first,
+                         Array<const std::int64_t> end, Array<const std::int64_t> ranks, Array<std::int64_t> loads,
+                         Array<std::int64_t> chosen) {
+  const nb::gil_scoped_release no_gil;
+  trackbed::assign_least_loaded(span_of(costs), span_of(first), span_of(end), span_of(ranks), span_of(loads),
+                                span_of(chosen));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -282,6 +291,7 @@ NB_MODULE(_native, m) {
   m.def("sum_ranks", &sum_ranks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);
   m.def("square_sum", &square_sum, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("assign_least_loaded", &assign_least_loaded);
   m.attr("SQUARE_SUM_SIZE") = trackbed::kSquareSumSize;
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);

@@ -95,7 +95,8 @@ def build(asked, group):
 
 def main():
     asked = json.loads(sys.argv[1])
-    group_from_environment(60).barrier()  # all have started, however slowly
+    # All have started, however slowly. Rank 0 may be stopped before the others have read that from its store.
+    group_from_environment(30).barrier()
     group = group_from_environment(asked["timeout"])
     try:
         build(asked, group)

@@ -72,6 +72,7 @@ def test_help_lists_the_commands_under_headings(run):
             "finish",
         ],
         "Blends and their indices": ["blend", "build", "show", "cache"],
+        "Checkpoints": ["ckpt"],
     }
     assert sorted(sum(listed.values(), [])) == sorted(trackbed.commands)
     columns = {re.match(r"  \S+ +", line).end() for section in sections for line in section.splitlines()[1:]}

@@ -1,14 +1,12 @@
 """Megatron Core's distributed optimizer on Trackbed's buffers, against the same optimizer on its own buffers."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from train_megatron import CASES, CLIP, STEPS
 
-from launching import environments
+from launching import run_script
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 300
@@ -17,19 +15,8 @@ RANKS = 2
 
 def records(folder, *options):
     """Records of a training on several ranks, by rank."""
-    command = [sys.executable, "-W", "ignore", str(HERE / "train_megatron.py"), str(folder), *options]
-    ranks = []
-    for rank, environment in enumerate(environments(RANKS)):
-        place = {**environment, "PYTHONPATH": str(HERE / "megatron_lm")}
-        with (folder / f"{rank}.err").open("wb") as errors:
-            ranks.append(subprocess.Popen(command, env=place, stderr=errors))
-    try:
-        statuses = [rank.wait(timeout=LIMIT_SECONDS) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert statuses == [0] * RANKS, "\n".join(path.read_text() for path in sorted(folder.glob("*.err")))
+    script, shim = HERE / "train_megatron.py", str(HERE / "megatron_lm")
+    run_script(script, RANKS, folder, *options, limit_seconds=LIMIT_SECONDS, PYTHONPATH=shim)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

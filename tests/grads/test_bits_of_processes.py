@@ -18,7 +18,7 @@ COLLECTIVES = {
 
 
 def run(size, ways):
-    """What each way leaves on each rank."""
+    """Digest of each way on each rank."""
     return list(zip(*run_script(SCRIPT, size, json.dumps(ways), limit_seconds=300), strict=True))
 
 

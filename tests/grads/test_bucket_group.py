@@ -37,6 +37,14 @@ def test_a_group_has_megatrons_attributes():
     assert new_group()[0].data_parallel_group == Ranks()
 
 
+def test_a_group_of_several_ranks_that_cannot_communicate_is_refused():
+    params = parameters((2,), (3,))
+    (group,) = partition_buckets([new_buffer(params, Ranks(1, 2), use_distributed_optimizer=True)])
+    for method in (group.start_grad_sync, group.start_param_sync):
+        with pytest.raises(GradientError, match="bucket 0: its group of 2 ranks must be a process group of torch"):
+            method()
+
+
 def test_without_overlap_a_reduction_needs_no_gradients():
     group, params = new_group()
     params[0].main_grad.fill_(4)

@@ -460,11 +460,17 @@ def test_parameters_are_broadcast_from_the_first_rank():
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_all_reduces_can_be_forced_only_where_torch_can(sharded):
-    wrapper = wrap(None, layers(4, 2), use_distributed_optimizer=sharded)
-    backward(wrapper, 1)
-    wrapper.finish_grad_sync(force_all_reduce=True)
-    check(wrapper, gradients(layers(4, 2), 1, [1]))
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_forced_all_reduce_gives_each_rank_all_gradients(size, sharded):
+    def work(group):
+        wrapper = wrap(group, layers(4, 2), use_distributed_optimizer=sharded)
+        backward(wrapper, group.rank)
+        wrapper.finish_grad_sync(force_all_reduce=True)
+        return {name: param.main_grad.clone() for name, param in wrapper.module.named_parameters()}
+
+    wanted = gradients(layers(4, 2), size, range(size))
+    for found in run_ranks(size, work):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_gradients_can_be_scaled_offloaded_and_restored():
@@ -513,6 +519,22 @@ def test_options_that_are_not_supported_are_refused_by_the_wrapper(option):
 def test_strategies_of_fsdp_are_refused(option):
     with pytest.raises(ArgumentError, match=f"{option} must be 'no_shard'"):
         DistributedDataParallel(None, DistributedDataParallelConfig(**{option: "optim"}), layers(4, 2))
+
+
+@pytest.mark.parametrize("size", [True, 2.5, 0, -1])
+def test_a_bucket_size_that_is_no_count_is_refused(size):
+    with pytest.raises(ArgumentError, match=r"^bucket_size must be a whole number of elements, at least 1"):
+        wrap(None, layers(4, 2), overlap_grad_reduce=True, bucket_size=size)
+
+
+def test_parameters_that_cannot_lie_in_a_buffer_are_refused_by_name():
+    for model, words in (
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)), "1.weight must be of real numbers"),
+        (nn.LazyLinear(3), "weight must have a shape, but is lazy"),
+        (nn.Linear(2, 2, device="meta"), "weight must have data, but lies on the device meta"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            wrap(None, model)
 
 
 def test_ranks_with_other_options_are_refused():

@@ -26,7 +26,7 @@ WAYS = ("shared_memory", "torch")
 
 
 def run(trials, timeout, limit, gone=None):
-    """What each trial left on each rank but the one that is gone."""
+    """Outcome of each trial on each rank but the one that is gone."""
     return run_script(SCRIPT, RANKS, json.dumps(trials), timeout, limit_seconds=limit, gone=gone)
 
 

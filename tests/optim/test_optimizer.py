@@ -9,7 +9,7 @@ from data_parallel import Case, loss_of, new_model, wrap
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-from trackbed.optim import DataParallelOptimizer
+from trackbed.optim import DataParallelOptimizer, global_norm
 
 SHARDED = {"use_distributed_optimizer": True, "bucket_size": 700}
 
@@ -183,7 +183,9 @@ def test_a_state_of_other_parameters_is_refused():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"max_norm": 0.0}, {"max_norm": -1.0}, {"loss_scale": 0.0}, {"loss_scale": "big"}]
+    "arguments",
+    [{"max_norm": value} for value in (0.0, -1.0, 1e-40, math.nan, True, "1")]
+    + [{"loss_scale": value} for value in (0.0, "big", 1e-40, 1e39, math.inf, True)],
 )
 def test_arguments_out_of_range_are_refused(arguments):
     with pytest.raises(ArgumentError, match=f"^{next(iter(arguments))} must be"):
@@ -247,3 +249,65 @@ def test_the_copies_of_parameters_that_round_to_what_is_loaded_keep_their_bits()
     assert not torch.equal(before, before.bfloat16().float())
     wrapper.load_state_dict({name: value.clone() for name, value in wrapper.state_dict().items()})
     assert torch.equal(optimizer.full_state_dict()["state"]["first.weight"]["main_param"], before)
+
+
+def test_a_step_needs_new_gradients_and_the_last_optimizer():
+    wrapper, optimizer = one_rank()
+    step(wrapper, optimizer)
+    with pytest.raises(GradientError, match=r"zero_grad\(\) must be called before another step\(\)"):
+        optimizer.step()
+    newer = DataParallelOptimizer(torch.optim.SGD(wrapper.module.parameters(), lr=1.0), wrapper)
+    optimizer.zero_grad()
+    loss_of(wrapper, 1, 1).backward()
+    with pytest.raises(GradientError, match="must be that of the last optimizer of the model"):
+        optimizer.step()
+    assert newer.step().norm > 0
+
+
+def test_a_parameter_group_that_is_added_later_is_refused():
+    wrapper, optimizer = one_rank()
+    optimizer.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(ArgumentError, match="its parameter groups must stay as they are"):
+        step(wrapper, optimizer)
+
+
+@pytest.mark.parametrize("options", [{}, SHARDED])
+def test_a_parameter_that_is_frozen_later_stays_as_it_is(options):
+    wrapper, optimizer = one_rank(options=options)
+    step(wrapper, optimizer)
+    bias = wrapper.module.first.bias
+    before, other = bias.clone(), wrapper.module.first.weight.clone()
+    bias.requires_grad_(False)
+    step(wrapper, optimizer)
+    assert torch.equal(bias, before)
+    assert not torch.equal(wrapper.module.first.weight, other)
+
+
+def test_a_parameter_that_is_unfrozen_later_or_moved_is_refused():
+    for change, words in (
+        (lambda model: model.frozen.requires_grad_(True), "must stay frozen"),
+        (lambda model: model.double(), "must stay where it was, but was replaced"),
+        (lambda model: setattr(model.norm.bias, "data", torch.zeros(50)), "data of norm.bias must stay where it was"),
+    ):
+        for options in ({}, SHARDED):
+            wrapper, optimizer = one_rank(options=options)
+            step(wrapper, optimizer)
+            optimizer.zero_grad()
+            change(wrapper.module)
+            with pytest.raises(GradientError, match=f"rank 0: .*{words}.*wrap the model again"):
+                optimizer.step()
+
+
+def test_a_state_in_another_type_is_cast_to_that_of_the_copies():
+    wrapper, optimizer = one_rank(dtype=torch.bfloat16)
+    step(wrapper, optimizer)
+    state = optimizer.full_state_dict()
+    state["state"]["first.weight"]["exp_avg"] = state["state"]["first.weight"]["exp_avg"].bfloat16()
+    optimizer.load_full_state_dict(state)
+    assert {value["exp_avg"].dtype for value in optimizer.optimizer.state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.complex64])
+def test_the_norm_of_other_types_is_refused(dtype):
+    with pytest.raises(ArgumentError, match=f"but one is of {dtype}"):
+        global_norm([torch.ones(2, dtype=dtype)])

@@ -17,6 +17,7 @@ from trackbed import __version__
 from trackbed.cli.blend import blend
 from trackbed.cli.build import build
 from trackbed.cli.cache import cache
+from trackbed.cli.ckpt import ckpt
 from trackbed.cli.finish import finish
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
@@ -34,6 +35,7 @@ __all__ = ["main", "trackbed"]
 _SECTIONS: Final = {
     "Token files (pairs of .bin and .idx)": (preprocess, train_tokenizer, merge, inspect, verify, seal, finish),
     "Blends and their indices": (blend, build, show, cache),
+    "Checkpoints": (ckpt,),
 }
 """Commands under the headings of `trackbed --help`, in order."""
 
@@ -68,7 +70,7 @@ class _CommandLine(click.Group):
 @click.group(cls=_CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="trackbed")
 def trackbed() -> None:
-    """Token files for LLM pre-training, in Megatron's format."""
+    """Token files, blends and checkpoints for LLM pre-training, in Megatron's formats."""
 
 
 for command in chain.from_iterable(_SECTIONS.values()):

@@ -79,8 +79,10 @@ def connect(
     has_torch = not isinstance(process_group, GroupOfRanks)
     why = _why_not_shared(buffers, config)
     if why is None and config.collectives != "torch":
-        memories = [memory.shared for buffer in buffers for memory in buffer.memories if memory.shared is not None]
-        found = SharedMemoryCollectives.connect(group, memories)
+        memories = [memory for buffer in buffers for memory in buffer.memories]
+        shared = [memory.shared for memory in memories if memory.shared is not None]
+        problem = next((memory.problem for memory in memories if memory.problem is not None), None)
+        found = SharedMemoryCollectives.connect(group, shared, problem)
         if not isinstance(found, str):
             return found
         why = found

@@ -72,9 +72,15 @@ class _ParamAndGradBucketGroup:
         self.params = set(self.param_to_bucket)
         self.next_param_gather_bucket_group: _ParamAndGradBucketGroup | None = None
 
-        self.collectives: Collectives = _collectives_of(collective_group, ddp_config)
-        self.torch_collectives: Collectives = self.collectives
-        """Used where a caller asks for an all-reduce, or has put its own function in the place of torch's."""
+        self._num_ranks = collective_group_size
+        self.collectives: Collectives = SoloCollectives()
+        self.torch_collectives: Collectives | None = None
+        """Used where a caller asks for an all-reduce, or has put its own function in the place of torch's; None if the
+        group is not one of torch."""
+        if isinstance(collective_group, torch.distributed.ProcessGroup):
+            accumulates = ddp_config.reduce_scatter_with_fp32_accumulation
+            self.collectives = TorchCollectives(collective_group, fp32_accumulation=accumulates)
+            self.torch_collectives = self.collectives
         self.label = Label()
         """Step, and number of this group among those of the wrapper."""
         self.observer: BucketObserver | None = None
@@ -119,8 +125,9 @@ class _ParamAndGradBucketGroup:
         return self._slots[param]
 
     def missing(self) -> list[str]:
-        """Names of the parameters without a gradient since `reset`."""
-        return [self._name(slot) for slot, count in enumerate(self._counts) if not count]
+        """Names of the parameters without a gradient since `reset`, but for those that are frozen."""
+        pairs = zip(self._params, self._counts, strict=True)
+        return [self._name(slot) for slot, (param, count) in enumerate(pairs) if not count and param.requires_grad]
 
     def drop_reduction(self) -> None:
         """Forgets a reduction that is running, for which other ranks may never come."""
@@ -207,10 +214,12 @@ class _ParamAndGradBucketGroup:
         """Begins to reduce the gradients, and waits for the end unless `overlap_grad_reduce` is on.
 
         Args:
-            force_all_reduce: True for an all-reduce by torch even where the optimizer is sharded.
+            force_all_reduce: True for an all-reduce, by torch if the group is one of torch, even where the optimizer
+                is sharded.
 
         Raises:
-            GradientError: a reduction is running, or a gradient is NaN or infinite and that is checked.
+            GradientError: a reduction is running, a gradient is NaN or infinite and that is checked, or the group has
+                no means to communicate.
             CollectiveError: the reduction failed.
         """
         if self.grad_reduce_handle is not None:
@@ -279,7 +288,7 @@ class _ParamAndGradBucketGroup:
             force_sync: True to wait in any case, and only that if a gather is running.
 
         Raises:
-            GradientError: the optimizer is not sharded, or a gather is running.
+            GradientError: the optimizer is not sharded, a gather is running, or the group has no means to communicate.
             CollectiveError: the gather failed.
         """
         self._check_sharded("start_param_sync")
@@ -293,7 +302,7 @@ class _ParamAndGradBucketGroup:
             self.wait_for_params()
             return
         buffers = [bucket.param_data for bucket in self.buckets if bucket.param_data is not None]
-        work = self.collectives.all_gather(buffers, label=self.label)
+        work = self._connected().all_gather(buffers, label=self.label)
         self._observe("all-gather", buffers, work)
         self.param_gather_dispatched = True
         self.param_gather_handle = work
@@ -332,12 +341,24 @@ class _ParamAndGradBucketGroup:
     def _is_reduced(self) -> bool:
         return self.is_issued and self.grad_reduce_handle is None and not self._has_instances
 
+    def _connected(self) -> Collectives:
+        """Collectives of all ranks of the group."""
+        if self.collectives.size() != self._num_ranks:
+            msg = (
+                f"bucket {self.buckets[0].bucket_id}: its group of {self._num_ranks} ranks must be a process group of "
+                "torch, or be connected by DistributedDataParallel, but is neither"
+            )
+            raise GradientError(msg)
+        return self.collectives
+
     def _reduce(self, *, force_all_reduce: bool) -> Work:
         buffers = [bucket.grad_data for bucket in self.buckets]
         scale = self._common_scale()
         average = self.ddp_config.average_in_collective
         is_scatter = self._is_sharded and not force_all_reduce
-        collectives = self.torch_collectives if force_all_reduce or is_replaced() else self.collectives
+        collectives = self._connected()
+        if self.torch_collectives is not None and (force_all_reduce or is_replaced()):
+            collectives = self.torch_collectives
         operation = collectives.reduce_scatter if is_scatter else collectives.all_reduce
         work = operation(buffers, scale=scale, average=average, label=self.label)
         self._observe("reduce-scatter" if is_scatter else "all-reduce", buffers, work)
@@ -399,12 +420,3 @@ class _ParamAndGradBucketGroup:
 
     def _describe(self, what: str) -> str:
         return f"{what} of bucket {self.buckets[0].bucket_id}"
-
-
-def _collectives_of(group: Any, config: DistributedDataParallelConfig) -> Collectives:
-    if isinstance(group, torch.distributed.ProcessGroup):
-        return TorchCollectives(group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation)
-    if hasattr(group, "all_gather") and hasattr(group, "reduce_scatter"):
-        collectives: Collectives = group
-        return collectives
-    return SoloCollectives()

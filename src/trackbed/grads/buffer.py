@@ -160,6 +160,9 @@ class _ParamAndGradBuffer:
             self.param_data = self._param_memory.tensor
         self.param_data_cpu: torch.Tensor | None = None
         self._place_parameters()
+        first = 0 if self.param_data is None else self.param_data.data_ptr()
+        self._offsets = [param.data_ptr() - first for param in params]
+        """Bytes from the start of the parameters, which the CPU may have in the meantime, to each of them."""
         self.buckets = self._cut_buckets()
         self.param_to_bucket = {param: bucket for bucket in self.buckets for param in bucket.params_list}
         logger.info("buckets of %s parameters and %s gradients:\n%s", param_dtype, grad_dtype, self.layout)
@@ -168,6 +171,14 @@ class _ParamAndGradBuffer:
     def memories(self) -> list[BufferMemory]:
         """Memory of the gradients, and of the parameters if they lie in the buffer."""
         return [self._grad_memory, *([] if self._param_memory is None else [self._param_memory])]
+
+    def first_moved(self) -> str | None:
+        """Name of the first parameter whose data does not lie where it lay at first; None if there is none."""
+        first = 0 if self.param_data is None else self.param_data.data_ptr()
+        for param, offset in zip(self.params, self._offsets, strict=True):
+            if param.data_ptr() != first + offset and param.numel() > 0 and quantized_data(param) is None:
+                return self.param_to_name[param]
+        return None
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor."""

@@ -16,17 +16,13 @@ from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import LEFT
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.hooks import (
-    GatheredParameters,
-    backward_hook,
-    forward_hook,
-    modules_to_hook,
-    register_backward_hook,
-)
+from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.options import check_options, with_bucket_size
-from trackbed.grads.parameters import is_expert, scaling_factors
+from trackbed.grads.ownership import claim
+from trackbed.grads.param_gather import ParameterGather
+from trackbed.grads.parameters import check_supported, check_unchanged, is_expert, scaling_factors
 from trackbed.grads.part import Part
 from trackbed.grads.process_groups import ProcessGroups, messages_of
 from trackbed.grads.step_check import StepCheck
@@ -62,7 +58,7 @@ class DistributedDataParallel(torch.nn.Module):
         observer: receives the events of buckets, such as `Timeline()`.
 
     Raises:
-        ArgumentError: an option is not supported, or contradicts another.
+        ArgumentError: an option is not supported or contradicts another, or a parameter cannot lie in a buffer.
         CollectiveError: a rank failed, or ranks differ; the message names the rank, and the first parameter or option.
     """
 
@@ -93,6 +89,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._build_parts(is_one_group=disable_bucketing)
             self._agree_and_connect(is_one_bucket=is_one_bucket)
         self._is_finished = False
+        self._is_used = False
         self._order_groups(observer)
         self.overlap_param_gather_with_optimizer_step = False
         self._no_sync_depth = 0
@@ -105,18 +102,23 @@ class DistributedDataParallel(torch.nn.Module):
         self.grad_accs = [
             register_backward_hook(
                 param,
-                self._make_backward_post_hook(param),
+                self._decorate_hook(
+                    backward_hook(
+                        param,
+                        self.param_to_bucket_group[param],
+                        is_touched=self._is_touched,
+                        forces_all_reduce=self._forces_all_reduce,
+                    )
+                ),
                 module,
                 delays_wgrad=self.ddp_config.delay_wgrad_compute,
             )
             for param in self.params_with_grad
         ]
-        self.use_forward_hook = self.ddp_config.use_distributed_optimizer and self.ddp_config.overlap_param_gather
-        self.remove_forward_pre_hook_handles: dict[torch.nn.Module, Any] = {}
         if self.use_forward_hook:
             self.enable_forward_pre_hook()
-        self._params_changed: Callable[[], None] | None = None
-        _call_around_states(module, weakref.WeakMethod(self.wait_for_params), weakref.WeakMethod(self._note_change))
+        self._optimizer: weakref.ref[Any] | None = None
+        self._state_hooks = hooks_around_states(module, self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the model."""
@@ -179,6 +181,7 @@ class DistributedDataParallel(torch.nn.Module):
                 infinite and that is checked; or `zero_grad_buffer()` was not called since the last time.
             CollectiveError: another rank failed.
         """
+        self._order.check_usable()
         if self._is_finished:
             msg = (
                 f"rank {self._rank}: zero_grad_buffer(), or the optimizer's zero_grad(), must be called before another "
@@ -201,6 +204,7 @@ class DistributedDataParallel(torch.nn.Module):
             buffer.reset()
         self._is_touched[0] = self._no_sync_depth > 0
         self._is_finished = False
+        self._is_used = False
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
 
@@ -217,18 +221,52 @@ class DistributedDataParallel(torch.nn.Module):
         self.waiter.wait(exchange.work, "exchange of numbers")
         return exchange.read()
 
-    @property
-    def is_grad_sync_finished(self) -> bool:
-        """True if the gradients are reduced, until `zero_grad_buffer`."""
-        return self._is_finished
+    def attach_optimizer(self, optimizer: Any) -> None:
+        """Has an optimizer take over from any other one, which from then on refuses to step.
 
-    def when_params_change(self, call: Callable[[], None]) -> None:
-        """Has `call` called whenever parameters were replaced, by `broadcast_params` or by a state that was loaded."""
-        self._params_changed = call
+        Args:
+            optimizer: object with a method `reload_model_params`, called whenever parameters were replaced by
+                `broadcast_params` or by a state that was loaded.
+        """
+        self._optimizer = weakref.ref(optimizer)
 
-    def _note_change(self) -> None:
-        if self._params_changed is not None:
-            self._params_changed()
+    def take_gradients(self, optimizer: Any) -> None:
+        """Collective over the ranks: finishes the gradients, for an optimizer that is about to use and change them.
+
+        Raises:
+            GradientError: see `finish_grad_sync`; or gradients were used already, another optimizer is attached, or the
+                parameters are no longer those that were wrapped.
+            CollectiveError: another rank failed.
+        """
+        if self._attached() is not optimizer:
+            msg = f"rank {self._rank}: step() must be that of the last optimizer of the model, but is that of another"
+            raise GradientError(msg)
+        if self._is_used:
+            msg = f"rank {self._rank}: zero_grad() must be called before another step(), but was not"
+            raise GradientError(msg)
+        check_unchanged(self._frozen, self._buffers_of_parts(), self._rank)
+        if not self._is_finished:
+            self.finish_grad_sync()
+        self._is_used = True
+
+    def _attached(self) -> Any:
+        return None if self._optimizer is None else self._optimizer()
+
+    def note_change(self) -> None:
+        """Tells the optimizer that parameters were replaced."""
+        optimizer = self._attached()
+        if optimizer is not None:
+            optimizer.reload_model_params()
+
+    def release(self) -> None:
+        """Lets go of the model, which another wrapper takes over."""
+        for handle in (*self.grad_accs, *self._state_hooks):
+            if handle is not None:
+                handle.remove()
+        if self._gather.handles:
+            self._gather.wait()
+            self._gather.disable_hooks()
+        self._order.give_up("its model was wrapped again")
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor."""
@@ -249,10 +287,7 @@ class DistributedDataParallel(torch.nn.Module):
         """
         if self.overlap_param_gather_with_optimizer_step and not (force_sync or force_dispatch):
             return
-        for group in self._gather_order:
-            group.start_param_sync(force_sync=force_sync)
-        if self.use_forward_hook and not self.remove_forward_pre_hook_handles:
-            self.wait_for_params()  # no module does
+        self._gather.start(force_sync=force_sync)
 
     def enable_forward_pre_hook(self) -> None:
         """Registers hooks with which each module waits for its parameters before it runs.
@@ -260,15 +295,7 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             GradientError: parameters are not gathered during the forward pass, or the hooks are there.
         """
-        self._check_forward_hook("enable_forward_pre_hook", is_enabled=False)
-        for module, params, is_compiled in modules_to_hook(self.module):
-            groups = list(
-                dict.fromkeys(self.param_to_bucket_group[p] for p in params if p in self.param_to_bucket_group)
-            )
-            hook = self._make_forward_pre_hook(groups, is_compiled=is_compiled)
-            self.remove_forward_pre_hook_handles[module] = module.register_forward_pre_hook(hook)
-            if not is_compiled:
-                module._parameters = GatheredParameters(module._parameters, groups)  # noqa: SLF001  no other way
+        self._gather.enable_hooks(self.module, self.param_to_bucket_group, self._decorate_hook)
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002  Megatron's signature
         """Removes the hooks.
@@ -280,11 +307,7 @@ class DistributedDataParallel(torch.nn.Module):
             GradientError: parameters are not gathered during the forward pass, or the hooks are not there.
             CollectiveError: another rank failed.
         """
-        self._check_forward_hook("disable_forward_pre_hook", is_enabled=True)
-        for module, handle in self.remove_forward_pre_hook_handles.items():
-            handle.remove()
-            module._parameters = dict(module._parameters)  # noqa: SLF001  as it was
-        self.remove_forward_pre_hook_handles.clear()
+        self._gather.disable_hooks()
         if param_sync:
             self.start_param_sync(force_sync=True)
 
@@ -297,7 +320,7 @@ class DistributedDataParallel(torch.nn.Module):
             (self.expert_collectives, [param.data for param in params if is_expert(param)]),
         ):
             self.waiter.wait(collectives.broadcast(chosen, source=0), "broadcast of parameters")
-        self._note_change()
+        self.note_change()
 
     def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
         """Frees the memory of the gradients, which are lost. They must not be used before `restore_grad_buffers`.
@@ -383,8 +406,11 @@ class DistributedDataParallel(torch.nn.Module):
     def _build_parts(self, *, is_one_group: bool) -> None:
         """Moves the parameters to buffers."""
         named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
+        check_supported(named)
         names = {param: name for name, param in named}
         self.params_with_grad = [param for _, param in named]
+        claim(self.params_with_grad, self)
+        self._frozen = [param for param in self.module.parameters() if not param.requires_grad]
         for param in self.params_with_grad:
             param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
         factors = scaling_factors(
@@ -457,7 +483,14 @@ class DistributedDataParallel(torch.nn.Module):
         carries_label = not isinstance(self.dense_collectives, TorchCollectives)
         check = None if carries_label else StepCheck(self.dense_collectives)
         self._order = IssueOrder(groups, rank=self._rank, num_ranks=self.dp_cp_group.size(), check=check)
-        self._gather_order = groups[::-1]
+        self.use_forward_hook = self.ddp_config.use_distributed_optimizer and self.ddp_config.overlap_param_gather
+        self._gather = ParameterGather(
+            groups[::-1],
+            is_overlapped=self.use_forward_hook,
+            begins_next=lambda: (
+                not (self.ddp_config.align_param_gather or self.overlap_param_gather_with_optimizer_step)
+            ),
+        )
         self.waiter.observer = observer
         for number, group in enumerate(groups):
             group.label = Label(0, number)
@@ -471,28 +504,13 @@ class DistributedDataParallel(torch.nn.Module):
 
         return issue
 
-    def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
-        group = self.param_to_bucket_group[param]
-        return backward_hook(param, group, is_touched=self._is_touched, forces_all_reduce=self._forces_all_reduce)
-
-    def _make_forward_pre_hook(
-        self, groups: list[_ParamAndGradBucketGroup], *, is_compiled: bool
-    ) -> Callable[..., None]:
-        return forward_hook(groups, self._finish_param_sync, is_compiled=is_compiled)
-
-    def _finish_param_sync(self, group: _ParamAndGradBucketGroup) -> None:
-        """Waits for the parameters of a group. Gathers begin in the same order on every rank."""
-        place = self._gather_order.index(group)
-        skips_next = self.ddp_config.align_param_gather or self.overlap_param_gather_with_optimizer_step
-        for other in self._gather_order[: place + (1 if skips_next else 2)]:
-            if not other.param_gather_dispatched:
-                other.start_param_sync()
-        group.wait_for_params()
+    def _decorate_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """Makes the function that is registered from a hook of autograd or of a module."""
+        return hook
 
     def wait_for_params(self) -> None:
         """Waits for parameters that are being gathered."""
-        for group in self._gather_order:
-            group.wait_for_params()
+        self._gather.wait()
 
     def _check_missing(self) -> None:
         for group in self._order.unissued():
@@ -506,15 +524,6 @@ class DistributedDataParallel(torch.nn.Module):
                 )
                 raise GradientError(msg)
 
-    def _check_forward_hook(self, method: str, *, is_enabled: bool) -> None:
-        if not self.use_forward_hook:
-            msg = f"{method}() must be called with overlap_param_gather=True only, but that is False"
-            raise GradientError(msg)
-        if bool(self.remove_forward_pre_hook_handles) != is_enabled:
-            other = "enable_forward_pre_hook" if is_enabled else "disable_forward_pre_hook"
-            msg = f"{other}() must be called before another {method}(), but was not"
-            raise GradientError(msg)
-
     def _set_last_microbatch(self, *, is_last: bool) -> None:
         for group in self._groups():
             group.is_last_microbatch = is_last
@@ -526,6 +535,11 @@ class DistributedDataParallel(torch.nn.Module):
         check.begin(LEFT.step)
         check.finish(self.waiter)
 
+    @property
+    def remove_forward_pre_hook_handles(self) -> dict[torch.nn.Module, Any]:
+        """Handles of the hooks with which modules wait for their parameters."""
+        return self._gather.handles
+
     def _give_up(self) -> None:
         """Refuses further steps, and ends operations that are running, for which other ranks may not come."""
         reason = "a failure has ended guarded()"
@@ -533,21 +547,6 @@ class DistributedDataParallel(torch.nn.Module):
         for collectives in (self.dense_collectives, self.expert_collectives):
             if isinstance(collectives, SharedMemoryCollectives):
                 collectives.stop(reason)
-
-
-def _call_around_states(
-    module: torch.nn.Module, before: "weakref.WeakMethod[Any]", after_load: "weakref.WeakMethod[Any]"
-) -> None:
-    """Has methods of the wrapper called before a state of the model is taken or loaded, and after it was loaded."""
-
-    def call(method: "weakref.WeakMethod[Any]") -> None:
-        function = method()
-        if function is not None:
-            function()
-
-    module.register_state_dict_pre_hook(lambda *_: call(before))  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(lambda *_: call(before))  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_post_hook(lambda *_: call(after_load))  # type: ignore[no-untyped-call]
 
 
 def _rank_of(group: Any) -> int:

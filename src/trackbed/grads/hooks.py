@@ -2,13 +2,21 @@
 
 import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from typing import Any, Protocol
 
 import torch
 
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 
-__all__ = ["GatheredParameters", "backward_hook", "forward_hook", "modules_to_hook", "register_backward_hook"]
+__all__ = [
+    "GatheredParameters",
+    "backward_hook",
+    "forward_hook",
+    "hooks_around_states",
+    "modules_to_hook",
+    "register_backward_hook",
+]
 
 Parameter = torch.nn.Parameter
 
@@ -94,6 +102,43 @@ def forward_hook(
                 finish(group)
 
     return torch.compiler.disable(hook) if is_compiled else hook  # type: ignore[no-untyped-call]
+
+
+class Waiting(Protocol):
+    """Wrapper of a model whose parameters are gathered."""
+
+    def wait_for_params(self) -> None:
+        """Waits for parameters that are being gathered."""
+        ...
+
+    def note_change(self) -> None:
+        """Takes note that parameters were replaced."""
+        ...
+
+
+def hooks_around_states(model: torch.nn.Module, wrapper: Waiting) -> list[Any]:
+    """Has a wrapper wait before a state of the model is taken or loaded, and take note after one was loaded.
+
+    Returns:
+        Handles of the hooks, which do not keep the wrapper alive.
+    """
+    wrapper_of = weakref.ref(wrapper)
+
+    def wait(*unused: object) -> None:  # noqa: ARG001  torch passes the module and more
+        wrapper = wrapper_of()
+        if wrapper is not None:
+            wrapper.wait_for_params()
+
+    def note(*unused: object) -> None:  # noqa: ARG001  torch passes the module and more
+        wrapper = wrapper_of()
+        if wrapper is not None:
+            wrapper.note_change()
+
+    return [
+        model.register_state_dict_pre_hook(wait),  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(wait),  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_post_hook(note),  # type: ignore[no-untyped-call]
+    ]
 
 
 def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[Parameter], bool]]:

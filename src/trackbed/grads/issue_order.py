@@ -58,9 +58,8 @@ class IssueOrder:
             self._issue(force_all_reduce=force_all_reduce)
 
     def give_up(self, reason: str) -> None:
-        """Refuses all further steps, unless there is one rank only."""
-        if self._num_ranks > 1 and self._refusal is None:
-            self._refusal = reason
+        """Refuses all further steps."""
+        self._refusal = self._refusal or reason
 
     def check_usable(self) -> None:
         """Checks that no earlier step was given up halfway.

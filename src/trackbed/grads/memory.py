@@ -13,23 +13,26 @@ _CPU: Final = torch.device("cpu")
 
 
 class BufferMemory:
-    """Zeros in memory that other ranks of the host can map, where the device is the CPU; elsewhere, a plain tensor.
+    """Zeros in memory that other ranks of the host can map, where the device is the CPU; otherwise a plain tensor.
 
     Args:
         numel: number of elements.
         dtype: type of the elements.
         device: device of the memory.
-
-    Raises:
-        OSError: the system refuses the memory.
     """
 
     def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shared: SharedMemory | None = None
-        """The memory as other processes can map it; None for other devices, and for no elements."""
+        """The memory as other processes can map it; None for other devices, for no elements, and with a problem."""
+        self.problem: str | None = None
+        """Reason why the system refuses memory that processes can share; None if it has not."""
         if device.type == _CPU.type and numel > 0:
             num_bytes = numel * dtype.itemsize
-            self.shared = SharedMemory.create(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            try:
+                self.shared = SharedMemory.create(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            except OSError as error:  # a sandbox without memfd, for one
+                self.problem = f"{type(error).__name__}: {error}"
+        if self.shared is not None:
             self.tensor = torch.frombuffer(self.shared.mapping, dtype=dtype, count=numel)
         else:
             self.tensor = torch.zeros(numel, dtype=dtype, device=device)

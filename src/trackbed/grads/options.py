@@ -33,6 +33,10 @@ def check_options(config: DistributedDataParallelConfig) -> None:
         if getattr(config, option) != "no_shard":
             msg = f"{option} must be 'no_shard', as FSDP is not supported, but is {getattr(config, option)!r}"
             raise ArgumentError(msg)
+    size: object = config.bucket_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        msg = f"bucket_size must be a whole number of elements, at least 1, or None, but is {size!r}"
+        raise ArgumentError(msg)
     for option, is_set in (
         ("overlap_param_gather", config.overlap_param_gather),
         ("num_distributed_optimizer_instances > 1", config.num_distributed_optimizer_instances > 1),

@@ -1,16 +1,24 @@
 """Which parameters share a buffer, and how their gradients are scaled."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from trackbed.errors import GradientError
-from trackbed.grads.buffer import quantized_data
+from trackbed.errors import ArgumentError, GradientError
+from trackbed.grads.buffer import _ParamAndGradBuffer, quantized_data
 from trackbed.grads.config import DistributedDataParallelConfig
 
-__all__ = ["BufferMembers", "ScalingFactors", "group_parameters", "is_expert", "scaling_factors"]
+__all__ = [
+    "BufferMembers",
+    "ScalingFactors",
+    "check_supported",
+    "check_unchanged",
+    "group_parameters",
+    "is_expert",
+    "scaling_factors",
+]
 
 Parameter = torch.nn.Parameter
 
@@ -38,6 +46,29 @@ class ScalingFactors:
 def is_expert(param: torch.Tensor) -> bool:
     """True if only some of the data-parallel ranks have the parameter, as those of experts do."""
     return not getattr(param, "allreduce", True)
+
+
+def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
+    """Checks that parameters can be moved to buffers.
+
+    Raises:
+        ArgumentError: one is complex, has no data yet, or lies on another device than the first.
+    """
+    device = None
+    for name, param in named:
+        if torch.nn.parameter.is_lazy(param):
+            msg = f"{name} must have a shape, but is lazy: run the model once before wrapping it"
+            raise ArgumentError(msg)
+        if param.device.type == "meta":
+            msg = f"{name} must have data, but lies on the device meta: call to_empty() before wrapping the model"
+            raise ArgumentError(msg)
+        if param.is_complex():
+            msg = f"{name} must be of real numbers, but is of {param.dtype}"
+            raise ArgumentError(msg)
+        device = param.device if device is None else device
+        if param.device != device:
+            msg = f"{name} must lie on {device}, like the parameters before it, but lies on {param.device}"
+            raise ArgumentError(msg)
 
 
 def group_parameters(params: Iterable[Parameter], *, reduce_in_fp32: bool) -> list[BufferMembers]:
@@ -83,3 +114,29 @@ def scaling_factors(
     if ddp_config.average_in_collective:
         return ScalingFactors(1.0, num_expert_ranks / num_ranks)
     return ScalingFactors(1.0 / num_ranks, 1.0 / num_ranks)
+
+
+def check_unchanged(frozen: Sequence[Parameter], buffers: Sequence[_ParamAndGradBuffer], rank: int) -> None:
+    """Checks that parameters are those that were wrapped.
+
+    Args:
+        frozen: parameters that did not require a gradient.
+        buffers: buffers of the others.
+        rank: number of this rank.
+
+    Raises:
+        GradientError: a frozen one requires a gradient now, or the data of another lies elsewhere.
+    """
+    advice = "wrap the model again after changing it"
+    for param in frozen:
+        if param.requires_grad:
+            msg = (
+                f"rank {rank}: a parameter of shape {list(param.shape)} must stay frozen, as it was when the model was "
+                f"wrapped, but requires a gradient: {advice}"
+            )
+            raise GradientError(msg)
+    for buffer in buffers:
+        moved = buffer.first_moved()
+        if moved is not None:
+            msg = f"rank {rank}: the data of {moved} must stay where it was, but was replaced: {advice}"
+            raise GradientError(msg)

@@ -4,6 +4,7 @@ from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blen
 from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
+from trackbed.kernels.least_loaded import assign_least_loaded
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.permutation import (
     PERMUTATION_VERSION,
@@ -32,6 +33,7 @@ __all__ = [
     "SmallIndices",
     "Twister",
     "Visits",
+    "assign_least_loaded",
     "available_levels",
     "available_threads",
     "balanced_blend",

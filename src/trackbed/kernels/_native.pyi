@@ -36,6 +36,15 @@ def square_sum(
     poll: _Poll,
     /,
 ) -> None: ...
+def assign_least_loaded(
+    costs: npt.NDArray[np.int64],
+    first: npt.NDArray[np.int64],
+    end: npt.NDArray[np.int64],
+    ranks: npt.NDArray[np.int64],
+    loads: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.int64],
+    /,
+) -> None: ...
 def sum_ranks(
     buffers: list[npt.NDArray[Any]],
     number: int,

@@ -7,7 +7,7 @@ Trackbed.
 
 import sys
 from collections.abc import Collection
-from typing import Final
+from typing import Final, Literal
 
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.megatron.finder import Finder
@@ -17,29 +17,37 @@ from trackbed.megatron.table import MODULES, PARTS, part_of
 __all__ = ["install"]
 
 _MEGATRON: Final = "megatron.core"
-_IMPORTED_BY_CORE: Final = "distributed"
-"""Part that `import megatron.core` imports."""
+_IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
+"""Parts that `import megatron.core` imports."""
 
 sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 
 
-def install(*, parts: Collection[str] = PARTS) -> None:
+def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none", "flat"] | None = None) -> None:
     """Makes Trackbed's modules importable under `megatron.core`, ahead of an installed megatron-core.
 
     Names that Trackbed does not provide still come from Megatron Core. Further calls add parts to those installed.
 
-    `import megatron.core` imports `megatron.core.distributed`: a call with the part "distributed" must come before it.
+    `import megatron.core` imports `megatron.core.distributed` and `megatron.core.dist_checkpointing`: a call with one
+    of these parts must come before it.
 
     Args:
-        parts: packages below `megatron.core` whose names Trackbed provides: "datasets", "distributed" or both.
+        parts: packages below `megatron.core` whose names Trackbed provides, of "datasets", "distributed" and
+            "dist_checkpointing".
+        exchange: way in which `FullyParallelLoadStrategyWrapper` loads tensors that several ranks want, as for
+            `trackbed.checkpoint.load`; None for that of Megatron Core, which the wrapper's `exchange_algo` names.
 
     Raises:
-        ArgumentError: the table has no such part.
+        ArgumentError: the table has no such part, or `exchange` is unknown.
         TrackbedError: modules that would be replaced were already imported; the message names the importer.
     """
     if isinstance(parts, str) or not set(parts) <= set(PARTS):
         msg = f"parts: must be a collection of names among {PARTS}, found {parts!r}"
         raise ArgumentError(msg)
+    if exchange is not None:
+        from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
+
+        choose_exchange(exchange)
     installed = [finder for finder in sys.meta_path if isinstance(finder, Finder) and finder.root == _MEGATRON]
     present = installed[0].modules if installed else {}
     added = {path: names for path, names in MODULES.items() if part_of(path) in parts and path not in present}
@@ -58,12 +66,13 @@ def _require_not_imported(paths: Collection[str]) -> None:
     early = [path for path in paths if f"{_MEGATRON}.{path}" in sys.modules]
     if not early:
         return
-    by_core = [path for path in early if part_of(path) == _IMPORTED_BY_CORE]
+    by_core = [path for path in early if part_of(path) in _IMPORTED_BY_CORE]
     first = (by_core or early)[0]
     package = _MEGATRON if by_core else f"{_MEGATRON}.{part_of(first)}"
-    reason = f", which imports {_MEGATRON}.{_IMPORTED_BY_CORE}" if by_core else ""
+    reason = f", which imports {_MEGATRON}.{part_of(first)}" if by_core else ""
+    advice = '; install(parts=("datasets",)) is possible after it' if by_core else ""
     msg = (
         f"trackbed.megatron.install() must come before {package} is imported{reason}; "
-        f"found {_MEGATRON}.{first} imported by {importers_of(package)}"
+        f"found {_MEGATRON}.{first} imported by {importers_of(package)}{advice}"
     )
     raise TrackbedError(msg)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.ddp import DistributedDataParallel as DataParallel
 from trackbed.grads.process_groups import ProcessGroups
@@ -51,13 +50,8 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         groups.pop("intra_dist_opt_group", None)
         return ProcessGroups(**groups)
 
-    def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
-        return _unless_capturing(super()._make_backward_post_hook(param))
-
-    def _make_forward_pre_hook(
-        self, groups: list[_ParamAndGradBucketGroup], *, is_compiled: bool
-    ) -> Callable[..., None]:
-        return _unless_capturing(super()._make_forward_pre_hook(groups, is_compiled=is_compiled))
+    def _decorate_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
+        return _unless_capturing(hook)
 
 
 def _unless_capturing(hook: Callable[..., None]) -> Callable[..., None]:

@@ -91,7 +91,8 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
             cut[key] = value
         elif value.shape == piece.param.shape and key != "step":
             part = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
-            cut[key] = part.to(piece.main.device, copy=True)
+            dtype = piece.main.dtype if value.is_floating_point() else value.dtype  # as torch's optimizers load it
+            cut[key] = part.to(piece.main.device, dtype, copy=True)
         elif value.numel() == 1:
             cut[key] = value.clone()
         else:

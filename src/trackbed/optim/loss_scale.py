@@ -1,16 +1,23 @@
 """Factor of the loss that keeps small gradients of 16 bits from vanishing."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["LossScale"]
+__all__ = ["LossScale", "is_number"]
 
 _FIRST: Final = 2.0**16
 _SMALLEST: Final = 1.0
 _LARGEST: Final = 2.0**24
 _GROWTH_STEPS: Final = 2000
+_LOWEST: Final = 2.0**-126
+"""Smallest normal number of float32, whose inverse is one too."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for a number as people write it: a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class LossScale:
@@ -20,7 +27,7 @@ class LossScale:
     after 2,000 steps in a row that are, up to 2**24.
 
     Args:
-        loss_scale: factor, finite and above 0; "dynamic"; or None for 1.
+        loss_scale: factor, which float32 and its inverse can hold as normal numbers; "dynamic"; or None for 1.
 
     Raises:
         ArgumentError: it is something else.
@@ -32,10 +39,10 @@ class LossScale:
             self.value = _FIRST
         elif loss_scale is None:
             self.value = 1.0
-        elif isinstance(loss_scale, (int, float)) and 0 < loss_scale < float("inf"):
+        elif is_number(loss_scale) and _LOWEST <= float(loss_scale) <= 1 / _LOWEST:
             self.value = float(loss_scale)
         else:
-            msg = f"loss_scale must be a finite number above 0, 'dynamic' or None, but is {loss_scale!r}"
+            msg = f"loss_scale must be a number from 2**-126 to 2**126, 'dynamic' or None, but is {loss_scale!r}"
             raise ArgumentError(msg)
         self._good_steps = 0
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.grads.collectives.arrays import array_of
+from trackbed.errors import ArgumentError
+from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import square_sum
 
 __all__ = ["SquareSum", "global_norm"]
@@ -35,6 +36,9 @@ def global_norm(gradients: Iterable[torch.Tensor]) -> float:
 
     Returns:
         The norm; NaN if there is a NaN, else infinite if there is an infinity.
+
+    Raises:
+        ArgumentError: a tensor is of another type.
 
     >>> global_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
     5.0
@@ -95,6 +99,9 @@ class SquareSum:
 
 
 def _sum_of(vector: torch.Tensor) -> SquareSum:
+    if vector.dtype not in SUMMABLE:
+        msg = f"gradients must be of float32, float64, bfloat16 or float16, but one is of {vector.dtype}"
+        raise ArgumentError(msg)
     *digits, num_nan, num_infinite = square_sum(array_of(vector.cpu().contiguous())).tolist()
     if num_nan or num_infinite:
         return SquareSum(0, int(num_nan > 0), int(num_nan == 0))

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import math
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +15,7 @@ from trackbed.grads import DistributedDataParallel
 from trackbed.grads.parameters import is_expert
 from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.full_state import MAIN, Part, State, assemble, cut_state, gather_parts, parts_of
-from trackbed.optim.loss_scale import LossScale
+from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 
@@ -24,6 +23,7 @@ __all__ = ["DataParallelOptimizer", "StepReport"]
 
 _VERSION: Final = 1
 _EPSILON: Final = 1e-6
+_SMALLEST_NORM: Final = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class DataParallelOptimizer:
     Args:
         optimizer: optimizer of torch over `model.parameters()`, built before or after the wrapper.
         model: wrapper.
-        max_norm: norm to which larger gradients are clipped, above 0; None not to clip.
+        max_norm: norm to which larger gradients are clipped, at least 1e-30; None not to clip.
         loss_scale: factor by which the program multiplies the loss; "dynamic" to adapt it; None for 1.
 
     Raises:
@@ -66,8 +66,8 @@ class DataParallelOptimizer:
         max_norm: float | None = None,
         loss_scale: float | str | None = None,
     ) -> None:
-        if max_norm is not None and not max_norm > 0:
-            msg = f"max_norm must be above 0, or None, but is {max_norm}"
+        if max_norm is not None and not (is_number(max_norm) and max_norm >= _SMALLEST_NORM):
+            msg = f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}"
             raise ArgumentError(msg)
         if model.ddp_config.use_distributed_optimizer:
             check_elementwise(optimizer)
@@ -86,10 +86,10 @@ class DataParallelOptimizer:
             pieces = [piece for param in group["params"] for piece in found.get(param, [])]
             group["params"] = [piece.main for piece in pieces]
             self._pieces += pieces
+        self._group_sizes = [len(group["params"]) for group in optimizer.param_groups]
         optimizer.state.clear()
         self._set_states({names[param]: state for param, state in before.items()})
-        reload = weakref.WeakMethod(self.reload_model_params)
-        model.when_params_change(lambda: _call(reload))
+        model.attach_optimizer(self)
 
     @property
     def loss_scale(self) -> float:
@@ -114,12 +114,12 @@ class DataParallelOptimizer:
         during the next forward pass.
 
         Raises:
-            GradientError: see `DistributedDataParallel.finish_grad_sync`.
+            GradientError: see `DistributedDataParallel.take_gradients`.
+            ArgumentError: a parameter group was added.
             CollectiveError: another rank failed.
         """
-        model = self.model
-        if not model.is_grad_sync_finished:
-            model.finish_grad_sync()
+        self._check_groups()
+        self.model.take_gradients(self)
         scale = self._loss_scale.value
         norm = self._norm() / scale
         is_finite = math.isfinite(norm)
@@ -257,7 +257,8 @@ class DataParallelOptimizer:
                 for factor in factors:
                     gradients *= factor
         for piece in self._pieces:
-            piece.main.grad = _gradient_of(piece, factors)
+            # As without a wrapper, a parameter that is frozen later stays as it is.
+            piece.main.grad = _gradient_of(piece, factors) if piece.param.requires_grad else None
         self.optimizer.step()
         for piece in self._pieces:
             piece.main.grad = None
@@ -266,16 +267,19 @@ class DataParallelOptimizer:
         if self.model.ddp_config.use_distributed_optimizer:
             self.model.start_param_sync()
 
+    def _check_groups(self) -> None:
+        found = [len(group["params"]) for group in self.optimizer.param_groups]
+        if found != self._group_sizes:
+            msg = (
+                "optimizer: its parameter groups must stay as they are, but have "
+                f"{found} tensors in place of {self._group_sizes}: add groups before DataParallelOptimizer is built"
+            )
+            raise ArgumentError(msg)
+
     def _layout(self) -> str:
         """Digest of the layout: which elements of which parameters this rank's pieces are."""
         rows = [(piece.name, piece.start, piece.stop, list(piece.param.shape)) for piece in self._pieces]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
-
-
-def _call(method: "weakref.WeakMethod[Any]") -> None:
-    function = method()
-    if function is not None:
-        function()
 
 
 def _check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from trackbed.grads import DistributedDataParallel
-from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import shard_of
 
 __all__ = ["Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
@@ -73,17 +72,12 @@ def shared_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
     Where the optimizer is sharded, these are this rank's shards. Where it is not, each rank has all reduced gradients,
     and takes an equal part of them. Padding, which is zero, is included.
     """
+    if model.ddp_config.use_distributed_optimizer:
+        yield from owned_gradients(model)
+        return
     for buffer in model.buffers + model.expert_parallel_buffers:
-        ranks = buffer.data_parallel_group
-        if buffer.ddp_config.use_distributed_optimizer:
-            for bucket in buffer.buckets:
-                yield shard_of(bucket.grad_data, ranks.rank(), ranks.size())
-        else:
-            yield _part_of(buffer, ranks.rank(), ranks.size())
-
-
-def _part_of(buffer: _ParamAndGradBuffer, rank: int, size: int) -> torch.Tensor:
-    return buffer.grad_data[buffer.numel * rank // size : buffer.numel * (rank + 1) // size]
+        rank, size = buffer.data_parallel_group.rank(), buffer.data_parallel_group.size()
+        yield buffer.grad_data[buffer.numel * rank // size : buffer.numel * (rank + 1) // size]
 
 
 def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sharded: bool) -> Piece:

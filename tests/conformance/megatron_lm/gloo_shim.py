@@ -28,6 +28,17 @@ def pytest_collection_modifyitems() -> None:
     from tests.unit_tests.test_utilities import Utils
 
     Utils.initialize_distributed = staticmethod(initialize_distributed)
+    destroy = Utils.destroy_model_parallel
+
+    def destroy_model_parallel():
+        """Frees the threads of gloo's process groups too, of which Megatron Core makes dozens for each test."""
+        destroy()
+        groups = list(torch.distributed.distributed_c10d._world.pg_map)
+        for group in groups:
+            if group is not torch.distributed.group.WORLD:
+                torch.distributed.destroy_process_group(group)
+
+    Utils.destroy_model_parallel = staticmethod(destroy_model_parallel)
 
 
 def pytest_sessionfinish() -> None:

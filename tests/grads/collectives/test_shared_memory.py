@@ -17,8 +17,8 @@ def test_threads_keep_the_contract(case, size):
 
 
 @pytest.mark.dist
-def test_processes_keep_the_contract(tmp_path):
-    found = outcomes(tmp_path, "shared_memory")
+def test_processes_keep_the_contract():
+    found = outcomes("shared_memory")
     assert len(found) > 40
     assert {name: errors for name, errors in found.items() if errors} == {}
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final, Self
 
 import numpy as np
@@ -30,6 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _LABEL_WORDS: Final = 8
 _SCRATCH_BYTES: Final = 1 << 20
+_DRAIN_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
 _KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "exchange of numbers", "broadcast")
 _ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _EXCHANGE, _BROADCAST = range(len(_KINDS))
@@ -55,38 +56,44 @@ class SharedMemoryCollectives:
         self._scratch = self._meeting.scratch
         self._worker = Worker("trackbed-collectives")
         # A thread must not wait in compiled code while the interpreter ends.
-        weakref.finalize(self, _stop, self._meeting, self._worker)
+        weakref.finalize(self, _stop, weakref.ref(self), self._meeting, self._worker)
 
     @classmethod
-    def connect(cls, group: Group, memories: Sequence[SharedMemory]) -> "Self | str":
+    def connect(cls, group: Group, memories: Sequence[SharedMemory], problem: str | None = None) -> "Self | str":
         """Collective over `group`: maps the memories of all ranks.
 
         Args:
             group: the ranks.
             memories: this rank's memories that hold buffers, as many and as large on every rank.
+            problem: reason why this rank has no such memories; None if it has.
 
         Returns:
-            The collectives; or, on every rank, why a rank cannot map the memory of another.
+            The collectives; or, on every rank, why a rank cannot share its memory or map that of another.
         """
-        control = SharedMemory.create(control_bytes(group.size)) if group.rank == 0 else None
-        offers = group.all_gather([control and control.offer(), [memory.offer() for memory in memories]])
-        attached: list[list[SharedMemory]] = []
-        problem = None
+        own_control = None
         try:
-            if control is None:
-                control = SharedMemory.attach(offers[0][0])
+            if group.rank == 0:
+                own_control = SharedMemory.create(control_bytes(group.size))
+        except OSError as error:
+            problem = problem or _brief(error)
+        offers = group.all_gather(
+            [problem, own_control and own_control.offer(), [memory.offer() for memory in memories]]
+        )
+        why = _first_problem("cannot share memory", [offer[0] for offer in offers])
+        if why is not None:
+            return why
+        attached: list[list[SharedMemory]] = []
+        try:
+            control = own_control or SharedMemory.attach(offers[0][1])
             for number, own in enumerate(memories):
-                offered = [memory_offers[number] for _, memory_offers in offers]
+                offered = [memory_offers[number] for _, _, memory_offers in offers]
                 attached.append(
                     [own if rank == group.rank else SharedMemory.attach(offer) for rank, offer in enumerate(offered)]
                 )
         except OSError as error:
-            problem = f"{type(error).__name__}: {error}"
-        problems = group.all_gather(problem)
-        for rank, found in enumerate(problems):
-            if found is not None:
-                return f"rank {rank} cannot map the memory of another rank: {found}"
-        return cls(group.rank, group.size, control, attached)  # type: ignore[arg-type]  # no problem: it is there
+            problem = _brief(error)
+        why = _first_problem("cannot map the memory of another rank", group.all_gather(problem))
+        return cls(group.rank, group.size, control, attached) if why is None else why
 
     def rank(self) -> int:
         """Number of this rank."""
@@ -109,16 +116,9 @@ class SharedMemoryCollectives:
         label: Label,
     ) -> Work:
         """Replaces each buffer by the sum over all ranks."""
-        parts = [self._arrays_of(buffer) for buffer in buffers]
-        rank, size = self._rank, self._size
-        divisor = size if average else 1
-
-        def reduce() -> None:
-            for arrays in parts:
-                start, stop = _part_of(len(arrays[0]), rank, size)
-                sum_ranks(arrays, start=start, stop=stop, factor=scale, divisor=divisor)
-
-        return self._submit(_ALL_REDUCE, label, reduce)
+        spans = [_part_of(buffer.numel(), self._rank, self._size) for buffer in buffers]
+        work = self._sum(buffers, spans, scale=scale, average=average, owner=None)
+        return self._submit(_ALL_REDUCE, label, work)
 
     def reduce_scatter(
         self,
@@ -129,17 +129,10 @@ class SharedMemoryCollectives:
         label: Label,
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks. Other shards keep the scaled numbers."""
-        parts = [self._arrays_of(buffer) for buffer in buffers]
-        rank, size = self._rank, self._size
-        divisor = size if average else 1
-
-        def reduce() -> None:
-            for arrays in parts:
-                count = len(arrays[0]) // size
-                start = rank * count
-                sum_ranks(arrays, start=start, stop=start + count, factor=scale, divisor=divisor, owner=rank)
-
-        return self._submit(_REDUCE_SCATTER, label, reduce)
+        counts = [buffer.numel() // self._size for buffer in buffers]
+        spans = [(self._rank * count, (self._rank + 1) * count) for count in counts]
+        work = self._sum(buffers, spans, scale=scale, average=average, owner=self._rank)
+        return self._submit(_REDUCE_SCATTER, label, work)
 
     def all_gather(
         self,
@@ -187,6 +180,33 @@ class SharedMemoryCollectives:
             if self._rank != source and content.data_ptr() != tensor.data_ptr():
                 work.wait()
                 tensor.detach().copy_(content)
+        return work
+
+    def _sum(
+        self,
+        buffers: Sequence[torch.Tensor],
+        spans: Sequence[tuple[int, int]],
+        *,
+        scale: float,
+        average: bool,
+        owner: int | None,
+    ) -> Callable[[], None]:
+        """Makes the function that sums a span of each buffer over all ranks.
+
+        Args:
+            buffers: buffers.
+            spans: start and stop of this rank's elements in each buffer.
+            scale: factor of the terms.
+            average: True to divide the sum by the number of ranks.
+            owner: rank that gets the sum; None for all ranks.
+        """
+        parts = [self._arrays_of(buffer) for buffer in buffers]
+        divisor = self._size if average else 1
+
+        def work() -> None:
+            for arrays, (start, stop) in zip(parts, spans, strict=True):
+                sum_ranks(arrays, start=start, stop=stop, factor=scale, divisor=divisor, owner=owner)
+
         return work
 
     def _broadcast_bytes(self, chunk: Bytes, source: int, label: Label) -> Work:
@@ -338,11 +358,28 @@ class _FutureWork:
         return self._meeting.late_ranks(self._number)
 
 
-def _stop(meeting: _Meeting, worker: Worker) -> None:
-    """Ends the operation that is running, and waits for that."""
-    if meeting.number and os.getpid() == meeting.process:  # a forked child has no such thread
-        meeting.stop("the collectives have been stopped")
-        worker.submit(lambda: None).exception(_STOP_SECONDS)
+def _stop(collectives_of: "weakref.ref[SharedMemoryCollectives]", meeting: _Meeting, worker: Worker) -> None:
+    """Ends the operations that are running.
+
+    Where the program has ended while the collectives were in use, the operations have some time, because other ranks
+    may need them. Garbage is collected on any thread, which must not wait.
+    """
+    if not meeting.number or os.getpid() != meeting.process:  # a forked child has no such thread
+        return
+    end = worker.submit(lambda: None)
+    if collectives_of() is not None:
+        wait([end], _DRAIN_SECONDS)
+    meeting.stop("the collectives have been stopped")
+    end.exception(_STOP_SECONDS)
+
+
+def _first_problem(what: str, problems: Sequence[str | None]) -> str | None:
+    """Sentence about the first rank with a problem."""
+    return next((f"rank {rank} {what}: {why}" for rank, why in enumerate(problems) if why is not None), None)
+
+
+def _brief(error: OSError) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _operation(rank: int, label: npt.NDArray[np.int64]) -> str:

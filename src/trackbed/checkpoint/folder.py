@@ -1,0 +1,216 @@
+"""Folder of a checkpoint: its files, how they are opened, and how they appear."""
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from trackbed.checkpoint.catalogue import EMPTY, Catalogue
+from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.meeting import Meeting
+from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.safe_pickle import load_torch_item
+from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
+from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.errors import CheckpointError
+from trackbed.files.checksum import crc32
+from trackbed.files.publish import flush_to_disk, publish
+from trackbed.files.publish_folder import commit_folder
+
+__all__ = [
+    "COMMON_NAME",
+    "CheckpointFolder",
+    "commit_checkpoint",
+    "data_name",
+    "is_checkpoint",
+    "load_common",
+    "open_folder",
+    "open_for_all",
+]
+
+logger = logging.getLogger(__name__)
+
+COMMON_NAME: Final = "common.pt"
+_COMMON_OBJECT: Final = "common_state/shard_0_1"
+"""Object in which Megatron Core 0.19 keeps what 0.16 has in `common.pt`."""
+_BACKENDS: Final = ("torch_dist",)
+
+
+def data_name(rank: int, number: int = 0) -> str:
+    """Name of a file with items of a rank."""
+    return f"__{rank}_{number}.distcp"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """A checkpoint that is opened."""
+
+    path: Path
+    catalogue: Catalogue
+    side: SideFile | None
+    """Sizes and checksums of the files, for a checkpoint that Trackbed has saved."""
+    common_row: int | None = None
+    """Row of the object with the common state, which Megatron Core 0.19 writes in the place of `common.pt`."""
+    is_plain: bool = False
+    """True for a checkpoint that torch alone has saved, which has no common state."""
+
+    def load_common(self) -> dict[str, Any]:
+        """Loads the state that is not sharded.
+
+        Raises:
+            CheckpointError: it is damaged, or has classes that are not allowed.
+        """
+        try:
+            content = (self.path / COMMON_NAME).read_bytes()
+        except FileNotFoundError as error:
+            if self.is_plain:
+                return {}
+            if self.common_row is None:
+                msg = f"{COMMON_NAME}: must be in {self.path}, but is not"
+                raise CheckpointError(msg) from error
+            return self._load_common_object(self.common_row)
+        except OSError as error:
+            msg = f"{COMMON_NAME}: must be a file that can be read, but is not: {error.strerror}"
+            raise CheckpointError(msg) from error
+        self._check(COMMON_NAME, content)
+        return _dictionary(load_torch_item(content, COMMON_NAME), COMMON_NAME)
+
+    def _load_common_object(self, row: int) -> dict[str, Any]:
+        catalogue = replace(self.catalogue, objects={_COMMON_OBJECT: row})
+        with BoxReader(self.path, catalogue) as reader:
+            return _dictionary(reader.read_object(_COMMON_OBJECT), _COMMON_OBJECT)
+
+    def _check(self, name: str, content: bytes) -> None:
+        """Compares a file with the side file."""
+        if self.side is None:
+            return
+        stored = self.side.files.get(name)
+        if stored is None or (len(content), crc32(content)) != (stored.num_bytes, stored.crc):
+            msg = f"{name}: must be the file that {SIDE_NAME} describes, but is damaged, or of another save"
+            raise CheckpointError(msg)
+
+
+def _dictionary(found: Any, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        msg = f"{where}: must be a dictionary, but is a {type(found).__name__}"
+        raise CheckpointError(msg)
+    return found
+
+
+def open_folder(path: Path) -> CheckpointFolder:
+    """Opens a checkpoint of Trackbed, Megatron Core or torch.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    side = _read_side(path)
+    if side is not None:
+        for name, stored in side.files.items():
+            try:
+                size = (path / name).stat().st_size
+            except OSError as error:
+                msg = f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
+                raise CheckpointError(msg) from error
+            if size != stored.num_bytes:
+                msg = f"{name}: must have {stored.num_bytes:,} bytes, as {SIDE_NAME} says, but has {size:,}"
+                raise CheckpointError(msg)
+        return CheckpointFolder(path, side.catalogue, side)
+    config = maybe_load_config(path)
+    if config is not None and config.sharded_backend not in _BACKENDS:
+        msg = f"{CONFIG_NAME}: sharded_backend must be {_BACKENDS[0]!r}, but is {config.sharded_backend!r}"
+        raise CheckpointError(msg)
+    if config is None and (path / COMMON_NAME).exists():
+        msg = f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}"
+        raise CheckpointError(msg)
+    try:
+        content = (path / METADATA_NAME).read_bytes()
+    except OSError as error:
+        msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: {error.strerror}"
+        raise CheckpointError(msg) from error
+    catalogue = decode_metadata(content)
+    objects = dict(catalogue.objects)
+    common_row = objects.pop(_COMMON_OBJECT, None)
+    return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=config is None)
+
+
+def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
+    """Collective over the ranks: opens a checkpoint. Rank 0 alone reads the `.metadata` of another program.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or this rank sees another one than rank 0.
+    """
+    if meeting.size == 1:
+        return open_folder(path)
+    opened, content = None, b""
+    if meeting.rank == 0:
+        opened = open_folder(path)
+        content = orjson.dumps([opened.side and opened.side.save_id, opened.common_row, opened.is_plain])
+        if opened.side is None:
+            content += b"\n" + SideFile("", {}, opened.catalogue).encode()
+    content = meeting.broadcast(content)
+    if opened is not None:
+        return opened
+    head, _, rest = content.partition(b"\n")
+    save_id, common_row, is_plain = orjson.loads(head)
+    if save_id is None:
+        return CheckpointFolder(path, SideFile.decode(rest).catalogue, None, common_row, is_plain=is_plain)
+    opened = open_folder(path)
+    if opened.side is None or opened.side.save_id != save_id:
+        found = "none" if opened.side is None else opened.side.save_id
+        msg = f"{path}: must be the same checkpoint on all ranks, of save {save_id}, but is of save {found}"
+        raise CheckpointError(msg)
+    return opened
+
+
+def load_common(path: Path) -> dict[str, Any]:
+    """Loads the state that is not sharded. Reads no more of the checkpoint than it needs.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or has classes that are not allowed.
+    """
+    side = _read_side(path)
+    if side is None and (path / COMMON_NAME).exists():
+        return CheckpointFolder(path, EMPTY, None).load_common()
+    return open_folder(path).load_common()
+
+
+def _read_side(path: Path) -> SideFile | None:
+    try:
+        content = (path / SIDE_NAME).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        msg = f"{SIDE_NAME}: must be a file that can be read, but is not: {error.strerror}"
+        raise CheckpointError(msg) from error
+    return SideFile.decode(content)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """True if a folder looks like a complete checkpoint, which may be replaced by another."""
+    return any((path / name).exists() for name in (CONFIG_NAME, METADATA_NAME, SIDE_NAME))
+
+
+def commit_checkpoint(partial: Path, final: Path) -> None:
+    """Makes the files of a partial folder the checkpoint `final`: whole, or not at all.
+
+    An absent or empty folder takes the name by one rename. An earlier checkpoint is exchanged with the new one. Into a
+    folder with other files the new ones move, `metadata.json` last, without which it is no checkpoint.
+
+    Raises:
+        OSError: a file cannot be renamed or flushed.
+    """
+    if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
+        if commit_folder(partial, final, may_replace=is_checkpoint):
+            logger.warning("%s: a checkpoint that was there has been replaced", final)
+        return
+    names = sorted(os.listdir(partial), key=lambda name: (name == CONFIG_NAME, name == METADATA_NAME, name))  # noqa: PTH208
+    for name in names:
+        if name == CONFIG_NAME:
+            flush_to_disk(final)
+        publish(partial / name, final / name)
+    flush_to_disk(final)
+    shutil.rmtree(partial, ignore_errors=True)

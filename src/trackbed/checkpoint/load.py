@@ -1,0 +1,143 @@
+"""Loads a checkpoint with all ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from trackbed.checkpoint.catalogue import Catalogue
+from trackbed.checkpoint.describe import describe_request
+from trackbed.checkpoint.exchange import Exchange, parse_exchange
+from trackbed.checkpoint.folder import open_for_all
+from trackbed.checkpoint.loading import load_shards, require_loadable
+from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
+from trackbed.checkpoint.meeting import Ranks, meet
+from trackbed.checkpoint.megatron import serialization
+from trackbed.checkpoint.megatron.later_calls import takes_later_calls
+from trackbed.checkpoint.megatron.strategy_base import LoadCommonStrategy, LoadShardedStrategy
+from trackbed.checkpoint.megatron.strictness import (
+    StrictHandling,
+    maybe_report_missing_and_unexpected_keys,
+    parse_strict_flag,
+)
+from trackbed.checkpoint.phases import Observer, Phases
+from trackbed.checkpoint.table import gather_table, tabulate
+from trackbed.checkpoint.validate import require_valid
+from trackbed.errors import ArgumentError
+
+__all__ = ["load"]
+
+Rename = Mapping[str, str] | Callable[[str], str]
+Shard = ShardedTensor | ShardedObject
+
+
+@takes_later_calls(6)
+def load(
+    sharded_state_dict: dict[str, Any],
+    checkpoint_dir: str | Path,
+    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
+    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
+    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    *,
+    rename: Rename | None = None,
+    group: Ranks = None,
+    exchange: Exchange = "auto",
+    allow_cast: bool = False,
+    observe: Observer | None = None,
+) -> Any:
+    """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
+
+    Args:
+        sharded_state_dict: tensors that are wanted as `ShardedTensor`, whose `data` is filled where it is not None, and
+            objects as `ShardedObject`. It is left as it is.
+        checkpoint_dir: folder of the checkpoint.
+        sharded_strategy: strategy that loads tensors and objects, in the place of this function's own way.
+        common_strategy: strategy that loads the common state.
+        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once, so that
+            nothing is forgotten. False to load parts of tensors.
+        strict: handling of keys that are wanted and not stored, or stored and not wanted.
+        rename: stored key of each key that is wanted, where it is another: a mapping, or a function.
+        group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
+            this process alone.
+        exchange: way of tensors that several ranks want: "none" has each rank read for itself, "flat" has one read and
+            send; "auto" is "none" where all ranks are on one host, else "flat".
+        allow_cast: True if tensors may be loaded into types that cannot hold all their values.
+        observe: called with the name and the seconds of each phase.
+
+    Returns:
+        State with the loaded tensors and objects, and all other values as they were saved. With `strict` "return_all"
+        or "return_unexpected" a tuple of that, the missing keys, and the unexpected keys.
+
+    Raises:
+        ArgumentError: `exchange` is unknown, or a strategy is combined with what only this function's own way has.
+        ValueError: `strict` is unknown.
+        CheckpointError: on every rank, with the rank that failed and its message.
+    """
+    if sharded_strategy is not None or common_strategy is not None:
+        if rename is not None or group is not None or observe is not None:
+            msg = "rename, group and observe: must be None where a strategy loads"
+            raise ArgumentError(msg)
+        return serialization.load(
+            sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy, validate_access_integrity, strict
+        )
+    handling = parse_strict_flag(strict)
+    parse_exchange(exchange)
+    phases = Phases(observe)
+    with meet("load", group) as meeting:
+        with phases("open"):
+            request = describe_request(sharded_state_dict)
+            folder = open_for_all(Path(checkpoint_dir), meeting)
+            shards = _renamed(request.shards, rename)
+            table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
+            missing, unexpected = _differences(handling, folder.catalogue, shards, set(table.keys))
+            if unexpected:
+                is_kept = [shard.key not in unexpected for shard in shards]
+                request = request.only(is_kept)
+                shards = list(compress(shards, is_kept))
+            for shard in shards:
+                require_loadable(shard, folder.catalogue, allow_cast=allow_cast)
+            if validate_access_integrity:
+                require_valid(table, "load parts with validate_access_integrity=False")
+            common = folder.load_common()
+        with phases("read"):
+            values = load_shards(shards, folder, meeting, exchange=exchange)
+        with phases("merge"):
+            loaded = request.fill(common, values)
+    if StrictHandling.requires_returning_mismatch_keys(handling):
+        return loaded, missing, unexpected
+    return loaded
+
+
+def _renamed(shards: Sequence[Shard], rename: Rename | None) -> list[Shard]:
+    """The shards under their stored keys."""
+    if rename is None:
+        return list(shards)
+    stored_key = rename if callable(rename) else lambda key: rename.get(key, key)
+    return [replace(shard, key=stored_key(shard.key)) for shard in shards]
+
+
+def _differences(
+    handling: StrictHandling, catalogue: Catalogue, shards: Sequence[Shard], wanted: set[str]
+) -> tuple[set[str], set[str]]:
+    """Missing and unexpected keys, if they are to be handled.
+
+    Args:
+        handling: what to do about them.
+        catalogue: contents of the checkpoint.
+        shards: shards of this rank.
+        wanted: keys of the shards of all ranks.
+
+    Raises:
+        CheckpointError: there are some, and that is to be an error.
+    """
+    if not StrictHandling.requires_explicit_ckpt_mismatch_check(handling):
+        return set(), set()
+    stored = {*catalogue.tensors, *(ShardedObject.empty_from_unique_key(name).key for name in catalogue.objects)}
+    missing = stored - wanted if StrictHandling.requires_global_app_metadata(handling) else set()
+    unexpected = {shard.key for shard in shards} - stored
+    if handling is not StrictHandling.IGNORE_ALL and not StrictHandling.requires_returning_mismatch_keys(handling):
+        raises = handling in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
+        maybe_report_missing_and_unexpected_keys(missing, unexpected, raises)
+    return missing, unexpected

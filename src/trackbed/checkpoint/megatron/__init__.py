@@ -1,0 +1,1 @@
+"""Checkpoints as Megatron Core's programs expect them: its functions, strategies and wrappers."""

@@ -1,0 +1,127 @@
+"""Choice of the rank that saves or loads each shard that several have: Megatron Core's, to the order of the keys."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trackbed.checkpoint.mapping import ShardedTensor, is_main_replica
+from trackbed.checkpoint.megatron.entries import ShardId, shard_id
+from trackbed.checkpoint.tree import Tree, nested_values
+
+__all__ = [
+    "ShardDistribution",
+    "determine_main_replica_uniform_distribution",
+    "distribute_shards_to_ranks",
+    "shard_size",
+]
+
+T = TypeVar("T")
+
+
+class ShardDistribution(NamedTuple):
+    """Shards of the ranks of a process group."""
+
+    main_rank_for_shard: dict[ShardId, int]
+    """Rank in the group that saves or loads each shard."""
+    shards_in_this_group: set[ShardId]
+    """Shards that are saved or loaded by the group."""
+    shard_to_metadata: dict[ShardId, ShardedTensor]
+    """A description of each shard, without data."""
+    all_ranks_for_shard: dict[ShardId, list[int]]
+    """Ranks in the group that have each shard."""
+
+
+def shard_size(sh_ten: ShardedTensor) -> int:
+    """Number of bytes of a shard."""
+    return prod(sh_ten.local_shape) * sh_ten.dtype.itemsize
+
+
+def distribute_shards_to_ranks(
+    shard_to_ranks: Mapping[T, Iterable[int]],
+    shard_to_size: Mapping[T, int],
+    num_ranks: int,
+    cross_parallelization_group_loads: Iterable[T] = (),
+) -> dict[T, int]:
+    """Gives each shard to one of the ranks that have it, such that all have about the same number of bytes.
+
+    Shards are taken in this order: those with a main replica in the group first, then those that fewer ranks have, then
+    larger ones, then by their names. Each goes to the rank with the fewest bytes so far, the first of several.
+
+    Args:
+        shard_to_ranks: ranks that have each shard.
+        shard_to_size: bytes of each shard.
+        num_ranks: number of ranks.
+        cross_parallelization_group_loads: shards without a main replica in the group.
+
+    Returns:
+        Rank of each shard, in the order in which they were taken.
+    """
+    ranks_of = {shard: tuple(ranks) for shard, ranks in shard_to_ranks.items()}
+    later = set(cross_parallelization_group_loads)
+    order = sorted(
+        ranks_of,
+        key=lambda shard: (shard in later, len(ranks_of[shard]), -shard_to_size[shard], shard),
+    )
+    loads = [0] * num_ranks
+    # Shards of the same ranks share a heap. Its entries may be out of date, but never too high.
+    heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    found = {}
+    for shard in order:
+        heap = heaps.setdefault(ranks_of[shard], [])
+        if not heap:
+            heap.extend(sorted((loads[rank], rank) for rank in set(ranks_of[shard])))
+        load, rank = heap[0]
+        while load != loads[rank]:
+            heapq.heapreplace(heap, (loads[rank], rank))
+            load, rank = heap[0]
+        found[shard] = rank
+        loads[rank] += shard_to_size[shard]
+    return found
+
+
+def determine_main_replica_uniform_distribution(
+    sharded_state_dict: Tree,
+    parallelization_group: Any,
+    ignore_groups: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+) -> ShardDistribution | None:
+    """Collective over a process group: distributes its shards among its ranks.
+
+    Args:
+        sharded_state_dict: state dictionary of this rank.
+        parallelization_group: process group; None for all ranks.
+        ignore_groups: True for all shards that ranks of the group have, as for a load; False for those of which the
+            group has a main replica.
+
+    Returns:
+        The distribution; None for a group of one rank.
+    """
+    if dist.get_world_size(parallelization_group) <= 1:
+        return None
+    own = [entry.without_data() for entry in nested_values(sharded_state_dict) if isinstance(entry, ShardedTensor)]
+    of_ranks: list[list[ShardedTensor]] = [[] for _ in range(dist.get_world_size(parallelization_group))]
+    dist.all_gather_object(of_ranks, own, group=parallelization_group)
+    ranks_of: defaultdict[ShardId, list[int]] = defaultdict(list)
+    described: dict[ShardId, ShardedTensor] = {}
+    mains: set[ShardId] = set()
+    for rank, entries in enumerate(of_ranks):
+        for entry in entries:
+            name = shard_id(entry)
+            ranks_of[name].append(rank)
+            described.setdefault(name, entry)
+            if is_main_replica(entry.replica_id):
+                mains.add(name)
+    chosen = set(ranks_of) if ignore_groups else mains
+    ranks_of_chosen = {name: ranks for name, ranks in ranks_of.items() if name in chosen}
+    sizes = {name: shard_size(entry) for name, entry in described.items()}
+    main_ranks = distribute_shards_to_ranks(ranks_of_chosen, sizes, len(of_ranks), chosen - mains)
+    return ShardDistribution(main_ranks, chosen, described, ranks_of_chosen)
+
+
+def as_group(parallelization_group: Any) -> Any:
+    """The process group, or that of all ranks for None."""
+    return torch.distributed.group.WORLD if parallelization_group is None else parallelization_group

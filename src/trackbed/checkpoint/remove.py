@@ -1,0 +1,69 @@
+"""Removes tensors from a checkpoint."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from trackbed.checkpoint.folder import commit_checkpoint, open_folder
+from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.side_file import SIDE_NAME, StoredFile
+from trackbed.files.checksum import crc32
+from trackbed.files.publish import remove_partial, write_new
+from trackbed.files.publish_folder import flush_files, make_partial_folder
+
+__all__ = ["remove_tensors"]
+
+_DESCRIPTIONS: Final = (METADATA_NAME, SIDE_NAME)
+
+
+def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
+    """Removes tensors from a checkpoint, all or, if it fails, none.
+
+    Files in which nothing is left are removed; in the others the bytes of removed tensors stay.
+
+    Args:
+        folder: folder of the checkpoint.
+        is_removed: tells from the key of a tensor whether it is removed.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint, or is damaged.
+        OSError: a file cannot be written or linked.
+    """
+    opened = open_folder(folder)
+    catalogue = opened.catalogue.without(is_removed)
+    emptied = set(opened.catalogue.files) - set(catalogue.files)
+    contents = {METADATA_NAME: encode_metadata(catalogue)}
+    if opened.side is not None:
+        files = {name: stored for name, stored in opened.side.files.items() if name not in emptied}
+        files[METADATA_NAME] = StoredFile(len(contents[METADATA_NAME]), crc32(contents[METADATA_NAME]))
+        contents[SIDE_NAME] = replace(opened.side, files=files, catalogue=catalogue).encode()
+    partial = make_partial_folder(folder.absolute(), may_replace=lambda _: True)
+    try:
+        # The files that stay are in both folders for a moment, so that the exchange is one step.
+        for path in folder.iterdir():
+            if path.name in emptied or path.name in _DESCRIPTIONS:
+                continue
+            if path.is_dir():
+                shutil.copytree(path, partial / path.name, copy_function=_link)
+            else:
+                _link(str(path), str(partial / path.name))
+        for name, content in contents.items():
+            write_new(partial / name, content)
+        flush_files(partial / name for name in contents)
+        commit_checkpoint(partial, folder)
+    except BaseException:
+        if partial.exists():
+            remove_partial(partial)
+        raise
+
+
+def _link(source: str, target: str) -> None:
+    """Gives a file a second name, or copies it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+        flush_files([Path(target)])

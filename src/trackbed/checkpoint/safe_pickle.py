@@ -1,0 +1,96 @@
+"""Pickles of checkpoints: only classes that torch and the program allow are loaded."""
+
+import re
+from io import BytesIO
+from pickle import UnpicklingError
+from typing import Any, Final
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
+
+import torch
+
+from trackbed.errors import CheckpointError
+from trackbed.files.checksum import crc32
+
+__all__ = ["load_torch_item", "torch_bytes"]
+
+_GLOBAL: Final = re.compile(r"GLOBAL ([\w.<>]+)|(?:class|operand|global)[^\w]*([\w<>]+\.[\w.<>]+)")
+_READ_BYTES: Final = 4 << 20
+
+
+def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: bool = True) -> Any:
+    """Loads what `torch.save` wrote.
+
+    Args:
+        content: bytes of the item.
+        where: name of file and item, for errors.
+        checks_members: True to compare the CRC-32 of all members of the archive, where it is one.
+
+    Raises:
+        CheckpointError: it is damaged, or has a class that is not allowed.
+    """
+    try:
+        if checks_members and bytes(content[:4]) == b"PK\3\4":
+            _check_members(content, where)
+        return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except UnpicklingError as error:
+        text = str(error)
+        found = _GLOBAL.search(text)
+        if found is None:
+            msg = f"{where}: must be a pickle of allowed classes, but cannot be read: {text.splitlines()[0]}"
+            raise CheckpointError(msg) from error
+        name = next(filter(None, found.groups()))
+        msg = (
+            f"{where}: must be made of classes that are allowed, but has {name.rpartition('.')[2]!r} ({name}): if you "
+            f"trust it, call torch.serialization.add_safe_globals([{name}]) first"
+        )
+        raise CheckpointError(msg) from error
+    except Exception as error:  # damaged and hostile pickles raise errors of any kind
+        msg = f"{where}: must be what torch.save writes, but cannot be read: {type(error).__name__}: {error}"
+        raise CheckpointError(msg) from error
+
+
+def torch_bytes(value: Any, where: str) -> bytes:
+    """Bytes that `torch.save` writes.
+
+    Args:
+        value: value.
+        where: name of file or item, for errors.
+
+    Raises:
+        CheckpointError: the value has a class that is not allowed, so that it could not be loaded.
+    """
+    stream = BytesIO()
+    torch.save(value, stream)
+    load_torch_item(stream.getbuffer(), where, checks_members=False)
+    return stream.getvalue()
+
+
+def _check_members(content: bytes | memoryview, where: str) -> None:
+    """Compares the CRC-32 of the members of an archive, which torch does not do.
+
+    Raises:
+        CheckpointError: one differs.
+    """
+    try:
+        with ZipFile(BytesIO(content)) as archive:
+            for member in archive.infolist():
+                if member.compress_type != ZIP_STORED:
+                    msg = f"{where}: members must be stored plainly, but {member.filename} is compressed"
+                    raise CheckpointError(msg)
+                # zipfile checks too, with a slower function, at the end of a member
+                with archive.open(member) as stream:
+                    stream._expected_crc = None  # type: ignore[attr-defined]  # noqa: SLF001
+                    crc = 0
+                    while piece := stream.read(_READ_BYTES):
+                        crc = crc32(piece, crc)
+                if crc != member.CRC:
+                    msg = (
+                        f"{where}: the checksum of {member.filename} must be {member.CRC:08x}, but is {crc:08x}: the "
+                        "file is damaged"
+                    )
+                    raise CheckpointError(msg)
+    except BadZipFile as error:
+        msg = f"{where}: must be an archive of torch.save, but is not: {error}: the file is damaged"
+        raise CheckpointError(msg) from error

@@ -1,0 +1,145 @@
+"""Saves a checkpoint with all ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
+from trackbed.checkpoint.describe import describe_state
+from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint
+from trackbed.checkpoint.meeting import Meeting, Ranks, meet
+from trackbed.checkpoint.megatron import serialization
+from trackbed.checkpoint.megatron.async_requests import AsyncRequest
+from trackbed.checkpoint.megatron.entries import clean_metadata
+from trackbed.checkpoint.megatron.later_calls import takes_later_calls
+from trackbed.checkpoint.megatron.strategy_base import SaveCommonStrategy, SaveShardedStrategy
+from trackbed.checkpoint.megatron.strictness import log_common_differences
+from trackbed.checkpoint.phases import Observer, Phases
+from trackbed.checkpoint.plan_save import plan_balanced
+from trackbed.checkpoint.safe_pickle import torch_bytes
+from trackbed.checkpoint.writing import (
+    agree_on_plan,
+    collect,
+    make_partial,
+    write_descriptions,
+    write_shards,
+)
+from trackbed.errors import ArgumentError
+from trackbed.files.publish import remove_partial
+
+__all__ = ["save"]
+
+
+@takes_later_calls(8)
+def save(
+    sharded_state_dict: dict[str, Any],
+    checkpoint_dir: str | Path,
+    sharded_strategy: SaveShardedStrategy | tuple[str, int] | None = None,
+    common_strategy: SaveCommonStrategy | tuple[str, int] | None = None,
+    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    async_sharded_save: bool = False,  # noqa: FBT001, FBT002
+    preprocess_common_before_consistancy_check: Callable[[Any], Any] | None = None,
+    content_metadata: dict[str, Any] | None = None,
+    *,
+    group: Ranks = None,
+    direct: bool = True,
+    observe: Observer | None = None,
+) -> AsyncRequest | None:
+    """Collective over `group`: saves a state dictionary as a checkpoint, which appears whole or not at all.
+
+    Ranks that have copies of a shard share the work. The state dictionary is left as it is.
+
+    Args:
+        sharded_state_dict: tensors as `ShardedTensor`, objects of one rank as `ShardedObject`, and other values, of
+            which those of rank 0 are saved.
+        checkpoint_dir: folder of the checkpoint. An earlier checkpoint there is replaced.
+        sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
+        common_strategy: None, or the strategy for the common state, which makes no difference.
+        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once.
+        async_sharded_save: True to return a request that makes the save when it is executed.
+        preprocess_common_before_consistancy_check: returns the part of the common state that all ranks should share;
+            differences are logged. By default none is compared.
+        content_metadata: description of the contents; `dp_cp_group` is left out.
+        group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
+            this process alone.
+        direct: True to write past the page cache where the file system allows it.
+        observe: called with the name and the seconds of each phase.
+
+    Returns:
+        A request if `async_sharded_save`, else None.
+
+    Raises:
+        ArgumentError: a strategy is combined with an argument that only this function's own way has.
+        CheckpointError: on every rank, with the rank that failed and its message. The folder is as it was before.
+    """
+    if sharded_strategy is not None or common_strategy is not None:
+        if group is not None or observe is not None:
+            msg = "group and observe: must be None where a strategy saves"
+            raise ArgumentError(msg)
+        return serialization.save(
+            sharded_state_dict,
+            checkpoint_dir,
+            sharded_strategy,
+            common_strategy,
+            validate_access_integrity,
+            async_sharded_save,
+            preprocess_common_before_consistancy_check,
+            content_metadata,
+        )
+
+    def write() -> None:
+        with meet("save", group) as meeting:
+            _save(
+                sharded_state_dict,
+                Path(checkpoint_dir),
+                meeting,
+                Phases(observe),
+                validates=validate_access_integrity,
+                shared_part=preprocess_common_before_consistancy_check,
+                content_metadata=content_metadata,
+                direct=direct,
+            )
+
+    if async_sharded_save:
+        return AsyncRequest(write, (), [])
+    write()
+    return None
+
+
+def _save(
+    state: dict[str, Any],
+    folder: Path,
+    meeting: Meeting,
+    phases: Phases,
+    *,
+    validates: bool,
+    shared_part: Callable[[Any], Any] | None,
+    content_metadata: dict[str, Any] | None,
+    direct: bool,
+) -> None:
+    with phases("describe"):
+        described = describe_state(state)
+        if validates and shared_part is not None:
+            log_common_differences(shared_part(dict(described.common)), meeting)
+    with phases("plan"):
+        plan = agree_on_plan(meeting, described.shards, plan_balanced, validates=validates)
+    partial = make_partial(folder, meeting)
+    try:
+        with phases("write"):
+            written = write_shards(partial, described.shards, plan, meeting, direct=direct)
+        with phases("collect"):
+            found = collect(meeting, written)
+        with phases("commit"):
+            if meeting.rank == 0:
+                content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}
+                config = CheckpointingConfig("torch_dist", 1)
+                contents = {
+                    COMMON_NAME: torch_bytes({**described.common, **content}, COMMON_NAME),
+                    CONFIG_NAME: config.encode(),
+                }
+                write_descriptions(partial, plan, found, contents)
+                commit_checkpoint(partial, folder)
+    except BaseException:
+        if meeting.rank == 0 and partial.exists():
+            remove_partial(partial)
+        raise

@@ -1,0 +1,127 @@
+"""Checks every byte of a checkpoint."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from trackbed.checkpoint.catalogue import Catalogue
+from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.folder import CheckpointFolder, open_folder
+from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
+from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint.storage.verified_reader import FileReader
+from trackbed.errors import CheckpointError
+from trackbed.files.checksum import crc32
+
+__all__ = ["find_damage"]
+
+_READ_BYTES = 8 << 20
+
+
+def find_damage(folder: str | Path, progress: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+    """Yields a sentence about each file or item of a checkpoint that is damaged; none where `load` would succeed.
+
+    Args:
+        folder: folder of the checkpoint.
+        progress: called with numbers of bytes that have been read.
+    """
+    path = Path(folder)
+    try:
+        opened = open_folder(path)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    problems = _of_side(opened, opened.side, progress) if opened.side is not None else _of_items(opened, progress)
+    yield from problems
+    try:
+        opened.load_common()
+    except CheckpointError as error:
+        yield str(error)
+    with BoxReader(path, opened.catalogue) as reader:
+        for key in opened.catalogue.objects:
+            try:
+                reader.read_object(key)
+            except CheckpointError as error:
+                yield str(error)
+
+
+def _of_side(opened: CheckpointFolder, side: SideFile, progress: Callable[[int], None]) -> Iterator[str]:
+    """Problems of a checkpoint that Trackbed has saved."""
+    for name, stored in side.files.items():
+        try:
+            with FileReader.open(opened.path, name) as reader:
+                crc = _checksum(reader, stored.num_bytes, name, progress)
+        except CheckpointError as error:
+            yield str(error)
+            continue
+        if crc != stored.crc:
+            yield f"{name}: its checksum must be {stored.crc:08x}, as {SIDE_NAME} says, but is {crc:08x}: it is damaged"
+    for name, check in ((METADATA_NAME, _check_metadata), (CONFIG_NAME, _check_config)):
+        if name in side.files:
+            try:
+                check(opened)
+            except CheckpointError as error:
+                yield str(error)
+        else:
+            yield f"{name}: must be among the files of {SIDE_NAME}, but is not"
+
+
+def _checksum(reader: FileReader, num_bytes: int, name: str, progress: Callable[[int], None]) -> int:
+    buffer = np.empty(min(_READ_BYTES, num_bytes), dtype=np.uint8)
+    crc = 0
+    for start in range(0, num_bytes, _READ_BYTES):
+        piece = buffer[: min(_READ_BYTES, num_bytes - start)]
+        reader.read_into(piece, start, name)
+        crc = crc32(piece, crc)
+        progress(len(piece))
+    return crc
+
+
+def _check_metadata(opened: CheckpointFolder) -> None:
+    """Checks that `.metadata` and the side file describe the same items.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    found = decode_metadata((opened.path / METADATA_NAME).read_bytes())
+    if _described(found) != _described(opened.catalogue):
+        msg = f"{METADATA_NAME}: must describe the same items as {SIDE_NAME}, but does not"
+        raise CheckpointError(msg)
+
+
+def _check_config(opened: CheckpointFolder) -> None:
+    """Checks that `metadata.json` can be read."""
+    maybe_load_config(opened.path)
+
+
+def _described(catalogue: Catalogue) -> dict[str, object]:
+    """Items of a catalogue by key, without checksums."""
+
+    def place(row: int) -> tuple[str, int, int]:
+        file = catalogue.files[int(catalogue.file[row])]
+        return file, int(catalogue.start[row]), int(catalogue.num_bytes[row])
+
+    tensors: dict[str, object] = {
+        key: (
+            stored.dtype,
+            stored.shape,
+            sorted((catalogue.box(row, len(stored.shape)), place(row)) for row in stored.rows),
+        )
+        for key, stored in catalogue.tensors.items()
+    }
+    return tensors | {key: place(row) for key, row in catalogue.objects.items()}
+
+
+def _of_items(opened: CheckpointFolder, progress: Callable[[int], None]) -> Iterator[str]:
+    """Problems of the tensors of a checkpoint of Megatron Core or torch."""
+    catalogue = opened.catalogue
+    with BoxReader(opened.path, catalogue) as reader:
+        for key, stored in catalogue.tensors.items():
+            for row in stored.rows:
+                try:
+                    reader.check_item(key, row)
+                except CheckpointError as error:
+                    yield str(error)
+                progress(int(catalogue.num_bytes[row]))

@@ -1,0 +1,192 @@
+"""Writes the shards of all ranks to a folder, and what describes them."""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from trackbed.checkpoint.folder import data_name
+from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
+from trackbed.checkpoint.meeting import Meeting
+from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.plan_save import Assignment
+from trackbed.checkpoint.safe_pickle import torch_bytes
+from trackbed.checkpoint.side_file import SIDE_NAME, SideFile, StoredFile
+from trackbed.checkpoint.storage import WrittenItem, write_items
+from trackbed.checkpoint.table import Table, gather_table, tabulate
+from trackbed.checkpoint.validate import require_valid
+from trackbed.checkpoint.written_files import WrittenFiles, catalogue_of
+from trackbed.errors import CheckpointError
+from trackbed.files.checksum import crc32
+from trackbed.files.publish import remove_partial, write_new
+from trackbed.files.publish_folder import flush_files, make_partial_folder
+
+__all__ = [
+    "SavePlan",
+    "agree_on_plan",
+    "collect",
+    "make_partial",
+    "write_descriptions",
+    "write_shards",
+]
+
+Shard = ShardedTensor | ShardedObject
+Choose = Callable[[Table, int], Assignment]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavePlan:
+    """Plan of a save, the same on every rank but for `first_row`."""
+
+    table: Table
+    """Shards of all ranks."""
+    assignment: Assignment
+    """Parts of them that are written, and by whom."""
+    first_row: int
+    """Row of this rank's first shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastPlan:
+    """Plan of the last save over some ranks."""
+
+    number: int
+    """Number of plans before it, the same on every rank."""
+    digest: bytes
+    """Digest of this rank's table."""
+    choose: Choose
+    plan: SavePlan
+
+
+_last_plans: Final[WeakKeyDictionary[Any, _LastPlan]] = WeakKeyDictionary()
+
+
+def agree_on_plan(meeting: Meeting, shards: Sequence[Shard], choose: Choose, *, validates: bool = True) -> SavePlan:
+    """Collective over the ranks: plans a save.
+
+    If the tables of all ranks are those of the last save, its plan is used again, and the tables are not exchanged.
+
+    Args:
+        meeting: the ranks.
+        shards: shards of this rank.
+        choose: chooses what each rank writes, from the table of all and the number of ranks.
+        validates: True to check that main replicas cover each tensor once.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    own = tabulate(shards, meeting.rank)
+    digest = own.digest()
+    last = _last_plans.get(meeting.group) if meeting.size > 1 else None
+    if last is not None and (last.digest, last.choose) != (digest, choose):
+        last = None
+    if meeting.size > 1:
+        numbers = meeting.group.all_gather(None if last is None else last.number)
+        if last is not None and numbers == [last.number] * meeting.size:
+            return last.plan
+    table, first_row = gather_table(meeting, own)
+    if validates:
+        require_valid(table)
+    plan = SavePlan(table, choose(table, meeting.size), first_row)
+    if meeting.size > 1:
+        before = _last_plans.get(meeting.group)
+        number = 0 if before is None else before.number + 1
+        _last_plans[meeting.group] = _LastPlan(number, digest, choose, plan)
+    return plan
+
+
+def make_partial(folder: Path, meeting: Meeting) -> Path:
+    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have."""
+    path = None
+    if meeting.rank == 0:
+        final = folder.absolute()
+        final.parent.mkdir(parents=True, exist_ok=True)
+        path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
+    try:
+        return Path(meeting.group.broadcast(None if path is None else str(path)))
+    except BaseException:
+        if path is not None:
+            remove_partial(path)
+        raise
+
+
+def write_shards(
+    folder: Path,
+    shards: Sequence[Shard],
+    plan: SavePlan,
+    meeting: Meeting,
+    *,
+    file_of: Sequence[str] = (),
+    direct: bool,
+) -> WrittenFiles:
+    """Writes this rank's part of the shards to files of its own.
+
+    Args:
+        folder: folder of the files.
+        shards: shards of this rank, in the order of its table.
+        plan: plan of the save.
+        meeting: the ranks.
+        file_of: name of the file of each item; by default one file for all.
+        direct: True to write past the page cache where the file system allows it.
+
+    Raises:
+        CheckpointError: a tensor has no data.
+        OSError: a file cannot be written.
+    """
+    own = plan.assignment.of_rank(meeting.rank)
+    values = [_value(shards[row - plan.first_row], start, stop, axis) for row, start, stop, axis in _parts(own)]
+    names = file_of or [data_name(meeting.rank)] * len(values)
+    items: list[tuple[str, WrittenItem] | None] = [None] * len(values)
+    files = {}
+    for name in dict.fromkeys(names):
+        numbers = [number for number, found in enumerate(names) if found == name]
+        written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=meeting.poll)
+        files[name] = StoredFile(written.num_bytes, written.crc)
+        for number, item in zip(numbers, written.items, strict=True):
+            items[number] = (name, item)
+    return WrittenFiles.make(files, [item for item in items if item is not None])
+
+
+def _parts(assignment: Assignment) -> Iterable[tuple[int, int, int, int]]:
+    columns = (assignment.row, assignment.start, assignment.stop, assignment.axis)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _value(shard: Shard, start: int, stop: int, axis: int) -> Any:
+    """Value that is written for a part of a shard."""
+    if isinstance(shard, ShardedObject):
+        return torch_bytes([shard.data], shard.unique_key)
+    if shard.data is None:
+        msg = f"{shard.key}: a tensor that is saved must have data, but has none"
+        raise CheckpointError(msg)
+    data = shard.data.detach()[(None,) * shard.prepend_axis_num]
+    return data if axis < 0 else data.narrow(axis, start, stop - start)
+
+
+def collect(meeting: Meeting, written: WrittenFiles) -> list[WrittenFiles]:
+    """Collective over the ranks: returns what each has written, in rank order."""
+    return [WrittenFiles.decode(content) for content in meeting.gather(written.encode())]
+
+
+def write_descriptions(folder: Path, plan: SavePlan, found: Sequence[WrittenFiles], contents: dict[str, bytes]) -> None:
+    """Writes `.metadata` and the side file, and further files that it is to describe, and flushes them.
+
+    Args:
+        folder: folder of the files.
+        plan: plan of the save.
+        found: files of all ranks.
+        contents: further files by name.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    catalogue = catalogue_of(plan.table, plan.assignment, found)
+    contents = {METADATA_NAME: encode_metadata(catalogue), **contents}
+    files = {name: stored for written in found for name, stored in written.files.items()}
+    files |= {name: StoredFile(len(content), crc32(content)) for name, content in contents.items()}
+    contents[SIDE_NAME] = SideFile(uuid.uuid4().hex, files, catalogue).encode()
+    for name, content in contents.items():
+        write_new(folder / name, content)
+    flush_files(folder / name for name in contents)

@@ -1,0 +1,169 @@
+"""`trackbed ckpt`: contents, checks and comparison of checkpoints."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from trackbed.checkpoint import Checkpoint
+
+__all__ = ["ckpt"]
+
+_FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+
+
+@click.group()
+def ckpt() -> None:
+    """Look into checkpoints of Trackbed, Megatron Core and torch."""
+
+
+@ckpt.command()
+@_FOLDER
+def ls(folder: Path) -> None:
+    """List the tensors and objects of a checkpoint."""
+    from rich import box
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    rows = _contents(folder)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("key", overflow="fold", min_width=12)
+    for column in ("type", "shape", "boxes", "size"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        shape = "" if row["shape"] is None else " x ".join(f"{size:,}" for size in row["shape"]) or "scalar"
+        table.add_row(row["key"], row["dtype"] or "object", shape, f"{row['boxes']:,}", decimal(row["bytes"]))
+    Console(markup=False, highlight=False).print(table)
+    tensors = sum(row["dtype"] is not None for row in rows)
+    click.echo(f"{tensors:,} tensors, {len(rows) - tensors:,} objects, {decimal(sum(row['bytes'] for row in rows))}")
+
+
+@ckpt.command()
+@_FOLDER
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(folder: Path, *, as_json: bool) -> None:
+    """Show what a checkpoint is: program, formats, files, keys of the common state."""
+    from trackbed.checkpoint.config_file import maybe_load_config
+    from trackbed.checkpoint.folder import open_folder
+
+    opened = open_folder(folder)
+    config = maybe_load_config(folder)
+    common = opened.load_common()
+    rows = _contents(folder)
+    found: dict[str, Any] = {
+        "folder": str(folder),
+        "saved_by": "trackbed" if opened.side is not None else "torch" if config is None else "megatron-core",
+        "save_id": None if opened.side is None else opened.side.save_id,
+        "format": None if config is None else [config.sharded_backend, config.sharded_backend_version],
+        "files": sorted(opened.catalogue.files),
+        "bytes": sum(row["bytes"] for row in rows),
+        "common_keys": sorted(map(str, common)),
+        "contents": rows,
+    }
+    if as_json:
+        click.echo(json.dumps(found, ensure_ascii=False, indent=1))
+        return
+    for name in ("folder", "saved_by", "save_id", "format", "bytes"):
+        click.echo(f"{name.replace('_', ' ')}: {found[name]}")
+    click.echo(f"files: {len(found['files']):,}")
+    click.echo(f"common state: {', '.join(found['common_keys']) or 'none'}")
+    click.echo(f"tensors and objects: {len(rows):,}; `trackbed ckpt ls` lists them")
+
+
+@ckpt.command()
+@_FOLDER
+@click.pass_context
+def verify(ctx: click.Context, folder: Path) -> None:
+    """Read every byte of a checkpoint, and compare it with its checksums.
+
+    Prints a line for each problem; the exit status is 1 if there is any.
+    """
+    from trackbed.checkpoint import find_damage
+    from trackbed.cli.progress import cumulative, show_progress
+
+    with show_progress("verifying") as progress:
+        total = sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else 0
+        problems = list(find_damage(folder, cumulative(progress, total)))
+    for problem in problems:
+        click.echo(f"trackbed: {problem}", err=True)
+    if problems:
+        ctx.exit(1)
+    click.echo(f"{folder}: ok")
+
+
+@ckpt.command()
+@click.argument("first", metavar="A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="B", type=click.Path(path_type=Path))
+@click.pass_context
+def diff(ctx: click.Context, first: Path, second: Path) -> None:
+    """Compare the tensors and objects of two checkpoints, however they are sharded.
+
+    Prints a line for each difference; the exit status is 1 if there is any.
+    """
+    from trackbed.checkpoint import open_checkpoint
+
+    one, other = open_checkpoint(first), open_checkpoint(second)
+    differences = [*_tensor_differences(one, other), *_object_differences(one, other)]
+    for line in differences:
+        click.echo(line)
+    if differences:
+        ctx.exit(1)
+    click.echo(f"equal: {len(one):,} tensors, {len(one.object_keys):,} objects")
+
+
+def _tensor_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
+    import torch
+
+    found = [f"only in A: {key}" for key in one if key not in other]
+    found += [f"only in B: {key}" for key in other if key not in one]
+    for key in one:
+        if key not in other:
+            continue
+        kinds = [(str(side[key].dtype).removeprefix("torch."), list(side[key].shape)) for side in (one, other)]
+        if kinds[0] != kinds[1]:
+            found.append(f"{key}: {kinds[0][0]} {kinds[0][1]} in A, {kinds[1][0]} {kinds[1][1]} in B")
+            continue
+        a, b = one[key][...], other[key][...]
+        same = a.view(-1).view(torch.uint8) == b.view(-1).view(torch.uint8) if a.numel() else torch.ones(0)
+        if not bool(same.all()):
+            count = int((~same.view(a.numel(), -1).all(dim=1)).sum())
+            found.append(f"{key}: {count:,} of {a.numel():,} elements differ")
+    return found
+
+
+def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
+    from trackbed.checkpoint.tree import diff as compare
+
+    keys, others = set(one.object_keys), set(other.object_keys)
+    found = [f"only in A: {key}" for key in sorted(keys - others)]
+    found += [f"only in B: {key}" for key in sorted(others - keys)]
+    pairs = [(key, one.load_object(key), other.load_object(key)) for key in sorted(keys & others)]
+    for name, a, b in [*pairs, ("common state", one.load_common(), other.load_common())]:
+        if any(compare(a, b)):
+            found.append(f"{name}: differs")
+    return found
+
+
+def _contents(folder: Path) -> list[dict[str, Any]]:
+    """Tensors and objects of a checkpoint as JSON values."""
+    from trackbed.checkpoint.folder import open_folder
+
+    catalogue = open_folder(folder).catalogue
+    tensors = [
+        {
+            "key": key,
+            "dtype": str(stored.dtype).removeprefix("torch."),
+            "shape": list(stored.shape),
+            "boxes": len(stored.rows),
+            "bytes": int(catalogue.num_bytes[list(stored.rows)].sum()),
+        }
+        for key, stored in catalogue.tensors.items()
+    ]
+    objects = [
+        {"key": key, "dtype": None, "shape": None, "boxes": 1, "bytes": int(catalogue.num_bytes[row])}
+        for key, row in catalogue.objects.items()
+    ]
+    return tensors + objects

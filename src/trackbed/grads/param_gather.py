@@ -1,0 +1,103 @@
+"""Gather of updated parameters, for which modules wait before they run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trackbed.errors import GradientError
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
+from trackbed.grads.hooks import GatheredParameters, forward_hook, modules_to_hook
+
+__all__ = ["ParameterGather"]
+
+Parameter = torch.nn.Parameter
+
+
+class ParameterGather:
+    """Gathers the parameters of bucket groups in one order, which is the same on every rank.
+
+    Args:
+        groups: bucket groups in the order in which a forward pass needs them.
+        is_overlapped: True if parameters are gathered while the forward pass runs.
+        begins_next: called for each module; True if the gather of the next group begins when one is waited for.
+    """
+
+    def __init__(
+        self, groups: Sequence[_ParamAndGradBucketGroup], *, is_overlapped: bool, begins_next: Callable[[], bool]
+    ) -> None:
+        self._groups = list(groups)
+        self._is_overlapped = is_overlapped
+        self._begins_next = begins_next
+        self.handles: dict[torch.nn.Module, Any] = {}
+        """Handle of the hook of each module; empty if there are none."""
+
+    def start(self, *, force_sync: bool) -> None:
+        """Begins all gathers, and waits for the end unless modules do.
+
+        Raises:
+            GradientError: the optimizer is not sharded, or a gather is running and `force_sync` is False.
+            CollectiveError: another rank failed.
+        """
+        for group in self._groups:
+            group.start_param_sync(force_sync=force_sync)
+        if not self.handles:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for gathers that are running."""
+        for group in self._groups:
+            group.wait_for_params()
+
+    def enable_hooks(
+        self,
+        model: torch.nn.Module,
+        group_of: Mapping[Parameter, _ParamAndGradBucketGroup],
+        decorate: Callable[[Callable[..., None]], Callable[..., None]],
+    ) -> None:
+        """Has each module wait for its parameters before it runs, and every read of them.
+
+        Args:
+            model: model.
+            group_of: bucket group of each parameter that is gathered.
+            decorate: makes the function that is registered from a hook.
+
+        Raises:
+            GradientError: parameters are not gathered during the forward pass, or modules wait already.
+        """
+        self._check("enable_forward_pre_hook", is_enabled=False)
+        for module, params, is_compiled in modules_to_hook(model):
+            groups = list(dict.fromkeys(group_of[param] for param in params if param in group_of))
+            hook = decorate(forward_hook(groups, self._finish, is_compiled=is_compiled))
+            self.handles[module] = module.register_forward_pre_hook(hook)
+            if not is_compiled:
+                module._parameters = GatheredParameters(module._parameters, groups)  # noqa: SLF001  no other way
+
+    def disable_hooks(self) -> None:
+        """Undoes `enable_hooks`.
+
+        Raises:
+            GradientError: parameters are not gathered during the forward pass, or no module waits.
+        """
+        self._check("disable_forward_pre_hook", is_enabled=True)
+        for module, handle in self.handles.items():
+            handle.remove()
+            module._parameters = dict(module._parameters)  # noqa: SLF001  as it was
+        self.handles.clear()
+
+    def _finish(self, group: _ParamAndGradBucketGroup) -> None:
+        """Waits for the parameters of a group. All gathers before it begin first."""
+        place = self._groups.index(group)
+        for other in self._groups[: place + (2 if self._begins_next() else 1)]:
+            if not other.param_gather_dispatched:
+                other.start_param_sync()
+        group.wait_for_params()
+
+    def _check(self, method: str, *, is_enabled: bool) -> None:
+        if not self._is_overlapped:
+            msg = f"{method}() must be called with overlap_param_gather=True only, but that is False"
+            raise GradientError(msg)
+        if bool(self.handles) != is_enabled:
+            other = "enable_forward_pre_hook" if is_enabled else "disable_forward_pre_hook"
+            msg = f"{other}() must be called before another {method}(), but was not"
+            raise GradientError(msg)

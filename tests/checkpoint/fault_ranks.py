@@ -1,0 +1,266 @@
+"""Three gloo processes save or load, and one of them, or all, come to harm: `fault_ranks.py CASES FOLDER`.
+
+CASES is JSON: a list of dictionaries with the fields of `Case`. Writes a line of JSON for each case to standard output,
+with its number and what came of it. Ranks are forked from this process, which has imported everything, so a case takes
+little more than its timeout; some cases run at once.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trackbed.checkpoint import ShardedObject, ShardedTensor, exchange, load, save, writing
+from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint.verify import find_damage
+from trackbed.errors import CheckpointError
+
+SIZE = 3
+AT_ONCE = 4
+save_module, load_module = (import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load"))
+PHASES = {
+    "save": {
+        "describe": (save_module, "describe_state"),
+        "tabulate": (writing, "tabulate"),
+        "validate": (writing, "require_valid"),
+        "plan": (save_module, "plan_balanced"),
+        "write": (save_module, "write_shards"),
+        "write items": (writing, "write_items"),
+        "collect": (save_module, "collect"),
+        "partial folder": (writing, "make_partial_folder"),
+        "descriptions": (save_module, "write_descriptions"),
+        "commit": (save_module, "commit_checkpoint"),
+    },
+    "load": {
+        "describe": (load_module, "describe_request"),
+        "open": (load_module, "open_for_all"),
+        "check": (load_module, "require_loadable"),
+        "read": (BoxReader, "read_box"),
+        "read an object": (BoxReader, "read_object"),
+        "plan": (exchange, "assign_least_loaded"),
+        "exchange": (exchange, "_all_to_all"),
+    },
+}
+ONLY_RANK_0 = ("partial folder", "descriptions", "commit")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens."""
+
+    action: str
+    """save or load."""
+    mode: str
+    """raise, kill or stop; for `killed at` kill."""
+    who: int
+    """Rank; -1 for all, which are killed together."""
+    phase: str = ""
+    """Phase in which it happens; empty for a moment."""
+    seconds: float = 0.0
+    """Moment after the beginning."""
+    target: str = "checkpoint"
+    """absent, empty, checkpoint or others."""
+    timeout: float = 5.0
+    """Timeout of the process group in seconds."""
+    num_elements: int = 3000
+
+
+def state_of(rank, value, num_elements):
+    return {
+        "rows": ShardedTensor.from_rank_offsets("rows", torch.full((num_elements, 4), value), (0, rank, SIZE)),
+        "copies": ShardedTensor.from_rank_offsets("copies", torch.full((num_elements,), value), replica_id=rank),
+        "object": ShardedObject("object", {"value": value}, (SIZE,), (rank,)),
+        "step": value,
+    }
+
+
+def whole_state(num_elements):
+    return {
+        "rows": ShardedTensor.from_rank_offsets("rows", torch.zeros(SIZE * num_elements, 4)),
+        "copies": ShardedTensor.from_rank_offsets("copies", torch.zeros(num_elements)),
+        **{str(rank): ShardedObject("object", None, (SIZE,), (rank,)) for rank in range(SIZE)},
+    }
+
+
+def value_of(path, num_elements):
+    """The one number of a checkpoint, None for a folder that is none; a text if it is not whole."""
+    problems = list(find_damage(path))
+    try:
+        found = load(whole_state(num_elements), path)
+    except CheckpointError as error:
+        if not problems:
+            return f"verify finds nothing, but: {error}"
+        return None if not (path / "metadata.json").exists() else f"damaged: {error}"
+    numbers = {float(value) for key in ("rows", "copies") for value in found[key].unique()}
+    numbers |= {found[str(rank)]["value"] for rank in range(SIZE)} | {found["step"]}
+    if problems or len(numbers) != 1:
+        return f"a mixture of {numbers}, {problems}"
+    return numbers.pop()
+
+
+def store_of(rank, folder):
+    """The store that rank 0 hosts. The system chooses its port, as a free one may be taken before it is used."""
+    path = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, SIZE, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(store.port))
+        (folder / "port.new").rename(path)
+        return store
+    while not path.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(path.read_text()), SIZE, is_master=False)
+
+
+def rank_of(case, rank, folder):
+    """One rank. Returns what it found."""
+    options = {"store": store_of(rank, folder), "rank": rank, "world_size": SIZE}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=case.timeout), **options)
+    path = folder / "checkpoint"
+    flat = {"exchange": "flat"} if case.action == "load" else {}
+    # Connections exist afterwards. The structure is another, so that the plan is not used again.
+    save(state_of(rank, 5.0, 7), folder / "first")
+    load(state_of(rank, 0.0, 7), folder / "first", exchange="flat")
+
+    def happen():
+        (folder / "happened").write_text(str(time.time()))
+        if case.mode == "raise":
+            raise ValueError("it broke")
+        os.kill(os.getpid(), signal.SIGKILL if case.mode == "kill" else signal.SIGSTOP)
+
+    if case.phase and rank == case.who:
+        owner, name = PHASES[case.action][case.phase]
+        function = getattr(owner, name)
+        armed = [True]
+
+        def inject(*arguments, **options):
+            if armed.pop() if armed else False:
+                happen()
+            return function(*arguments, **options)
+
+        setattr(owner, name, inject)
+    (folder / f"ready{rank}").touch()
+    found = {"raised": None}
+    try:
+        if case.action == "save":
+            save(state_of(rank, 2.0, case.num_elements), path)
+        else:
+            load(state_of(rank, 0.0, case.num_elements), path, **flat)
+    except CheckpointError as error:
+        found = {"raised": str(error), "at": time.time()}
+    if case.mode == "raise":
+        save(state_of(rank, 3.0, case.num_elements), path)
+        loaded = load(state_of(rank, 0.0, case.num_elements), path, **flat)
+        found["next"] = float(loaded["rows"].max())
+    return found
+
+
+def forked(work, output):
+    """Runs a function in a new process, which writes its result, or what it raised, to a file. Returns its number."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        result = work()
+    except BaseException as error:
+        result = {"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-3000:]}
+    output.write_text(json.dumps(result))
+    os._exit(0)
+
+
+def trial(case, folder):
+    """Runs a case."""
+    path = folder / "checkpoint"
+    if case.target == "checkpoint" or case.action == "load":
+        save(state_of_all(1.0, case.num_elements), path)
+    elif case.target in ("empty", "others"):
+        path.mkdir()
+    if case.target == "others":
+        (path / "notes.txt").write_text("mine")
+    ranks = [
+        forked(lambda rank=rank: rank_of(case, rank, folder), folder / f"rank{rank}.json") for rank in range(SIZE)
+    ]
+    if not case.phase:
+        limit = time.monotonic() + 60
+        while not all((folder / f"ready{rank}").exists() for rank in range(SIZE)) and time.monotonic() < limit:
+            time.sleep(0.001)
+        time.sleep(case.seconds)
+        for rank in range(SIZE) if case.who < 0 else [case.who]:
+            os.kill(ranks[rank], signal.SIGKILL)
+    deadline = time.monotonic() + 60 + case.timeout
+    waited = [rank for rank in range(SIZE) if not (case.mode == "stop" and rank == case.who)]
+    hung = [rank for rank in waited if not ended(ranks[rank], deadline)]
+    for rank in {*hung, *range(SIZE)} - ({*waited} - {*hung}):
+        os.kill(ranks[rank], signal.SIGKILL)
+        os.waitpid(ranks[rank], 0)
+    found = [json.loads(file.read_text()) if file.exists() else None for file in outputs_of(folder)]
+    happened = folder / "happened"
+    result = {
+        "hung": hung,
+        "ranks": found,
+        "happened": float(happened.read_text()) if happened.exists() else None,
+        "value": value_of(path, case.num_elements),
+        "others": not (path / "notes.txt").exists() if case.target == "others" else False,
+    }
+    save(state_of_all(4.0, case.num_elements), path)
+    result["after"] = value_of(path, case.num_elements)
+    result["left"] = sorted(file.name for file in folder.iterdir() if "partial" in file.name)
+    return result
+
+
+def outputs_of(folder):
+    return [folder / f"rank{rank}.json" for rank in range(SIZE)]
+
+
+def state_of_all(value, num_elements):
+    """State that one process saves, with what three ranks have."""
+    state = whole_state(num_elements)
+    for key in ("rows", "copies"):
+        state[key].data.fill_(value)
+    for rank in range(SIZE):
+        state[str(rank)].data = {"value": value}
+    return {**state, "step": value}
+
+
+def ended(process, deadline):
+    while time.monotonic() < deadline:
+        if os.waitpid(process, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def main():
+    torch.set_num_threads(1)
+    # Stores and gloo look up names of hosts, which must not take the time that is measured here.
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
+    cases, base = [Case(**case) for case in json.loads(sys.argv[1])], Path(sys.argv[2])
+    order = list(range(len(cases)))
+    random.Random(1).shuffle(order)
+    running = {}
+    while order or running:
+        while order and len(running) < AT_ONCE:
+            number = order.pop()
+            folder = base / str(number)
+            folder.mkdir()
+            running[forked(lambda number=number, folder=folder: trial(cases[number], folder), folder / "result")] = (
+                number
+            )
+        process, _ = os.wait()
+        if process in running:
+            number = running.pop(process)
+            result = json.loads((base / str(number) / "result").read_text())
+            print(json.dumps({"number": number, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

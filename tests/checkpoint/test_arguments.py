@@ -1,0 +1,148 @@
+"""Arguments of Megatron Core 0.16.1 in Trackbed's own save and load."""
+
+import logging
+
+import pytest
+import torch
+
+from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
+from trackbed.checkpoint.exchange import plan_parts
+from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
+from trackbed.checkpoint.megatron.serialization import remove_sharded_tensors
+from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from trackbed.checkpoint.megatron.strictness import StrictHandling
+from trackbed.checkpoint.table import join_tables, tabulate
+from trackbed.checkpoint.verify import find_damage
+from trackbed.comm import run_ranks
+from trackbed.errors import ArgumentError, CheckpointError
+
+
+def tensor(key, data, *cuts, **options):
+    return ShardedTensor.from_rank_offsets(key, data, *cuts, **options)
+
+
+def state(*keys):
+    return {key: tensor(key, torch.arange(4.0)) for key in keys} | {"o": ShardedObject("o", 5, (1,), (0,))}
+
+
+def wanted(*keys):
+    return {key: tensor(key, torch.zeros(4)) for key in keys}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    save(state("a", "b"), tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize("handling", StrictHandling)
+def test_keys_that_one_side_has_are_handled(handling, checkpoint, caplog):
+    missing, unexpected = {"b", "o"} if handling.value.endswith("_all") else set(), {"c"}
+    if handling is StrictHandling.ASSUME_OK_UNEXPECTED:
+        with pytest.raises(CheckpointError, match="c: must be a tensor of the checkpoint"):
+            load(wanted("a", "c"), checkpoint, strict=handling)
+        return
+    if handling.value.startswith("raise"):
+        with pytest.raises(CheckpointError, match=r"Unexpected keys \(.*\): \{'c'\}"):
+            load(wanted("a", "c"), checkpoint, strict=handling.value)
+        return
+    with caplog.at_level(logging.WARNING):
+        found = load(wanted("a", "c"), checkpoint, strict=handling)
+    if handling.value.startswith("return"):
+        found, *keys = found
+        assert keys == [missing, unexpected]
+    assert set(found) == {"a"}
+    assert ("Unexpected" in caplog.text) == handling.value.startswith("log")
+    assert ("Missing" in caplog.text) == (handling is StrictHandling.LOG_ALL)
+
+
+def test_a_strategy_saves_and_loads(tmp_path):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    save(state("a"), path, TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=3))
+    found = load(wanted("a"), path, TorchDistLoadShardedStrategy(), ("torch", 1))
+    assert torch.equal(found["a"], torch.arange(4.0))
+    with pytest.raises(ArgumentError, match="must be None where a strategy saves"):
+        save(state("a"), path, ("torch_dist", 1), observe=print)
+    with pytest.raises(ArgumentError, match="must be None where a strategy loads"):
+        load(wanted("a"), path, ("torch_dist", 1), rename={"a": "b"})
+
+
+def test_a_request_saves_when_it_is_executed(tmp_path):
+    path = tmp_path / "checkpoint"
+    request = save(state("a"), path, async_sharded_save=True)
+    assert not path.exists()
+    request.execute_sync()
+    assert torch.equal(load(wanted("a"), path)["a"], torch.arange(4.0))
+
+
+def test_holes_are_saved_and_loaded_where_that_is_wanted(tmp_path):
+    half = {"w": tensor("w", torch.ones(2), (0, 1, 2))}
+    with pytest.raises(CheckpointError, match=r"w: main replicas must cover all elements, but no rank has \[0:2\]$"):
+        save(half, tmp_path / "checkpoint")
+    save(half, tmp_path / "checkpoint", validate_access_integrity=False)
+    with pytest.raises(CheckpointError, match="load parts with validate_access_integrity=False"):
+        load(half, tmp_path / "checkpoint")
+    found = load(half, tmp_path / "checkpoint", validate_access_integrity=False)
+    assert found["w"].tolist() == [1, 1]
+    with pytest.raises(CheckpointError, match="all 4 elements"):
+        load({"w": tensor("w", torch.ones(4))}, tmp_path / "checkpoint")
+
+
+def test_differences_of_the_common_state_are_logged(tmp_path, caplog):
+    def work(group):
+        save(
+            {"same": 1, "step": group.rank, "w": tensor("w", torch.ones(1), replica_id=group.rank)},
+            tmp_path / "checkpoint",
+            preprocess_common_before_consistancy_check=lambda common: common,
+            group=group,
+        )
+
+    run_ranks(2, work)
+    assert "Mismatched keys: [(('step',), <class 'int'>, <class 'int'>)]" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["save", "strategy"])
+def test_tensors_are_removed_by_the_beginning_of_their_keys(way, tmp_path):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, separation_hint="a") if way == "strategy" else None
+    save(state("a.x", "a.y", "b"), path, strategy)
+    (path / "notes.txt").write_text("kept")
+    before = {file.name for file in path.iterdir()}
+    remove_sharded_tensors(path, "a.")
+    after = {file.name for file in path.iterdir()}
+    assert {name for name in before - after if not name.startswith("a_")} == set()
+    assert after <= before
+    assert way == "save" or before - after == {name for name in before if name.startswith("a__")}
+    assert list(open_checkpoint(path)) == ["b"]
+    assert (path / "notes.txt").read_text() == "kept"
+    assert list(find_damage(path)) == []
+    assert load({**wanted("b"), "o": ShardedObject("o", None, (1,), (0,))}, path)["o"] == 5
+    assert [found.name for found in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_an_unknown_exchange_is_refused_by_name(checkpoint):
+    with pytest.raises(ArgumentError, match="must be one of 'auto', 'none', 'flat', found 'best'"):
+        load(wanted("a"), checkpoint, exchange="best")
+    with pytest.raises(ArgumentError, match="must be one of 'auto', 'none', 'flat', found 'best'"):
+        choose_exchange("best")
+
+
+def test_parts_of_an_exchange_have_each_element_once_and_are_shared():
+    def shards(rank):
+        whole = (4, 3000, 2000)
+        yield ShardedTensor("w", None, torch.float32, whole, whole, (0, 0, 0), None, rank)
+        yield ShardedTensor("own", None, torch.float32, (2, 5), (1, 5), (rank, 0), None, 0)
+
+    table = join_tables([tabulate(shards(rank), rank) for rank in range(2)])
+    parts = plan_parts(table, 2)
+    seen = torch.zeros(4, 3000, 2000, dtype=torch.uint8)
+    loads = [0, 0]
+    for part in parts:
+        assert part.num_bytes <= 4 << 20
+        assert sorted(table.rank[part.rows].tolist()) == [0, 1]
+        loads[part.reader] += part.num_bytes
+        seen[tuple(slice(low, low + size) for low, size in zip(part.first, part.shape, strict=True))] += 1
+    assert seen.min() == seen.max() == 1
+    assert abs(loads[0] - loads[1]) <= 4 << 20

@@ -1,0 +1,97 @@
+"""Of three gloo processes one raises, dies or stops in each phase; and many are killed at any moment."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fault_ranks import ONLY_RANK_0, PHASES, SIZE
+
+SCRIPT = Path(__file__).parent / "fault_ranks.py"
+
+
+def run(cases, folder, limit_seconds):
+    """What came of each case."""
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), json.dumps(cases), str(folder)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
+    found = {line.pop("number"): line for line in map(json.loads, process.stdout.splitlines())}
+    assert len(found) == len(cases), process.stderr[-3000:]
+    assert not any("failed" in result for result in found.values()), found
+    return [found[number] for number in range(len(cases))]
+
+
+def all_cases(modes):
+    return [
+        # The loss of the rank that hosts the store is noticed up to two seconds after the timeout.
+        {"action": action, "mode": mode, "who": who, "phase": phase, "timeout": 5.0 if who else 12.0}
+        for mode in modes
+        for action, phases in PHASES.items()
+        for phase in phases
+        for who in ((0,) if phase in ONLY_RANK_0 else range(SIZE))
+    ]
+
+
+def check(case, result):
+    who, limit = case["who"], 2.0 if case["mode"] == "raise" else 1.2 * case["timeout"]
+    assert result["hung"] == [], (case, result)
+    for rank, found in enumerate(result["ranks"]):
+        if case["mode"] != "raise" and rank == who:
+            assert found is None
+            continue
+        assert f"rank {who}" in found["raised"], (case, rank, found)
+        assert found["at"] - result["happened"] < limit, (case, rank, found, result["happened"])
+        if case["mode"] == "raise":
+            assert "it broke" in found["raised"]
+            assert found["next"] == 3.0
+    assert result["value"] == (3.0 if case["mode"] == "raise" else 1.0), (case, result)
+    assert (result["after"], result["left"]) == (4.0, [])
+
+
+def test_what_one_rank_raises_is_raised_by_all(tmp_path):
+    cases = all_cases(["raise"])
+    cases = random.Random(1).sample(cases, 12)
+    for case, result in zip(cases, run(cases, tmp_path, 200), strict=True):
+        check(case, result)
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_or_stops_is_named_by_the_others(count, tmp_path):
+    cases = all_cases(["kill", "stop"])
+    cases = cases if count is None else random.Random(2).sample(cases, count)
+    for case, result in zip(cases, run(cases, tmp_path, 100 + 10 * len(cases)), strict=True):
+        check(case, result)
+
+
+@pytest.mark.slow
+def test_what_any_rank_raises_anywhere_is_raised_by_all(tmp_path):
+    cases = all_cases(["raise"])
+    for case, result in zip(cases, run(cases, tmp_path, 600), strict=True):
+        check(case, result)
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_whoever_is_killed_the_old_or_the_new_checkpoint_is_whole(count, tmp_path):
+    draw = random.Random(count)
+    cases = [
+        {
+            "action": "save",
+            "mode": "kill",
+            "who": draw.choice([-1, 0, 1, 2]),
+            "seconds": draw.random() * 0.25,
+            "target": draw.choice(["absent", "empty", "checkpoint", "others"]),
+            "timeout": 3.0,
+            "num_elements": 400_000,
+        }
+        for _ in range(count)
+    ]
+    values = []
+    for case, result in zip(cases, run(cases, tmp_path, 60 + 10 * count), strict=True):
+        old = 1.0 if case["target"] == "checkpoint" else None
+        assert result["value"] in (old, 2.0), (case, result)
+        assert result["hung"] == []
+        assert not result["others"]
+        assert (result["after"], result["left"]) == (4.0, [])
+        values.append(result["value"])
+    assert count < 100 or 5 <= values.count(2.0) <= 95
