@@ -186,9 +186,7 @@ def trial(case, folder):
         path.mkdir()
     if case.target == "others":
         (path / "notes.txt").write_text("mine")
-    ranks = [
-        forked(lambda rank=rank: rank_of(case, rank, folder), folder / f"rank{rank}.json") for rank in range(SIZE)
-    ]
+    ranks = [forked(lambda rank=rank: rank_of(case, rank, folder), folder / f"rank{rank}.json") for rank in range(SIZE)]
     if not case.phase:
         limit = time.monotonic() + 60
         while not all((folder / f"ready{rank}").exists() for rank in range(SIZE)) and time.monotonic() < limit:
