@@ -76,6 +76,15 @@ def test_a_request_saves_when_it_is_executed(tmp_path):
     assert torch.equal(load(wanted("a"), path)["a"], torch.arange(4.0))
 
 
+def test_a_request_that_fails_leaves_nothing_behind(tmp_path):
+    request = save(state("a"), tmp_path / "checkpoint", ("torch_dist", 1), async_sharded_save=True)
+    (folder,) = tmp_path.iterdir()
+    (folder / "__0_0.distcp").mkdir()
+    with pytest.raises(CheckpointError, match="rank 0: FileExistsError"):
+        request.execute_sync()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_holes_are_saved_and_loaded_where_that_is_wanted(tmp_path):
     half = {"w": tensor("w", torch.ones(2), (0, 1, 2))}
     with pytest.raises(CheckpointError, match=r"w: main replicas must cover all elements, but no rank has \[0:2\]$"):

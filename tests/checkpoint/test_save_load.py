@@ -263,6 +263,16 @@ def test_a_plan_is_used_again_for_the_same_structure_only(tmp_path, monkeypatch)
     assert len(gathered) == 2 * (3 + 4 + 4)
 
 
+def test_a_plan_that_was_not_checked_is_not_used_by_a_save_that_checks(tmp_path):
+    def work(group):
+        state = {"w": tensor("w", torch.ones(4))}
+        save(state, tmp_path / "unchecked", validate_access_integrity=False, group=group)
+        with pytest.raises(CheckpointError, match="w: main replicas must cover each element once"):
+            save(state, tmp_path / "checked", group=group)
+
+    run_ranks(2, work)
+
+
 def test_an_unchanged_save_takes_four_meetings(tmp_path, monkeypatch):
     counts = Counter()
 

@@ -21,11 +21,11 @@ from trackbed.checkpoint.writing import (
     agree_on_plan,
     collect,
     make_partial,
+    removed_after_error,
     write_descriptions,
     write_shards,
 )
 from trackbed.errors import ArgumentError
-from trackbed.files.publish import remove_partial
 
 __all__ = ["save"]
 
@@ -124,7 +124,7 @@ def _save(
     with phases("plan"):
         plan = agree_on_plan(meeting, described.shards, plan_balanced, validates=validates)
     partial = make_partial(folder, meeting)
-    try:
+    with removed_after_error(partial, meeting.rank):
         with phases("write"):
             written = write_shards(partial, described.shards, plan, meeting, direct=direct)
         with phases("collect"):
@@ -139,7 +139,3 @@ def _save(
                 }
                 write_descriptions(partial, plan, found, contents)
                 commit_checkpoint(partial, folder)
-    except BaseException:
-        if meeting.rank == 0 and partial.exists():
-            remove_partial(partial)
-        raise

@@ -1,7 +1,8 @@
 """Writes the shards of all ranks to a folder, and what describes them."""
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ __all__ = [
     "agree_on_plan",
     "collect",
     "make_partial",
+    "removed_after_error",
     "write_descriptions",
     "write_shards",
 ]
@@ -57,6 +59,8 @@ class _LastPlan:
     digest: bytes
     """Digest of this rank's table."""
     choose: Choose
+    is_validated: bool
+    """True if main replicas are known to cover each tensor once."""
     plan: SavePlan
 
 
@@ -80,7 +84,7 @@ def agree_on_plan(meeting: Meeting, shards: Sequence[Shard], choose: Choose, *, 
     own = tabulate(shards, meeting.rank)
     digest = own.digest()
     last = _last_plans.get(meeting.group) if meeting.size > 1 else None
-    if last is not None and (last.digest, last.choose) != (digest, choose):
+    if last is not None and ((last.digest, last.choose) != (digest, choose) or (validates and not last.is_validated)):
         last = None
     if meeting.size > 1:
         numbers = meeting.group.all_gather(None if last is None else last.number)
@@ -93,7 +97,7 @@ def agree_on_plan(meeting: Meeting, shards: Sequence[Shard], choose: Choose, *, 
     if meeting.size > 1:
         before = _last_plans.get(meeting.group)
         number = 0 if before is None else before.number + 1
-        _last_plans[meeting.group] = _LastPlan(number, digest, choose, plan)
+        _last_plans[meeting.group] = _LastPlan(number, digest, choose, validates, plan)
     return plan
 
 
@@ -109,6 +113,17 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
     except BaseException:
         if path is not None:
             remove_partial(path)
+        raise
+
+
+@contextmanager
+def removed_after_error(partial: Path, rank: int) -> Iterator[None]:
+    """Has rank 0 remove a partial folder if the block, in which all ranks fail together, fails."""
+    try:
+        yield
+    except BaseException:
+        if rank == 0 and partial.exists():
+            remove_partial(partial)
         raise
 
 

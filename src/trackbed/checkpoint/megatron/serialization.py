@@ -33,10 +33,10 @@ from trackbed.checkpoint.megatron.strictness import (
 from trackbed.checkpoint.safe_pickle import torch_bytes
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.tree import merge
-from trackbed.checkpoint.writing import make_partial
+from trackbed.checkpoint.writing import make_partial, removed_after_error
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
-from trackbed.files.publish import remove_partial, write_new
+from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files
 
 __all__ = [
@@ -105,24 +105,23 @@ def save(
             CONFIG_NAME: CheckpointingConfig(strategy.backend, strategy.version).encode(),
         }
 
-        def commit() -> None:
+        def complete(write: Callable[[], None]) -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
+                write()
                 if meeting.rank == 0:
                     _describe(partial, contents)
                     commit_checkpoint(partial, folder)
                 meeting.group.barrier()
 
-        try:
+        def write_later(request: AsyncRequest) -> None:
+            with removed_after_error(partial, rank):
+                complete(request.execute_sync)
+
+        rank = meeting.rank
+        with removed_after_error(partial, rank):
             if async_sharded_save and isinstance(strategy, AsyncSaveShardedStrategy):
-                request = strategy.async_save(entries, partial)
-                request.finalize_fns.append(commit)
-                return request
-            strategy.save(entries, partial)
-            commit()
-        except BaseException:
-            if meeting.rank == 0 and partial.exists():
-                remove_partial(partial)
-            raise
+                return AsyncRequest(write_later, (strategy.async_save(entries, partial),), [])
+            complete(lambda: strategy.save(entries, partial))
     return None
 
 
