@@ -56,7 +56,8 @@ def test_waiting_costs_no_requests():
             time.sleep(1.5)
         group.barrier()
 
-    assert requests_of(3, wait, turns=1) <= MAX_REQUESTS
+    # The first check for silent ranks comes after a fortieth of the timeout, and takes two requests.
+    assert requests_of(3, wait, turns=1) <= MAX_REQUESTS + 2
 
 
 def test_polling_costs_an_occasional_write():

@@ -37,7 +37,7 @@ from trackbed.comm.report import (
     describe_tampering,
 )
 from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
-from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT, Watchdog
+from trackbed.comm.watchdog import Watchdog
 
 __all__ = ["Conclude", "Rendezvous", "publish_outcome"]
 
@@ -120,7 +120,10 @@ class Rendezvous:
         """Leaves: the process that hosts the store may end once all ranks have made their last request."""
         # A rank that was stopped has yet to reach the end of the enclosing step.
         if self.participant.store_host is not None and not outcome.is_stop:
-            self._linger(_LINGER_SECONDS if outcome.error is None else _LINGER_AFTER_FAILURE_SECONDS)
+            self._linger(
+                _LINGER_SECONDS if outcome.error is None else _LINGER_AFTER_FAILURE_SECONDS,
+                num_readers=outcome.num_readers or self.participant.size,
+            )
 
     def leave_after_tampering(self, outcome: Outcome, *, next_rendezvous: str) -> None:
         """Publishes, here and at the next rendezvous, why this rank arrives no more, as far as the store allows."""
@@ -148,13 +151,12 @@ class Rendezvous:
         return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1))
 
     def _wait_for_flag(self, watchdog: Watchdog) -> Outcome:
-        slice_seconds = min(_SLICE_SECONDS, self.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
-        while not self.flag.wait(slice_seconds):
+        while not self.flag.wait(min(_SLICE_SECONDS, watchdog.seconds_until_check())):
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds
                 words = describe_silence(self.what, missing=missing.silent, waiting=missing.waiting, seconds=seconds)
-                return self.publish_outcome(Outcome(error=words, is_broken=True))
+                return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=len(missing.waiting)))
         self.keys_to_delete += watchdog.keys_to_delete()
         return self._read_outcome(_FALLBACK_SECONDS)
 
@@ -189,10 +191,10 @@ class Rendezvous:
         failures = [Failure.decode(store.get(key)) for key in keys if store.has([key])]
         return Outcome(error=describe_failures(self.what, failures, total=total))
 
-    def _linger(self, wait_seconds: float) -> None:
+    def _linger(self, wait_seconds: float, *, num_readers: int) -> None:
         """Waits, in the process that hosts the store, until all other ranks have read the outcome and tidied up."""
         store = self.participant.store
-        if store.add(self._key("readers"), 1) == self.participant.size:
+        if store.add(self._key("readers"), 1) == num_readers:
             self.keys_to_delete += [self._key("readers"), self._key("read")]
             store.set(self._key("read"), b"")
         elif self.participant.rank == self.participant.store_host:

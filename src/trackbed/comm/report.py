@@ -57,10 +57,12 @@ class Outcome:
     """True if the ranks can hold no further rendezvous."""
     is_stop: bool = False
     """True if the enclosing step reports the reason."""
+    num_readers: int | None = None
+    """Number of ranks that are there to read it; None for all."""
 
     def encode(self) -> bytes:
         """Serializes to bytes."""
-        return orjson.dumps([self.value, self.error, self.is_broken, self.is_stop])
+        return orjson.dumps([self.value, self.error, self.is_broken, self.is_stop, self.num_readers])
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
@@ -69,7 +71,7 @@ class Outcome:
         Raises:
             StoreTampered: `raw` is anything else.
         """
-        return cls(*_fields(raw, 4))
+        return cls(*_fields(raw, 5))
 
 
 def _fields(raw: bytes, count: int) -> list[Any]:

@@ -1,6 +1,8 @@
 """Groups over the process groups of `torch.distributed`."""
 
+import datetime as dt
 import hashlib
+import math
 import os
 import uuid
 from collections import Counter
@@ -9,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from trackbed.comm.store import Connection
@@ -31,8 +34,8 @@ class TorchGroup(StoreGroup):
 
     Args:
         process_group: process group; by default all processes.
-        timeout_seconds: see `Group.timeout_seconds`; by default the timeout of the store, as passed to
-            `init_process_group`.
+        timeout_seconds: see `Group.timeout_seconds`; by default the timeout of the process group, or that of the store
+            if the backend does not tell.
 
     Raises:
         ArgumentError: this process does not belong to the group.
@@ -48,7 +51,8 @@ class TorchGroup(StoreGroup):
             msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
             raise ArgumentError(msg)
         ranks = dist.get_process_group_ranks(process_group)
-        timeout_seconds = store.timeout.total_seconds() if timeout_seconds is None else timeout_seconds
+        if timeout_seconds is None:
+            timeout_seconds = _timeout_of(process_group or dist.group.WORLD) or store.timeout.total_seconds()
         super().__init__(
             partial(_join, _name(process_group, ranks), timeout_seconds),
             rank=rank,
@@ -105,3 +109,15 @@ def _default_store() -> "TorchStore":
     except AttributeError:
         msg = f"{dist.__name__}: the store of the default process group must be there, found none"
         raise CollectiveError(msg) from None
+
+def _timeout_of(process_group: Any) -> float | None:
+    """Timeout of a process group; None if torch does not tell."""
+    for device in ("cpu", "cuda"):
+        try:
+            options = process_group._get_backend(torch.device(device)).options  # noqa: SLF001  there is no other way
+            timeout: dt.timedelta = options._timeout  # noqa: SLF001
+        except (AttributeError, RuntimeError):
+            continue
+        seconds = timeout.total_seconds()
+        return seconds if 0 < seconds < math.inf else None
+    return None

@@ -80,15 +80,22 @@ class Watchdog:
         self._gap = participant.timeout_seconds / CHECKS_PER_TIMEOUT
         self._silence = SilenceTimer(self._gap)
         self._last = time.monotonic()
+        # Silence is counted from the first check on, so that one comes early.
+        self._next = self._last + (self._gap / 4 if is_active else participant.timeout_seconds / 2)
+
+    def seconds_until_check(self) -> float:
+        """Seconds until a check is due."""
+        return max(0.0, self._next - time.monotonic())
 
     def check(self) -> Missing | None:
         """Checks the other ranks if a check is due. Returns the ranks that will never arrive, or None."""
         now = time.monotonic()
-        gap = now - self._last
-        if gap < (self._gap if self._is_active else self._participant.timeout_seconds / 2):
+        if now < self._next:
             return None
-        self._last = now
+        gap, self._last = now - self._last, now
         self._is_active = self._is_active or self._takes_over()
+        # Counted from when the check was due: checks that come late add up to no delay.
+        self._next = max(now, self._next + (self._gap if self._is_active else self._participant.timeout_seconds / 2))
         if not self._is_active:
             return None
         self._checks += 1

@@ -1,11 +1,8 @@
 """Process groups over which a model's gradients are reduced."""
 
-import datetime as dt
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trackbed.comm import SOLO, Group
@@ -111,7 +108,7 @@ def messages_of(process_group: Any) -> Group:
         return process_group.group
     if process_group.size() == 1:
         return SOLO
-    return TorchGroup(process_group, timeout_seconds=_timeout_seconds(process_group))
+    return TorchGroup(process_group)
 
 
 def _group_of(process_group: Any) -> Any:
@@ -119,16 +116,3 @@ def _group_of(process_group: Any) -> Any:
         is_alone = not (dist.is_available() and dist.is_initialized())
         return GroupOfRanks() if is_alone else dist.group.WORLD
     return process_group if callable(process_group.size) else GroupOfRanks(process_group)
-
-
-def _timeout_seconds(process_group: Any) -> float | None:
-    """Timeout of a process group; None if torch does not tell."""
-    for device in ("cpu", "cuda"):
-        try:
-            options = process_group._get_backend(torch.device(device)).options  # noqa: SLF001  there is no other way
-            timeout: dt.timedelta = options._timeout  # noqa: SLF001
-        except (AttributeError, RuntimeError):
-            continue
-        seconds = timeout.total_seconds()
-        return seconds if 0 < seconds < math.inf else None
-    return None
