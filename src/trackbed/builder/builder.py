@@ -257,7 +257,7 @@ def _flush_built(requested: Sequence[LazyArrays]) -> None:
     stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
     for one in requested:
         found = one.last_found
-        if found is not None and found.is_built and found.stamps is not None:
+        if found is not None and found.is_built:
             stamps[one.entry.own].append(found.stamps)
     flush_later(stamps)
 
