@@ -1,7 +1,5 @@
 #include "index_ends.hpp"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -18,20 +16,6 @@ constexpr std::uint64_t kLengthBytes = 4;
 constexpr std::uint64_t kSequenceBytes = 12;  // a length and a pointer
 constexpr std::uint64_t kBorderBytes = 8;
 
-// True if everything was read; else errno is set, to EIO if the file ends too soon.
-bool read_at(const Descriptor& file, std::span<std::byte> wanted, std::int64_t start) {
-  while (!wanted.empty()) {
-    const ssize_t found = pread(file.number(), wanted.data(), wanted.size(), start);
-    if (found <= 0) {
-      errno = found == 0 ? EIO : errno;
-      return false;
-    }
-    wanted = wanted.subspan(static_cast<std::size_t>(found));
-    start += found;
-  }
-  return true;
-}
-
 // True if the number that ends at offset `end` was read, from the head if that holds it.
 template <class Number>
 bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::byte> head, std::int64_t& found) {
@@ -39,7 +23,7 @@ bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::
   Number number = 0;
   if (end <= static_cast<std::int64_t>(head.size())) {
     std::memcpy(&number, head.data() + start, sizeof(Number));
-  } else if (!read_at(file, std::as_writable_bytes(std::span(&number, 1)), start)) {
+  } else if (!read_whole(file, std::as_writable_bytes(std::span(&number, 1)), start)) {
     return false;
   }
   found = number;
@@ -76,7 +60,7 @@ bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> con
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(status.st_size, 0));
   const std::span<std::byte> head = content.first(std::min(size, kIndexHeaderBytes + kIndexEndBytes));
   const std::span<std::byte> tail = content.subspan(head.size(), std::min(size, kIndexEndBytes));
-  if (!read_at(file, head, 0) || !read_at(file, tail, status.st_size - static_cast<std::int64_t>(tail.size()))) {
+  if (!read_whole(file, head, 0) || !read_whole(file, tail, status.st_size - static_cast<std::int64_t>(tail.size()))) {
     return false;
   }
   ends.stamp = stamp_of(status);
@@ -88,8 +72,7 @@ bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> con
 
 IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> content) {
   IndexEnds ends;
-  // Without O_NONBLOCK, opening a pipe would wait for a writer.
-  const Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const Descriptor file = open_to_read(path);
   if (!file || !read_open(file, content, ends)) {
     ends = IndexEnds{};
     ends.error = errno;

@@ -28,25 +28,11 @@ FileStamp read_stamp(const char* path) {
 
 // Opens a file and starts to read the part that is not in memory.
 Descriptor open_ahead(const char* path, std::int64_t start, std::int64_t size) {
-  // Without O_NONBLOCK, opening a pipe would wait for a writer.
-  Descriptor file(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  Descriptor file = open_to_read(path);
   if (file && size > 0) {
     posix_fadvise(file.number(), start, size, POSIX_FADV_WILLNEED);  // a hint
   }
   return file;
-}
-
-// True if the whole part was read.
-bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t start) {
-  while (!part.empty()) {
-    const ssize_t found = pread(file.number(), part.data(), part.size(), start);
-    if (found == 0 || (found < 0 && errno != EINTR)) {
-      return false;
-    }
-    part = part.subspan(static_cast<std::size_t>(std::max<ssize_t>(found, 0)));
-    start += std::max<ssize_t>(found, 0);
-  }
-  return true;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "system.hpp"
 
+#include <fcntl.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -46,6 +47,21 @@ int write_vector(int descriptor, std::span<const std::span<const std::byte>> par
 }
 
 }  // namespace
+
+Descriptor open_to_read(const char* path) { return Descriptor(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)); }
+
+bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t start) {
+  while (!part.empty()) {
+    const ssize_t found = pread(file.number(), part.data(), part.size(), start);
+    if (found <= 0) {
+      errno = found == 0 ? EIO : errno;
+      return false;
+    }
+    part = part.subspan(static_cast<std::size_t>(found));
+    start += found;
+  }
+  return true;
+}
 
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll) {
   std::size_t written = 0;

@@ -48,6 +48,12 @@ class Descriptor {
   int number_;
 };
 
+// Opens a file without waiting, even if it is a pipe. None if it cannot be opened: errno says why.
+Descriptor open_to_read(const char* path);
+
+// True if the whole part was read; else errno is set, to EIO if the file ends too soon, or to EINTR by a signal.
+bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t start);
+
 // Writes the parts one after the other. Returns 0 or the errno.
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll);
 

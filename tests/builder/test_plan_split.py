@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blends import gpt_config
-from trackbed.builder import plan_shares
+from trackbed.builder.plan_split import plan_shares
 from trackbed.index import normalize
 
 WEIGHTS = st.lists(st.floats(0.001, 100), min_size=1, max_size=12).map(normalize)
@@ -12,24 +12,24 @@ WEIGHTS = st.lists(st.floats(0.001, 100), min_size=1, max_size=12).map(normalize
 
 @given(WEIGHTS, st.integers(0, 10**6))
 def test_the_sizes_of_core_0_16_round_each_share_up_and_then_add_the_surplus(weights, size):
-    shares = plan_shares(weights, size, gpt_config(None))
+    total, drawn, per_dataset = plan_shares(weights, size, gpt_config(None))
     targets = [math.ceil(size * weight) for weight in weights]
-    assert shares.size == sum(targets) >= size - 1
-    assert shares.weights == weights
-    assert shares.per_dataset == [math.ceil(target * 1.005) for target in targets]
+    assert total == sum(targets) >= size - 1
+    assert drawn == weights
+    assert per_dataset == [math.ceil(target * 1.005) for target in targets]
 
 
 @given(WEIGHTS, st.integers(1, 10**6))
 def test_the_sizes_of_core_0_10_hold_the_surplus_in_the_blend_too(weights, size):
-    plain = plan_shares(weights, size, gpt_config(None, renormalize_blend_weights=False))
+    total, drawn, per_dataset = plan_shares(weights, size, gpt_config(None, renormalize_blend_weights=False))
     renormalized = plan_shares(weights, size, gpt_config(None, renormalize_blend_weights=True))
-    assert plain.per_dataset == renormalized.per_dataset == [math.ceil(size * weight * 1.005) for weight in weights]
-    assert plain.size == sum(plain.per_dataset)
-    assert plain.weights == weights
-    assert renormalized.weights == [count / plain.size for count in plain.per_dataset]
+    assert per_dataset == [math.ceil(size * weight * 1.005) for weight in weights]
+    assert total == sum(per_dataset)
+    assert drawn == weights
+    assert renormalized == (total, [count / total for count in per_dataset], per_dataset)
 
 
 def test_nothing_asked_for_is_nothing_in_every_rule():
     for renormalize in (None, False, True):
-        shares = plan_shares([0.5, 0.5], 0, gpt_config(None, renormalize_blend_weights=renormalize))
-        assert (shares.size, shares.weights, shares.per_dataset) == (0, [0.5, 0.5], [0, 0])
+        config = gpt_config(None, renormalize_blend_weights=renormalize)
+        assert plan_shares([0.5, 0.5], 0, config) == (0, [0.5, 0.5], [0, 0])

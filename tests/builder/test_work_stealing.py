@@ -46,7 +46,7 @@ def build(folder, builds_on, *, num_ranks=2, **options):
     def work(group):
         told = []
         with group.guarded("building") as step:
-            coordinator = Coordinator(group, wants=True, num_threads=1, progress=lambda *part: told.append(part))
+            coordinator = Coordinator(group, num_threads=1, progress=lambda *part: told.append(part))
             wanted = wanted_of(folder, lambda number: (step.poll(0), builds_on(group.rank, number)), **options)
             coordinator.settle(wanted, is_last=True)
         assert all(one.resolve() for one in wanted)

@@ -100,13 +100,11 @@ class Stop(Exception):
 def test_a_poll_ends_the_wait(tmp_path):
     start = time.monotonic()
 
-    def poll():
+    def poll(_done):
         if time.monotonic() - start > 0.2:
             raise Stop
 
-    with pytest.raises(Stop):
-        wait_for(tmp_path, timeout_seconds=60, poll=poll)
-    with polling(lambda _done: poll()), pytest.raises(Stop):
+    with polling(poll), pytest.raises(Stop):
         wait_for(tmp_path, timeout_seconds=60)
     assert time.monotonic() - start < 5
 

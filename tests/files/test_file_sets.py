@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError
 from trackbed.files import Claim, FileSet, NewFile, commit_file_sets, read_stamps
 
@@ -203,8 +204,8 @@ def test_what_looks_in_ends_it_between_sets_and_nothing_partial_stays(tmp_path, 
 
     folders = folders_in(tmp_path)
     stems = [f"{number:05}" for number in range(20_000)]
-    with pytest.raises(EndedError):
-        publish(folders, stems, may_be_unnamed=may_be_unnamed, poll=end)
+    with polling(end), pytest.raises(EndedError):
+        publish(folders, stems, may_be_unnamed=may_be_unnamed)
     done = len(list((folders / "claims").iterdir()))
     assert 0 < done < len(stems)
     assert content_of(folders) == wanted_of(*stems[:done])

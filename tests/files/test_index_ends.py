@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError
 from trackbed.files import read_index_ends, read_stamps
 
@@ -99,5 +100,5 @@ def test_reading_can_be_ended(tmp_path):
         raise EndedError
 
     (tmp_path / "a.idx").write_bytes(index(1000, 1001))
-    with pytest.raises(EndedError):
-        read_index_ends([f"{tmp_path}/a.idx"] * 100_000, poll=end)
+    with polling(end), pytest.raises(EndedError):
+        read_index_ends([f"{tmp_path}/a.idx"] * 100_000)

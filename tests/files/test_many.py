@@ -5,6 +5,7 @@ import errno
 import numpy as np
 import pytest
 
+from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError
 from trackbed.files import join_names, read_parts, read_stamps, stamp_of
 
@@ -59,8 +60,8 @@ def test_reading_many_stamps_can_be_ended():
     def end(_done):
         raise EndedError
 
-    with pytest.raises(EndedError):
-        read_stamps(["absent"] * 300_000, poll=end)
+    with polling(end), pytest.raises(EndedError):
+        read_stamps(["absent"] * 300_000)
 
 
 def test_parts_of_files_are_read_one_after_the_other(tmp_path):
@@ -87,5 +88,5 @@ def test_reading_many_files_can_be_ended(tmp_path):
     def end(_done):
         raise EndedError
 
-    with pytest.raises(EndedError):
-        read_parts([f"{tmp_path}/absent"] * 300_000, [0] * 300_000, [0] * 300_000, poll=end)
+    with polling(end), pytest.raises(EndedError):
+        read_parts([f"{tmp_path}/absent"] * 300_000, [0] * 300_000, [0] * 300_000)

@@ -17,26 +17,22 @@ if TYPE_CHECKING:
         read_blend_file,
     )
     from trackbed.builder.builder import BlendedMegatronDatasetBuilder, build_generic_dataset
-    from trackbed.builder.plan_split import Shares, check_sizes, plan_shares
 
 __all__ = [
     "BlendFile",
     "BlendPlan",
     "BlendedMegatronDatasetBuilder",
     "MeasuredBlend",
-    "Shares",
     "StatedTokenizer",
     "build_generic_dataset",
-    "check_sizes",
     "measure_blend",
     "plan_blend",
-    "plan_shares",
     "read_blend_file",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    for module in ("plan_split", "blend_file", "builder") if name in __all__ else ():  # the last one imports torch
+    for module in ("blend_file", "builder") if name in __all__ else ():  # the last one imports torch
         found = import_module(f"{__name__}.{module}")
         if hasattr(found, name):
             return getattr(found, name)

@@ -18,7 +18,7 @@ from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.index.splits import Split
 
-__all__ = ["Difference", "Item", "RankRequest", "find_difference", "first_difference", "request_of"]
+__all__ = ["Item", "RankRequest", "find_difference", "first_difference", "request_of"]
 
 _OPTIONS: Final = (
     "order",
@@ -70,23 +70,6 @@ class RankRequest:
             return [_NOT_THERE, {}]
         item = self.items[number]
         return [item.name, json.loads(json.dumps(item.fields(), default=_plain))]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A difference between the requests of two ranks."""
-
-    ranks: tuple[int, int]
-    names: tuple[str, str]
-    """Name of the item on each."""
-    field: str
-    values: tuple[str, str]
-    """JSON of the value on each, cut to a readable length."""
-
-    def __str__(self) -> str:
-        first, second = self.ranks
-        where = self.names[0] if self.names[0] == self.names[1] else f"{self.names[0]} (rank {second}: {self.names[1]})"
-        return f"{where}: {self.field} is {self.values[0]} on rank {first} and {self.values[1]} on rank {second}"
 
 
 def request_of(
@@ -163,15 +146,16 @@ def first_difference(digests: Sequence[Sequence[str] | None]) -> int:
     return next((number for number in range(shared) if first[number] != second[number]), shared)
 
 
-def find_difference(described: Sequence[Any]) -> list[Any]:
-    """Returns names, field and values that differ, given `RankRequest.describe` of two ranks, None for all others.
+def find_difference(described: Sequence[Any]) -> str:
+    """Returns the first difference in words, given `RankRequest.describe` of two ranks, None for all others.
 
     >>> find_difference([["a", {"seed": 1, "size": [5, 6]}], None, ["b", {"seed": 1, "size": [5, 7]}]])
-    [['a', 'b'], 'size[1]', ['6', '7']]
+    'a (rank 2: b): size[1] is 6 on rank 0 and 7 on rank 2'
     """
-    first, second = (one for one in described if one is not None)
-    field, values = _first_field(first[1], second[1])
-    return [[first[0], second[0]], field, [_short(value) for value in values]]
+    (first, (name, fields)), (second, (other, others)) = (pair for pair in enumerate(described) if pair[1] is not None)
+    field, values = _first_field(fields, others)
+    where = name if name == other else f"{name} (rank {second}: {other})"
+    return f"{where}: {field} is {_short(values[0])} on rank {first} and {_short(values[1])} on rank {second}"
 
 
 def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[Any, Any]]:

@@ -42,6 +42,26 @@ class _LengthsUnknown(Exception):  # noqa: N818  it is caught in this module
     """A blend cannot be planned before its datasets are built."""
 
 
+def build_generic_dataset(
+    cls: Callable[..., Any],
+    is_built_on_rank: Callable[[], bool],
+    synchronize_ranks: bool,  # noqa: FBT001, ARG001  Megatron Core's signature
+    *args: Any,
+) -> Any | None:
+    """`cls(*args)`, or None on a rank that does not want it.
+
+    Args:
+        cls: a dataset class, or anything that makes one.
+        is_built_on_rank: whether this process wants it; asked only under `torch.distributed`.
+        synchronize_ranks: of no effect, as no rank waits for another.
+        *args: what `cls` is called with.
+    """
+    group = current_group()
+    if group is not None and not is_built_on_rank():
+        return None
+    return cls(*args)
+
+
 class BlendedMegatronDatasetBuilder:
     """Builds the datasets of all three splits.
 
@@ -74,6 +94,8 @@ class BlendedMegatronDatasetBuilder:
         self.config = config
         self._group = group
         self._progress = progress
+
+    build_generic_dataset = staticmethod(build_generic_dataset)
 
     def plan(self, num_ranks: int) -> tuple[list[Task], Plan]:
         """Plans the indices that `build` would build, and divides them among ranks of equal speed. Nothing is written.
@@ -129,16 +151,14 @@ class BlendedMegatronDatasetBuilder:
     def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[Any]:
         start = Start()
         with group.guarded("building the indices") as step, polling(step.poll):
-            wants = asked()
             path = self.config.path_to_cache
             coordinator = Coordinator(
                 group,
-                wants=wants,
                 num_threads=self.config.num_dataset_builder_threads,
                 cache="" if group is SOLO or path is None else local_host_path(path),
                 progress=self._progress,
             )
-            if not wants:
+            if not asked():
                 coordinator.attend()
                 return [None] * len(Split)
             with start.active():
@@ -221,43 +241,13 @@ class BlendedMegatronDatasetBuilder:
         size = None if spec.size is None else min(spec.size, sum(lengths))
         return BlendedDataset(datasets, lengths, size, self.config)
 
-    @staticmethod
-    def build_generic_dataset(
-        cls: Callable[..., Any],  # noqa: PLW0211  Megatron Core's signature
-        is_built_on_rank: Callable[[], bool],
-        synchronize_ranks: bool,  # noqa: FBT001  Megatron Core's signature
-        *args: Any,
-    ) -> Any | None:
-        """`cls(*args)`, or None on a rank that does not want it. See `build_generic_dataset`."""
-        return build_generic_dataset(cls, is_built_on_rank, synchronize_ranks, *args)
-
-
-def build_generic_dataset(
-    cls: Callable[..., Any],
-    is_built_on_rank: Callable[[], bool],
-    synchronize_ranks: bool,  # noqa: FBT001, ARG001  Megatron Core's signature
-    *args: Any,
-) -> Any | None:
-    """`cls(*args)`, or None on a rank that does not want it.
-
-    Args:
-        cls: a dataset class, or anything that makes one.
-        is_built_on_rank: whether this process wants it; asked only under `torch.distributed`.
-        synchronize_ranks: of no effect, as no rank waits for another.
-        *args: what `cls` is called with.
-    """
-    group = current_group()
-    if group is not None and not is_built_on_rank():
-        return None
-    return cls(*args)
-
 
 def _flush_built(requested: Sequence[LazyArrays]) -> None:
     """Flushes in the background what this process has built, and then notes that it is on the disk."""
     stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
     for one in requested:
         found = one.last_found
-        if found is not None and found.is_built and found.stamps is not None:
+        if found is not None and found.is_built:
             stamps[one.entry.own].append(found.stamps)
     flush_later(stamps)
 

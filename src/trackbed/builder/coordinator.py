@@ -7,11 +7,10 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from typing import Any, Final
 
-from trackbed.builder.agreement import Difference, RankRequest, find_difference, first_difference
+from trackbed.builder.agreement import RankRequest, find_difference, first_difference
 from trackbed.builder.executor import Executor, Progress
 from trackbed.cache import Found, LazyArrays, Request, await_visible, look_up
 from trackbed.comm import Group
@@ -51,18 +50,14 @@ class Coordinator:
 
     Args:
         group: all ranks.
-        wants: True if this rank wants datasets. One that does not looks at no data, and builds nothing.
         num_threads: threads of this rank, at least 1.
         cache: identifies this rank's cache.
         progress: called after each index that this rank has built.
     """
 
-    def __init__(
-        self, group: Group, *, wants: bool, num_threads: int, cache: str = "", progress: Progress | None = None
-    ) -> None:
+    def __init__(self, group: Group, *, num_threads: int, cache: str = "", progress: Progress | None = None) -> None:
         self._group = group
         self._progress = progress
-        self._wants = wants
         self._num_threads = num_threads
         self._cache = hashlib.sha256(cache.encode()).hexdigest()[:8]
         self._warned: list[int] | None = None
@@ -89,47 +84,40 @@ class Coordinator:
         Raises:
             CollectiveError: ranks want different datasets.
         """
-        is_shared = self._wants and self._group.size > 1
-        names = "\n".join(one.entry.stem for one in wanted) if is_shared else ""
+        is_alone = self._group.size == 1
+        names = "" if is_alone else "\n".join(one.entry.stem for one in wanted)
         share = hashlib.sha256(f"{self._cache}\n{names}".encode()).hexdigest()[:12]
-        look = partial(find_missing, wanted)
-        outcome = self._look(len(wanted), look, request() if is_shared else None, share, is_last=is_last)
-        if self._wants:
-            self._build([wanted[number] for number in outcome.missing], outcome, share)
+        outcome = self._look(wanted, None if is_alone else request(), share, is_last=is_last)
+        self._build([wanted[number] for number in outcome.missing], outcome, share)
+        if not is_alone:
             for one in wanted:
-                if self._group.size > 1:
-                    one.resolve_with(_await_others)
+                one.resolve_with(_await_others)
         if not is_last:
             self._group.barrier()
 
     def attend(self) -> None:
-        """Collective over the group: takes part in `settle` as often as the others, for a rank that wants nothing."""
-        while not self._look(0, lambda _share: [], None, "", is_last=True).is_last:
+        """Collective over the group: takes part in `settle` as often as the others, for a rank that wants nothing.
+
+        Such a rank looks at no data, and builds nothing.
+        """
+        while not self._look((), None, "", is_last=True).is_last:
             self._group.barrier()
 
     def _look(
-        self,
-        num_wanted: int,
-        look: Callable[[Sequence[int]], list[int]],
-        request: RankRequest | None,
-        share: str,
-        *,
-        is_last: bool,
+        self, wanted: Sequence[LazyArrays], request: RankRequest | None, share: str, *, is_last: bool
     ) -> _Outcome:
         """Collective over the group: one exchange if all ranks want datasets from one cache, else two.
 
         Args:
-            num_wanted: number of indices to look up.
-            look: given numbers of some of them, gives those that are missing.
+            wanted: indices to look up.
             request: what this rank asks for, if that is to be compared.
-            share: the same on ranks that share their work, and on no others.
+            share: the same on ranks that share their work, and on no others; empty if this rank wants no datasets.
             is_last: True if no other round follows.
         """
         rank, size = self._group.rank, self._group.size
         own: dict[str, Any] = {
             "is_last": is_last,
-            "wants": self._wants,
-            "missing": look(range(rank, num_wanted, size)) if self._wants else [],
+            "missing": find_missing(wanted, range(rank, len(wanted), size)),
             "cache": share,
         }
         if request is not None:
@@ -140,10 +128,10 @@ class Coordinator:
             return _Outcome(said["missing"], range(size), len(said["missing"]), 1, said["is_last"])
         caches: list[list[int]] = said["caches"]
         looked = set(caches[0]) if len(caches) == 1 else set()
-        left = [number for number in range(num_wanted) if number % size not in looked]
+        left = [number for number in range(len(wanted)) if number % size not in looked]
         number = next((number for number, ranks in enumerate(caches) if rank in ranks), None)
         builders = [] if number is None else caches[number]
-        found = look(left[builders.index(rank) :: len(builders)]) if builders else []
+        found = find_missing(wanted, left[builders.index(rank) :: len(builders)]) if builders else []
         by_cache: dict[str, list[int]] = self._group.combine([number, found], _by_cache)
         known = said["missing"] if looked else []
         missing = sorted([*known, *by_cache.get(str(number), [])])
@@ -167,15 +155,14 @@ class Coordinator:
                 self._compare(request, said["unlike"], has_to_agree=False),
             )
 
-    def _compare(self, request: RankRequest | None, ranks: Sequence[int], *, has_to_agree: bool) -> Difference:
+    def _compare(self, request: RankRequest | None, ranks: Sequence[int], *, has_to_agree: bool) -> str:
         """Collective over the group: the first difference between what two ranks ask for."""
         own = request if self._group.rank in ranks else None
         digests = None if own is None else own.digests(has_to_agree=has_to_agree)
         number = self._group.combine(digests, first_difference)
         described = None if own is None else own.describe(number)
-        names, field, values = self._group.combine(described, find_difference)
-        first, second = sorted(ranks)
-        return Difference((first, second), tuple(names), field, tuple(values))
+        difference: str = self._group.combine(described, find_difference)
+        return difference
 
     def _build(self, missing: Sequence[LazyArrays], outcome: _Outcome, share: str) -> None:
         num_builders = len(outcome.builders)
@@ -201,7 +188,7 @@ def find_missing(
     wanted: Sequence[LazyArrays], share: Sequence[int] | None = None, *, leave_notes: bool = True
 ) -> list[int]:
     """Looks up a share of the indices, by default all. Returns the numbers of those that are not in the cache."""
-    numbers = range(len(wanted)) if share is None else [number for number in share if number < len(wanted)]
+    numbers = range(len(wanted)) if share is None else share
     requests = {number: one for number in numbers if (one := wanted[number].request) is not None}
     for number, found in zip(requests, look_up(list(requests.values()), leave_notes=leave_notes), strict=True):
         wanted[number].note(found)
@@ -221,7 +208,7 @@ def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     """
     caches: dict[str, list[int]] = {}
     for rank, one in enumerate(said):
-        if one["wants"]:
+        if one["cache"]:
             caches.setdefault(one["cache"], []).append(rank)
     builders = sorted(chain.from_iterable(caches.values()))
     digests = [one.get("digests", ("", "")) for one in said]

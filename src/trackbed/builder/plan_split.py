@@ -13,7 +13,7 @@ from trackbed.errors import ArgumentError
 from trackbed.index.splits import Bounds, Split, normalize
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["MOST_SAMPLES", "Shares", "SplitSpec", "check_sizes", "plan_shares", "plan_split"]
+__all__ = ["MOST_SAMPLES", "SplitSpec", "check_sizes", "plan_shares", "plan_split"]
 
 _SURPLUS_0_10: Final = 1.005
 MOST_SAMPLES: Final = 2**62
@@ -71,23 +71,13 @@ def plan_split(split: Split, size: int | None, config: BlendedMegatronDatasetCon
         return SplitSpec(split, prefixes, part, [size] * count, size)
     if weights is None:
         return SplitSpec(split, prefixes, part, [None] * count, size, is_blended=True)
-    shares = plan_shares(normalize(weights), size or 0, config)
-    return SplitSpec(split, prefixes, part, shares.per_dataset, shares.size, is_blended=True, weights=shares.weights)
+    size, drawn, per_dataset = plan_shares(normalize(weights), size or 0, config)
+    return SplitSpec(split, prefixes, part, per_dataset, size, is_blended=True, weights=drawn)
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Sizes of a blend and of its datasets."""
-
-    size: int
-    """Samples of the blend: at least as many as were asked for."""
-    weights: list[float]
-    """`[K]` shares to draw by."""
-    per_dataset: list[int]
-    """`[K]` samples that each dataset must be able to give."""
-
-
-def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronDatasetConfig) -> Shares:
+def plan_shares(
+    weights: Sequence[float], size: int, config: BlendedMegatronDatasetConfig
+) -> tuple[int, list[float], list[int]]:
     """Plans a blend of at least `size` samples.
 
     Args:
@@ -95,23 +85,21 @@ def plan_shares(weights: Sequence[float], size: int, config: BlendedMegatronData
         size: samples asked for, at least 0.
         config: gives the surplus, or the rules of megatron-core 0.10.
 
-    >>> from trackbed.datasets.config import BlendedMegatronDatasetConfig
-    >>> config = BlendedMegatronDatasetConfig(1234, 8, blend=(["a", "b"], [1, 2]), split="1")
-    >>> plan_shares([0.25, 0.75], 1000, config)
-    Shares(size=1000, weights=[0.25, 0.75], per_dataset=[252, 754])
+    Returns:
+        Samples of the blend, `[K]` shares to draw by, and `[K]` samples that each dataset must be able to give.
     """
     if config.renormalize_blend_weights is not None:
         counts = [math.ceil(size * weight * _SURPLUS_0_10) for weight in weights]
         total = sum(counts)
         renormalized = config.renormalize_blend_weights and total > 0
         drawn = [count / total for count in counts] if renormalized else list(weights)
-        return Shares(total, drawn, counts)
+        return total, drawn, counts
     counts = [math.ceil(size * weight) for weight in weights]
     surplus = 1 + config.mid_level_dataset_surplus
     if not max(counts, default=0) * surplus < MOST_SAMPLES:
         msg = f"mid_level_dataset_surplus must leave fewer than 2**62 samples for a dataset, found {surplus - 1:g}"
         raise ArgumentError(msg)
-    return Shares(sum(counts), list(weights), [math.ceil(count * surplus) for count in counts])
+    return sum(counts), list(weights), [math.ceil(count * surplus) for count in counts]
 
 
 def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfig) -> None:

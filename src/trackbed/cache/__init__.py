@@ -2,26 +2,23 @@
 
 from trackbed.cache.await_visible import await_visible
 from trackbed.cache.build import build_batch
-from trackbed.cache.entry import ArraySpec, DataPart, Entry
-from trackbed.cache.fingerprint import Decisions, fingerprint
+from trackbed.cache.entry import ArraySpec, Entry
+from trackbed.cache.fingerprint import fingerprint
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
-from trackbed.cache.inventory import Condition, Inventory, StoredEntry, StoredFile, take_inventory
-from trackbed.cache.last_used import DAY_SECONDS, note_use
+from trackbed.cache.inventory import Condition, Inventory, StoredEntry, take_inventory
+from trackbed.cache.last_used import note_use
 from trackbed.cache.lazy_arrays import LazyArrays, damage
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.notes import await_flush, flush_later
-from trackbed.cache.npy import map_npy, read_npy_spec
+from trackbed.cache.npy import map_npy
 from trackbed.cache.request import Allocate, Arrays, Kind, Request, in_memory
 from trackbed.cache.verify import bytes_to_read, find_problems
 
 __all__ = [
-    "DAY_SECONDS",
     "Allocate",
     "ArraySpec",
     "Arrays",
     "Condition",
-    "DataPart",
-    "Decisions",
     "Entry",
     "Found",
     "Inventory",
@@ -31,7 +28,6 @@ __all__ = [
     "Request",
     "State",
     "StoredEntry",
-    "StoredFile",
     "await_flush",
     "await_visible",
     "build_batch",
@@ -46,7 +42,6 @@ __all__ = [
     "map_npy",
     "note_use",
     "plan_removal",
-    "read_npy_spec",
     "remove",
     "take_inventory",
 ]

@@ -3,12 +3,11 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from typing import Final
 
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.request import Request
-from trackbed.cancellation import current_poll
+from trackbed.cancellation import check_cancelled
 from trackbed.errors import CacheError
 
 __all__ = ["await_visible"]
@@ -18,13 +17,7 @@ _LONGEST_GAP_SECONDS: Final = 0.05
 """Short enough for polls, which are at most that far apart."""
 
 
-def await_visible(
-    request: Request,
-    *,
-    advice: str,
-    timeout_seconds: float = 5.0,
-    poll: Callable[[], object] | None = None,
-) -> Found:
+def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0) -> Found:
     """Waits for an entry that another process has committed.
 
     Network file systems cache the content of a folder, usually for up to a minute. Opening the folders again before
@@ -34,13 +27,11 @@ def await_visible(
         request: the entry.
         advice: what to do if it does not appear.
         timeout_seconds: longest wait, at least 0.
-        poll: called between two looks, besides the poll of the context; what it raises ends the wait.
 
     Raises:
         CacheError: it did not appear in time; the message ends with `advice`.
     """
     started = time.monotonic()
-    look_in = current_poll(None if poll is None else lambda _done: poll())
     gap, entry = _FIRST_GAP_SECONDS, request.entry
     (found,) = look_up([request], is_vouched=True)
     while found.state is not State.whole:
@@ -50,8 +41,7 @@ def await_visible(
             where = entry.shared.array("*")
             msg = f"{where}: the index must appear, looked for it for {waited:.1f} s and found {what}; {advice}"
             raise CacheError(msg)
-        if look_in is not None:
-            look_in(0)
+        check_cancelled()
         time.sleep(min(gap, timeout_seconds - waited))
         gap = min(gap * 1.5, _LONGEST_GAP_SECONDS)
         for folder in (f"{entry.directory}", entry.own, entry.aside.directory):

@@ -54,20 +54,15 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
         CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
         Exception: building an entry failed.
     """
+    known = {number: one for number, one in enumerate(found) if one is not None and requests[number].is_small}
+    unknown = [number for number in range(len(requests)) if number not in known]
+    known.update(zip(unknown, look_up([requests[number] for number in unknown]), strict=True))
     missing: list[tuple[Request, Found]] = []
-    known: list[Found | None] = list(found) or [None] * len(requests)
-    unknown = [
-        number
-        for number, one in enumerate(known)
-        if one is None or not requests[number].kind.is_small(requests[number])
-    ]
-    for number, looked_up in zip(unknown, look_up([requests[number] for number in unknown]), strict=True):
-        known[number] = looked_up
-    for request, one in zip(requests, known, strict=True):
-        if one is not None and one.state is State.whole:
-            yield request, one
-        elif one is not None:
-            missing.append((request, one))
+    for number, request in enumerate(requests):
+        if known[number].state is State.whole:
+            yield request, known[number]
+        else:
+            missing.append((request, known[number]))
     for _, some in groupby(missing, key=lambda pair: id(pair[0].kind)):
         yield from _build(list(some))
 
@@ -87,11 +82,10 @@ def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, 
         requests = [request for request, _ in missing]
         for batch in requests[0].kind.build(requests, writer_of):
             check_cancelled()
-            built = [request for request, _ in batch]
             committed = commit([writer_of(request).complete(arrays) for request, arrays in batch])
-            theirs = [request for request, one in zip(built, committed, strict=True) if one is None]
+            theirs = [request for (request, _), one in zip(batch, committed, strict=True) if one is None]
             rest = iter(look_up(theirs, is_vouched=True))
-            for request, one in zip(built, committed, strict=True):
+            for (request, _), one in zip(batch, committed, strict=True):
                 writers.pop(id(request)).close()
                 found = next(rest) if one is None else one
                 yield request, found._replace(taken=founds[id(request)].taken)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import ArraySpec, Entry, Place
 from trackbed.cache.lookup import Found, State
-from trackbed.cache.manifest import Manifest, encode_manifest, manifest_of, read_manifest
+from trackbed.cache.manifest import encode_manifest, manifest_of, read_manifest
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import (
     Claim,
@@ -91,10 +91,9 @@ class NewEntry:
 
     def found(self, stamps: Stamps) -> Found:
         """Returns the result of building it."""
-        crc32 = "" if self.manifest.data is None else self.manifest.data.crc32
-        specs = self.manifest.arrays
+        specs, crc32 = self.manifest.arrays, self.manifest.data_crc32
         is_aside = self.place != self.entry.shared
-        return Found(State.whole, is_aside, specs=specs, stamps=stamps, data_crc32=crc32, is_built=True)
+        return Found(State.whole, is_aside, stamps, specs=specs, data_crc32=crc32, is_built=True)
 
     def replace_damaged(self, stamps: Stamps) -> None:
         """Prepares to replace a damaged entry, unless another builder has replaced it.
@@ -128,7 +127,7 @@ class NewEntry:
             return
         if taken is None:
             return
-        if self._is_ours(taken):
+        if taken.identity == self.manifest.identity:
             self.claim = Claim.none
             return
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
@@ -153,18 +152,13 @@ class NewEntry:
             taken = read_manifest(self.place.manifest)
         except FormatError:
             taken = None
-        if taken is None or not self._is_ours(taken):
+        if taken is None or taken.identity != self.manifest.identity:
             Path(self.description).unlink(missing_ok=True)
 
     @property
     def description(self) -> str:
         """Path of the description."""
-        return self.place.files(())["description"]
-
-    def _is_ours(self, taken: Manifest) -> bool:
-        """True if the entry that has the name was built of the same decisions and data."""
-        crc32 = [None if one.data is None else one.data.crc32 for one in (taken, self.manifest)]
-        return taken.fingerprint == self.manifest.fingerprint and crc32[0] == crc32[1]
+        return self.place.paths(())[0]
 
 
 def commit(entries: Sequence[NewEntry]) -> list[Found | None]:

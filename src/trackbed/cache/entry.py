@@ -1,6 +1,5 @@
 """An entry of the cache: the arrays of one index, their names, dtypes and shapes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -91,10 +90,6 @@ class Place(NamedTuple):
     def array(self, name: str) -> str:
         """Path of one of the arrays."""
         return f"{self.directory}/{self.stem}-{name}.npy"
-
-    def files(self, arrays: tuple[str, ...]) -> Mapping[str, str]:
-        """All paths, by what they hold, in the order in which they are written."""
-        return dict(zip(("description", *arrays), self.paths(arrays)[:-1], strict=True))
 
     def names(self, arrays: tuple[str, ...]) -> list[str]:
         """File names of description and arrays."""

@@ -84,9 +84,13 @@ def plan_removal(
         left -= entry.size_bytes
     partials = tuple(partial for partial in inventory.partials if _is_forsaken(partial, now))
     gone = {entry.path for entry in goes}
-    stay = {entry.digest for entry in inventory.entries if entry.path not in gone}
-    notes = tuple(note for note in inventory.notes if not note.digests & stay)
-    return Removal(tuple(goes), partials, _uses_that_say_nothing(inventory, goes), notes, left)
+    stay = [entry for entry in inventory.entries if entry.path not in gone]
+    digests = {entry.digest for entry in stay}
+    notes = tuple(note for note in inventory.notes if not note.digests & digests)
+    names = {name for entry in stay for name in (entry.stem, entry.directory.rpartition("/")[2])}
+    latest = {(name, last) for name, last in last_uses(inventory.uses).items() if name in names}
+    uses = tuple(use for use in inventory.uses if not any((name, use.last_used) in latest for name in use.names))
+    return Removal(tuple(goes), partials, uses, notes, left)
 
 
 def _is_forsaken(partial: PartialFile, now: float) -> bool:
@@ -96,16 +100,6 @@ def _is_forsaken(partial: PartialFile, now: float) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return now - Path(partial.path).stat().st_mtime > _FORSAKEN_SECONDS
     return False
-
-
-def _uses_that_say_nothing(inventory: Inventory, goes: list[StoredEntry]) -> tuple[Use, ...]:
-    """Returns the uses that are not the latest of any entry that stays."""
-    gone, latest = {entry.path for entry in goes}, last_uses(inventory.uses)
-    stay = [entry for entry in inventory.entries if entry.path not in gone]
-    names = {name for entry in stay for name in (entry.stem, entry.directory.rpartition("/")[2])}
-    return tuple(
-        use for use in inventory.uses if not any(name in names and latest[name] == use.last_used for name in use.names)
-    )
 
 
 def remove(removal: Removal) -> None:

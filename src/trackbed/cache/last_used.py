@@ -13,11 +13,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from trackbed.cache.entry import Entry
-from trackbed.errors import FormatError
-from trackbed.files import partial_name, publish, read_regular, write_new
+from trackbed.cache.notes import texts_in
+from trackbed.files import partial_name, publish, write_new
 
 __all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use"]
 
@@ -27,19 +27,15 @@ DAY_SECONDS: Final = 86_400.0
 """Resolution of the time of last use."""
 
 
-class Use:
-    """The entries that one start used, and when it last did.
+class Use(NamedTuple):
+    """The entries that one start used, and when it last did."""
 
-    Args:
-        path: the file that says so.
-        names: stems of entries, or fingerprints of those that have no place but their own.
-        last_used: seconds since 1970.
-    """
-
-    def __init__(self, path: str, names: tuple[str, ...], last_used: float) -> None:
-        self.path = path
-        self.names = names
-        self.last_used = last_used
+    path: str
+    """The file that says so."""
+    names: tuple[str, ...]
+    """Stems of entries, or fingerprints of those that have no place but their own."""
+    last_used: float
+    """Seconds since 1970."""
 
 
 def note_use(entries: Iterable[Entry]) -> None:
@@ -51,15 +47,11 @@ def note_use(entries: Iterable[Entry]) -> None:
     for entry in entries:
         by_folder[entry.own].append(entry)
     for own, used in by_folder.items():
+        names = {entry.stem if entry.megatron else entry.fingerprint for entry in used}
         try:
-            _note(own, _listing(used))
+            _note(own, "".join(f"{name}\n" for name in sorted(names)).encode())
         except OSError as error:  # a read-only cache is used, too
             logger.debug("%s: no note of its use: %s", own, error)
-
-
-def _listing(entries: Iterable[Entry]) -> bytes:
-    names = {entry.stem if entry.megatron else entry.fingerprint for entry in entries}
-    return "".join(f"{name}\n" for name in sorted(names)).encode()
 
 
 def _note(own: str, listing: bytes) -> None:
@@ -83,11 +75,9 @@ def _note(own: str, listing: bytes) -> None:
 def find_uses(own: str) -> list[Use]:
     """Returns the uses that starts have recorded in the folder `own`, which is Trackbed's."""
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for path in sorted(Path(own, "uses").glob("*.txt")):
-            with contextlib.suppress(OSError, FormatError):  # removed meanwhile, or unreadable
-                names = tuple(read_regular(path).decode(errors="replace").split())
-                found.append(Use(f"{path}", names, path.stat().st_mtime))
+    for path, text in texts_in(f"{own}/uses"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            found.append(Use(path, tuple(text.split()), os.stat(path).st_mtime))  # noqa: PTH116  see Place
     return found
 
 

@@ -6,7 +6,7 @@ and more maps than the system gives a process: where there are too many, the lea
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy.typing as npt
 
@@ -38,7 +38,7 @@ class LazyArrays(Arrays):
         resolve: called when the entry is needed and was neither found nor built yet.
     """
 
-    __slots__ = ("__weakref__", "_found", "_mapped", "_resolve", "_seen", "entry", "request")
+    __slots__ = ("__weakref__", "_found", "_mapped", "_resolve", "entry", "request")
 
     def __init__(self, request: Request, resolve: Resolve) -> None:
         self.request: Request | None = request
@@ -46,8 +46,6 @@ class LazyArrays(Arrays):
         self._resolve = resolve
         self._found: Found | None = None
         self._mapped: Arrays = _NOTHING
-        self._seen: Mapping[str, Stamp | None] = _NOTHING
-        """Files that were mapped, where no stamp was known before."""
 
     @property
     def is_resolved(self) -> bool:
@@ -154,17 +152,14 @@ class LazyArrays(Arrays):
     def _check_stamp(self, name: str, path: str, found: Found) -> None:
         """Refuses a file that has replaced the one that was found: it may be of other data."""
         stamp = stamp_of(path)
-        if found.stamps is None:
-            wanted = self._seen.get(name)
-            self._seen = {name: stamp, **self._seen}
-        else:
-            wanted = Stamp(*found.stamps[1 + self.entry.arrays.index(name)].tolist())
-        if stamp is None or wanted is None or stamp == wanted:
+        wanted = Stamp(*found.stamps[1 + self.entry.arrays.index(name)].tolist())
+        if stamp is None or stamp == wanted:
             return
         # On the disks of other machines, the time of a file that was just written may still change.
         is_other = stamp[:2] != wanted[:2] or is_on_this_machine(self._place.directory)
         if is_other and not self._is_same_entry(found):
-            self._refuse(path)
+            msg = f"{path}: must be the file that the start found, found another one in its place: start again"
+            raise CacheError(msg)
 
     def _is_same_entry(self, found: Found) -> bool:
         """True if another builder of the same entry has replaced the files at the same time."""
@@ -172,14 +167,7 @@ class LazyArrays(Arrays):
             manifest = read_manifest(self._place.manifest)
         except (FormatError, OSError):
             return False
-        if manifest is None or manifest.fingerprint != self.entry.fingerprint:
-            return False
-        return ("" if manifest.data is None else manifest.data.crc32) == found.data_crc32
-
-    @staticmethod
-    def _refuse(path: str) -> NoReturn:
-        msg = f"{path}: must be the file that the start found, found another one in its place: start again"
-        raise CacheError(msg)
+        return manifest is not None and manifest.identity == (self.entry.fingerprint, found.data_crc32)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entry.arrays)

@@ -58,12 +58,12 @@ class Found(NamedTuple):
     state: State
     is_aside: bool
     """False if it is, or is to be built, where Megatron Core looks for it."""
+    stamps: Stamps
+    """`[F, 3]` stamps of its files, the description's first and the manifest's last."""
     why: str = ""
     """Reason for the state, unless it is whole."""
     specs: Mapping[str, ArraySpec] = _NO_SPECS
     """Dtypes and shapes of the arrays of a whole entry."""
-    stamps: Stamps | None = None
-    """`[F, 3]` stamps of its files, the description's first and the manifest's last."""
     data_crc32: str = ""
     """CRC-32 of the data that a whole entry was computed from; empty where no manifest tells."""
     taken: str = ""
@@ -182,27 +182,27 @@ def _judge(
     is_aside = place.directory != f"{entry.directory}"
     if isinstance(manifest, Manifest):
         if manifest.fingerprint != entry.fingerprint:
-            return Found(State.foreign, is_aside, differences(manifest.decisions, entry.decisions))
+            return Found(State.foreign, is_aside, stamps, differences(manifest.decisions, entry.decisions))
         problem = _size_problem(place, entry, manifest, stamps)
         if not problem and not is_vouched:
             problem = _doubt(entry, place, manifest, stamps, notes)
         if problem:
-            return Found(State.damaged, is_aside, problem, stamps=stamps)
+            return Found(State.damaged, is_aside, stamps, problem)
         if manifest.arrays.keys() >= set(entry.arrays):
-            crc32 = manifest.data.crc32 if manifest.data else ""
-            return Found(State.whole, is_aside, specs=manifest.arrays, stamps=stamps, data_crc32=crc32)
+            return Found(State.whole, is_aside, stamps, specs=manifest.arrays, data_crc32=manifest.data_crc32)
     unread = manifest if isinstance(manifest, str) else ""
     if (stamps[:-1, 1] < 0).all():
-        return Found(State.absent, is_aside, unread, stamps=stamps if unread else None)
+        return Found(State.absent, is_aside, stamps, unread)
     expected = request.ingredients.expected()
-    problems = list(header_problems(place.files(entry.arrays), entry.description, expected))
+    paths = dict(zip(("description", *entry.arrays), place.paths(entry.arrays)[:-1], strict=True))
+    problems = list(header_problems(paths, entry.description, expected))
     for state in (State.foreign, State.damaged):
         for found, problem in problems:
             if found is state:
-                return Found(state, is_aside, problem, stamps=stamps)
+                return Found(state, is_aside, stamps, problem)
     if unread:
-        return Found(State.damaged, is_aside, unread, stamps=stamps)
-    return Found(State.whole, is_aside, specs=expected, stamps=stamps)
+        return Found(State.damaged, is_aside, stamps, unread)
+    return Found(State.whole, is_aside, stamps, specs=expected)
 
 
 def _size_problem(place: Place, entry: Entry, manifest: Manifest, stamps: Stamps) -> str:

@@ -45,6 +45,16 @@ class Manifest(NamedTuple):
     data: DataSum | None = None
     """None in a manifest of an older Trackbed, and where the decisions hold all of the data."""
 
+    @property
+    def data_crc32(self) -> str:
+        """CRC-32 of the data; empty where no manifest tells."""
+        return "" if self.data is None else self.data.crc32
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Equal for entries that were built of the same decisions and data."""
+        return self.fingerprint, self.data_crc32
+
 
 def manifest_of(entry: Entry, files: Mapping[str, FileSum], arrays: Mapping[str, ArraySpec]) -> Manifest:
     """Returns the manifest of an entry that this process has just built."""
@@ -96,7 +106,8 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
             return Manifest("", {"manifest": list(found)}, {}, {})
         files = {name: FileSum.from_json(record) for name, record in fields["files"].items()}
         arrays = {name: _array_spec(**record) for name, record in fields.get("arrays", {}).items()}
-        boot, data = f"{fields.get('boot', '')}", _data_sum(fields.get("data"))
+        boot, record = f"{fields.get('boot', '')}", fields.get("data")
+        data = None if record is None else DataSum(f"{record['crc32']}", f"{record['stamps']}")
         return Manifest(fields["fingerprint"], fields["decisions"], files, arrays, boot, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {str(error)[:200]}"
@@ -117,7 +128,3 @@ def _shared_spec(dtype: str, shape: tuple[int, ...]) -> ArraySpec:
         msg = f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {list(shape)!r}"
         raise ValueError(msg)
     return ArraySpec(_DTYPES[dtype], shape)
-
-
-def _data_sum(record: Mapping[str, Any] | None) -> DataSum | None:
-    return None if record is None else DataSum(f"{record['crc32']}", f"{record['stamps']}")

@@ -8,7 +8,7 @@ A note that is lost costs its reader a check, no more.
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ __all__ = [
     "flush_later",
     "flushed_note",
     "read_notes",
+    "texts_in",
     "write_notes",
 ]
 
@@ -68,7 +69,7 @@ def find_note_files(own: str) -> list[NoteFile]:
     """Returns the files of notes in the folder `own`, which is Trackbed's."""
     return [
         NoteFile(path, frozenset(words[1] for words in map(str.split, text.splitlines()) if len(words) > 1))
-        for path, text in _texts(f"{own}/notes")
+        for path, text in texts_in(f"{own}/notes")
     ]
 
 
@@ -83,11 +84,12 @@ def read_notes(own: str) -> Notes:
         return _NO_NOTES
     known = _READ.get(own)
     if known is None or known[0] != stamp:
-        known = _READ[own] = stamp, frozenset(line for _, text in _texts(folder) for line in text.splitlines())
+        known = _READ[own] = stamp, frozenset(line for _, text in texts_in(folder) for line in text.splitlines())
     return known[1]
 
 
-def _texts(folder: str) -> Iterable[tuple[str, str]]:
+def texts_in(folder: str) -> Iterator[tuple[str, str]]:
+    """Yields path and content of each text file in a folder."""
     for path in sorted(Path(folder).glob("*.txt")):
         try:
             yield str(path), read_regular(path).decode(errors="replace")

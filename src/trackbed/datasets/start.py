@@ -115,6 +115,6 @@ def _must_be_there(request: Request, advice: str) -> Found:
 def _find_or_build(request: Request, found: Found | None) -> Found:
     """Finds or builds one index now."""
     ((_, built),) = build_batch([request], [found])
-    if built.is_built and built.stamps is not None:
+    if built.is_built:
         flush_later({request.entry.own: [built.stamps]})
     return built

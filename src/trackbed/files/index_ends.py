@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trackbed.cancellation import Poll, current_poll
+from trackbed.cancellation import current_poll
 from trackbed.files import _native
 from trackbed.files.many import join_names
 
@@ -38,13 +38,12 @@ class RawIndexEnds(NamedTuple):
     """The last document border."""
 
 
-def read_index_ends(paths: Sequence[str], *, num_threads: int = 1, poll: Poll = None) -> list[RawIndexEnds | OSError]:
+def read_index_ends(paths: Sequence[str], *, num_threads: int = 1) -> list[RawIndexEnds | OSError]:
     """Reads the ends of `.idx` files; an OSError stands for one that cannot be read. Takes 8 KiB of memory a file.
 
     Args:
         paths: `[N]` files.
         num_threads: at least 1; on a network file system most of them wait.
-        poll: called with the number of files that are done.
 
     Raises:
         ArgumentError: a path is empty or has a zero byte.
@@ -54,7 +53,7 @@ def read_index_ends(paths: Sequence[str], *, num_threads: int = 1, poll: Poll = 
         sys.audit("open", path, None, _FLAGS)
     content = np.empty((len(paths), _native.INDEX_ENDS_BYTES), dtype=np.uint8)
     words = np.empty((len(paths), _native.INDEX_ENDS_WORDS), dtype=np.int64)
-    _native.read_index_ends(joined, content.reshape(-1), words.reshape(-1), max(num_threads, 1), current_poll(poll))
+    _native.read_index_ends(joined, content.reshape(-1), words.reshape(-1), max(num_threads, 1), current_poll(None))
     found: list[RawIndexEnds | OSError] = []
     for path, raw, (error, inode, size, modified, changed, head, tail, *numbers) in zip(
         paths, content, words.tolist(), strict=True

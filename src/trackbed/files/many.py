@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.cancellation import Poll, current_poll
+from trackbed.cancellation import current_poll
 from trackbed.errors import ArgumentError
 from trackbed.files import _native
 
@@ -28,15 +28,12 @@ All are -1 if there is no file; if it cannot be examined, the first two are -1 a
 Part = bytes | memoryview | npt.NDArray[Any]
 
 
-def read_stamps(
-    paths: Sequence[str], *, num_threads: int = 1, poll: Poll = None, joined: bytes | None = None
-) -> Stamps:
+def read_stamps(paths: Sequence[str], *, num_threads: int = 1, joined: bytes | None = None) -> Stamps:
     """Returns the stamps of files.
 
     Args:
         paths: `[N]` files.
         num_threads: at least 1.
-        poll: called with the number of files that are done.
         joined: `join_names(paths)`, if the caller keeps it for many calls.
 
     Raises:
@@ -44,12 +41,12 @@ def read_stamps(
     """
     stamps = np.empty((len(paths), 3), dtype=np.int64)
     names = join_names(paths) if joined is None else joined
-    _native.read_stamps(names, stamps.reshape(-1), max(num_threads, 1), current_poll(poll))
+    _native.read_stamps(names, stamps.reshape(-1), max(num_threads, 1), current_poll(None))
     return stamps
 
 
 def read_parts(
-    paths: Sequence[str], starts: Sequence[int], sizes: Sequence[int], *, poll: Poll = None
+    paths: Sequence[str], starts: Sequence[int], sizes: Sequence[int]
 ) -> tuple[npt.NDArray[np.uint8], Stamps]:
     """Reads a part of each file.
 
@@ -57,7 +54,6 @@ def read_parts(
         paths: `[N]` files.
         starts: `[N]` offset in bytes of each part.
         sizes: `[N]` bytes of each part.
-        poll: called with the number of files that are done.
 
     Returns:
         The parts, one after the other; and the stamps of the files: those of a file that cannot be read, or ends
@@ -72,7 +68,7 @@ def read_parts(
         raise ArgumentError(msg)
     content = np.empty(int(wanted[1].sum()), dtype=np.uint8)
     stamps = np.empty((len(paths), 3), dtype=np.int64)
-    _native.read_parts(join_names(paths), wanted[0], wanted[1], content, stamps.reshape(-1), current_poll(poll))
+    _native.read_parts(join_names(paths), wanted[0], wanted[1], content, stamps.reshape(-1), current_poll(None))
     return content, stamps
 
 
@@ -105,9 +101,7 @@ class FileSet(NamedTuple):
     claim: Claim
 
 
-def commit_file_sets(
-    sets: Sequence[FileSet], *, may_be_unnamed: bool = True, poll: Poll = None
-) -> tuple[list[int], list[Stamps]]:
+def commit_file_sets(sets: Sequence[FileSet], *, may_be_unnamed: bool = True) -> tuple[list[int], list[Stamps]]:
     """Writes sets of files; each appears once all of its files are complete.
 
     The claim appears first, then the files whose old size fits, then the others: so all sizes fit only when every file
@@ -117,7 +111,6 @@ def commit_file_sets(
     Args:
         sets: in folders that exist.
         may_be_unnamed: True if files may have no name until they appear, where the file system supports that.
-        poll: called with the number of sets that are done.
 
     Returns:
         For each set 0 if it appeared, or an errno: EEXIST if its claim was taken, EALREADY if it has none and all of
@@ -140,7 +133,7 @@ def commit_file_sets(
         may_be_unnamed,
         stamps.reshape(-1),
         errors,
-        current_poll(poll),
+        current_poll(None),
     )
     return errors.tolist(), np.split(stamps, np.cumsum(counts)[:-1]) if sets else []
 
