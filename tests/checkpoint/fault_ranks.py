@@ -230,11 +230,11 @@ def state_of_all(value, num_elements):
 
 
 def ended(process, deadline):
-    while time.monotonic() < deadline:
-        if os.waitpid(process, os.WNOHANG)[0]:
-            return True
+    while not os.waitpid(process, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.01)
-    return False
+    return True
 
 
 def main():

@@ -24,7 +24,7 @@ def run(cases, folder, limit_seconds):
 
 def all_cases(modes):
     return [
-        # The loss of the rank that hosts the store is noticed up to two seconds after the timeout.
+        # The loss of the rank that hosts the store is noticed within half of the timeout, and two seconds.
         {"action": action, "mode": mode, "who": who, "phase": phase, "timeout": 5.0 if who else 12.0}
         for mode in modes
         for action, phases in PHASES.items()

@@ -168,7 +168,7 @@ def share_store(store: Store, prefix: str, *, timeout_seconds: float) -> Timeout
         base = base.underlying_store
     # An idle watchdog checks that another is active after half of the timeout; the other half is for the response.
     request_timeout_seconds = timeout_seconds / 2
-    connect = partial(_connect_again, base, prefix, timeout_seconds)
+    connect = partial(_connect_again, base, prefix, request_timeout_seconds)
     return TimeoutStore(PrefixStore(prefix, base), connect, request_timeout_seconds=request_timeout_seconds)
 
 
