@@ -1,8 +1,7 @@
 """Writes the shards of all ranks to a folder, and what describes them."""
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,7 @@ from trackbed.checkpoint.validate import require_valid
 from trackbed.checkpoint.written_files import WrittenFiles, catalogue_of
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
-from trackbed.files.publish import remove_partial, write_new
+from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "agree_on_plan",
     "collect",
     "make_partial",
-    "removed_after_error",
     "write_descriptions",
     "write_shards",
 ]
@@ -102,29 +100,24 @@ def agree_on_plan(meeting: Meeting, shards: Sequence[Shard], choose: Choose, *, 
 
 
 def make_partial(folder: Path, meeting: Meeting) -> Path:
-    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have."""
+    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have.
+
+    It is removed if the meeting fails.
+
+    Raises:
+        CheckpointError: this rank does not see the folder that rank 0 has made.
+    """
     path = None
     if meeting.rank == 0:
         final = folder.absolute()
         final.parent.mkdir(parents=True, exist_ok=True)
         path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
-    try:
-        return Path(meeting.group.broadcast(None if path is None else str(path)))
-    except BaseException:
-        if path is not None:
-            remove_partial(path)
-        raise
-
-
-@contextmanager
-def removed_after_error(partial: Path, rank: int) -> Iterator[None]:
-    """Has rank 0 remove a partial folder if the block, in which all ranks fail together, fails."""
-    try:
-        yield
-    except BaseException:
-        if rank == 0 and partial.exists():
-            remove_partial(partial)
-        raise
+        meeting.partials.append(path)
+    partial = Path(meeting.group.broadcast(None if path is None else str(path)))
+    if not partial.is_dir():
+        msg = f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
+        raise CheckpointError(msg)
+    return partial
 
 
 def write_shards(

@@ -26,6 +26,7 @@ from trackbed.checkpoint.megatron.strategy_base import (
 from trackbed.checkpoint.plan_save import main_replicas
 from trackbed.checkpoint.remove import remove_tensors
 from trackbed.checkpoint.safe_pickle import torch_bytes
+from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, dict_list_map_outplace, nested_values
 from trackbed.checkpoint.writing import (
     SavePlan,
@@ -90,7 +91,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         Raises:
             CheckpointError: a rank failed.
         """
-        shards = list(nested_values(sharded_state_dict))
+        shards = list(filter(has_elements, nested_values(sharded_state_dict)))
         folder = Path(checkpoint_dir)
         written: list[WrittenFiles] = []
         with meet("save", error_type=DistributedCheckpointError) as meeting:
