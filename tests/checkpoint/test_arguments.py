@@ -7,6 +7,7 @@ import torch
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
 from trackbed.checkpoint.exchange import plan_parts
+from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
 from trackbed.checkpoint.megatron.serialization import remove_sharded_tensors
 from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
@@ -83,6 +84,23 @@ def test_a_request_that_fails_leaves_nothing_behind(tmp_path):
     with pytest.raises(CheckpointError, match="rank 0: FileExistsError"):
         request.execute_sync()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [lambda shard: [shard, 1], lambda shard: (shard,)])
+def test_a_shard_where_it_could_not_be_loaded_is_refused_by_strategies_too(tmp_path, place):
+    with pytest.raises(CheckpointError, match="could not be loaded"):
+        serialization.save({"layers": place(tensor("a", torch.ones(2)))}, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cast_that_loses_values_is_made_by_strategies_with_a_warning(tmp_path, caplog):
+    save(state("a"), tmp_path / "checkpoint")
+    wanted = {"a": tensor("a", torch.zeros(4, dtype=torch.int8))}
+    found = serialization.load(wanted, tmp_path / "checkpoint")
+    assert found["a"].tolist() == [0, 1, 2, 3]
+    assert "a: loaded into another type" in caplog.text
+    with pytest.raises(CheckpointError, match="allow_cast=True"):
+        load(wanted, tmp_path / "checkpoint")
 
 
 def test_holes_are_saved_and_loaded_where_that_is_wanted(tmp_path):

@@ -21,6 +21,7 @@ from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.writing import (
     agree_on_plan,
     collect,
+    encode_objects,
     make_partial,
     write_descriptions,
     write_shards,
@@ -123,10 +124,11 @@ def _save(
             log_common_differences(shared_part(dict(described.common)), meeting)
     with phases("plan"):
         shards = list(filter(has_elements, described.shards))
-        plan = agree_on_plan(meeting, shards, plan_balanced, validates=validates)
+        objects = encode_objects(shards)
+        plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
     partial = make_partial(folder, meeting)
     with phases("write"):
-        written = write_shards(partial, shards, plan, meeting, direct=direct)
+        written = write_shards(partial, shards, objects, plan, meeting, direct=direct)
     with phases("collect"):
         found = collect(meeting, written)
     with phases("commit"):

@@ -32,6 +32,7 @@ from trackbed.checkpoint.writing import (
     SavePlan,
     agree_on_plan,
     collect,
+    encode_objects,
     write_descriptions,
     write_shards,
 )
@@ -96,12 +97,13 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         written: list[WrittenFiles] = []
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
-            plan = agree_on_plan(meeting, shards, main_replicas, validates=False)
+            objects = encode_objects(shards)
+            plan = agree_on_plan(meeting, shards, objects, main_replicas, validates=False)
             names = self._files_of(plan, meeting.rank)
 
         def write() -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
-                written.append(write_shards(folder, shards, plan, meeting, file_of=names, direct=True))
+                written.append(write_shards(folder, shards, objects, plan, meeting, file_of=names, direct=True))
 
         def finalize() -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
