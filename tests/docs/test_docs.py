@@ -96,3 +96,26 @@ def test_the_page_on_training_runs_alone_and_its_loop_on_two_ranks(tmp_path):
     loop.write_text(programs[0])
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*launcher, loop], cwd=tmp_path, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_the_page_on_checkpoints_runs_alone_and_its_program_on_two_ranks(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "save-and-load-checkpoints.md").read_text()
+    programs = snippets("python", page)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(programs)], cwd=tmp_path, check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", programs[0].replace("step-1000", "step-2000")], cwd=tmp_path, check=True
+    )
+    (console,) = snippets("console", page)
+    for line in console.strip().splitlines():
+        program, *arguments = line.removeprefix("$ ").split("#")[0].split()
+        assert program == "trackbed"
+        run = subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=tmp_path, check=False)
+        assert run.returncode == (1 if "diff" in arguments else 0), line  # other random numbers
+    setup = "import torch\ntorch.distributed.init_process_group('gloo')\n"
+    ranks = "rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()"
+    loop = tmp_path / "loop.py"
+    loop.write_text(
+        setup + programs[0].replace("rank, size = 0, 1", ranks) + "torch.distributed.destroy_process_group()\n"
+    )
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*launcher, loop], cwd=tmp_path, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
