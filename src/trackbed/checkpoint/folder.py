@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +17,12 @@ from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
 from trackbed.checkpoint.safe_pickle import load_torch_item
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
 from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint.storage.whole_file import maybe_read_file
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish
 from trackbed.files.publish_folder import commit_folder
+from trackbed.files.regular import kind_of
 
 __all__ = [
     "COMMON_NAME",
@@ -64,18 +67,14 @@ class CheckpointFolder:
         Raises:
             CheckpointError: it is damaged, or has classes that are not allowed.
         """
-        try:
-            content = (self.path / COMMON_NAME).read_bytes()
-        except FileNotFoundError as error:
+        content = maybe_read_file(self.path, COMMON_NAME)
+        if content is None:
             if self.is_plain:
                 return {}
             if self.common_row is None:
                 msg = f"{COMMON_NAME}: must be in {self.path}, but is not"
-                raise CheckpointError(msg) from error
+                raise CheckpointError(msg)
             return self._load_common_object(self.common_row)
-        except OSError as error:
-            msg = f"{COMMON_NAME}: must be a file that can be read, but is not: {error.strerror}"
-            raise CheckpointError(msg) from error
         self._check(COMMON_NAME, content)
         return _dictionary(load_torch_item(content, COMMON_NAME), COMMON_NAME)
 
@@ -110,14 +109,7 @@ def open_folder(path: Path) -> CheckpointFolder:
     side = _read_side(path)
     if side is not None:
         for name, stored in side.files.items():
-            try:
-                size = (path / name).stat().st_size
-            except OSError as error:
-                msg = f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
-                raise CheckpointError(msg) from error
-            if size != stored.num_bytes:
-                msg = f"{name}: must have {stored.num_bytes:,} bytes, as {SIDE_NAME} says, but has {size:,}"
-                raise CheckpointError(msg)
+            _check_size(path, name, stored.num_bytes)
         return CheckpointFolder(path, side.catalogue, side)
     config = maybe_load_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
@@ -126,15 +118,33 @@ def open_folder(path: Path) -> CheckpointFolder:
     if config is None and (path / COMMON_NAME).exists():
         msg = f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}"
         raise CheckpointError(msg)
-    try:
-        content = (path / METADATA_NAME).read_bytes()
-    except OSError as error:
-        msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: {error.strerror}"
-        raise CheckpointError(msg) from error
+    content = maybe_read_file(path, METADATA_NAME)
+    if content is None:
+        msg = f"{path}: must be a distributed checkpoint, but has no {METADATA_NAME}"
+        raise CheckpointError(msg)
     catalogue = decode_metadata(content)
     objects = dict(catalogue.objects)
     common_row = objects.pop(_COMMON_OBJECT, None)
     return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=config is None)
+
+
+def _check_size(path: Path, name: str, num_bytes: int) -> None:
+    """Checks that a file is there, and as long as the side file says.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    try:
+        status = (path / name).stat()
+    except OSError as error:
+        msg = f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
+        raise CheckpointError(msg) from error
+    if not stat.S_ISREG(status.st_mode):
+        msg = f"{name}: must be a regular file, as {SIDE_NAME} says, found {kind_of(status.st_mode)}"
+        raise CheckpointError(msg)
+    if status.st_size != num_bytes:
+        msg = f"{name}: must have {num_bytes:,} bytes, as {SIDE_NAME} says, but has {status.st_size:,}"
+        raise CheckpointError(msg)
 
 
 def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
@@ -179,14 +189,8 @@ def load_common(path: Path) -> dict[str, Any]:
 
 
 def _read_side(path: Path) -> SideFile | None:
-    try:
-        content = (path / SIDE_NAME).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        msg = f"{SIDE_NAME}: must be a file that can be read, but is not: {error.strerror}"
-        raise CheckpointError(msg) from error
-    return SideFile.decode(content)
+    content = maybe_read_file(path, SIDE_NAME)
+    return None if content is None else SideFile.decode(content)
 
 
 def is_checkpoint(path: Path) -> bool:

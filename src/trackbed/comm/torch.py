@@ -110,6 +110,7 @@ def _default_store() -> "TorchStore":
         msg = f"{dist.__name__}: the store of the default process group must be there, found none"
         raise CollectiveError(msg) from None
 
+
 def _timeout_of(process_group: Any) -> float | None:
     """Timeout of a process group; None if torch does not tell."""
     for device in ("cpu", "cuda"):
