@@ -120,7 +120,7 @@ def open_folder(path: Path) -> CheckpointFolder:
         raise CheckpointError(msg)
     content = maybe_read_file(path, METADATA_NAME)
     if content is None:
-        msg = f"{path}: must be a distributed checkpoint, but has no {METADATA_NAME}"
+        msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: there is none"
         raise CheckpointError(msg)
     catalogue = decode_metadata(content)
     objects = dict(catalogue.objects)

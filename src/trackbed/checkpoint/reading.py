@@ -41,7 +41,11 @@ class TensorReader:
         """
         slices, dropped = self._slices(index if isinstance(index, tuple) else (index,))
         shape = tuple(part.stop - part.start for part in slices)
-        target = torch.empty(shape, dtype=self.dtype)
+        try:
+            target = torch.empty(shape, dtype=self.dtype)
+        except RuntimeError as error:
+            msg = f"{self._key}: {prod(shape):,} elements of {self.dtype} must fit into memory, but do not"
+            raise CheckpointError(msg) from error
         with BoxReader(self._folder.path, self._folder.catalogue) as reader:
             count = reader.read_box(self._key, target, tuple(part.start for part in slices))
         if count != prod(shape):
