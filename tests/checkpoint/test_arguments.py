@@ -4,9 +4,11 @@ import logging
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
 from trackbed.checkpoint.exchange import plan_parts
+from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
 from trackbed.checkpoint.megatron.serialization import remove_sharded_tensors
 from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
@@ -54,6 +56,31 @@ def test_keys_that_one_side_has_are_handled(handling, checkpoint, caplog):
     assert set(found) == {"a"}
     assert ("Unexpected" in caplog.text) == handling.value.startswith("log")
     assert ("Missing" in caplog.text) == (handling is StrictHandling.LOG_ALL)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("handling", StrictHandling)
+def test_names_of_torchs_objects_are_keys(handling, tmp_path):
+    dcp.save({"a": torch.arange(4.0), "epoch": 7}, checkpoint_id=str(tmp_path / "torchs"), no_dist=True)
+    if handling is StrictHandling.RAISE_ALL:
+        with pytest.raises(CheckpointError, match=r"Missing keys \(.*\): \{'epoch'\}"):
+            load(wanted("a"), tmp_path / "torchs", strict=handling)
+        return
+    found = load(wanted("a"), tmp_path / "torchs", strict=handling)
+    if handling.value.startswith("return"):
+        found, *keys = found
+        assert keys == [{"epoch"} if handling.value.endswith("_all") else set(), set()]
+    assert torch.equal(found["a"], torch.arange(4.0))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_torchs_objects_are_described_under_megatrons_paths(tmp_path):
+    dcp.save({"a": torch.arange(4.0), "epoch": 7}, checkpoint_id=str(tmp_path / "torchs"), no_dist=True)
+    (tmp_path / "torchs" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    torch.save({}, tmp_path / "torchs" / "common.pt")
+    found = serialization.load(wanted("a"), tmp_path / "torchs", strict="return_all")
+    assert found[1:] == ({"epoch"}, set())
+    assert set(serialization.load_sharded_metadata(tmp_path / "torchs")) == {"a", "epoch"}
 
 
 def test_a_strategy_saves_and_loads(tmp_path):

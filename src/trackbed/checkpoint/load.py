@@ -134,7 +134,7 @@ def _differences(
     """
     if not StrictHandling.requires_explicit_ckpt_mismatch_check(handling):
         return set(), set()
-    stored = {*catalogue.tensors, *(ShardedObject.empty_from_unique_key(name).key for name in catalogue.objects)}
+    stored = {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
     missing = stored - wanted if StrictHandling.requires_global_app_metadata(handling) else set()
     unexpected = {shard.key for shard in shards} - stored
     if handling is not StrictHandling.IGNORE_ALL and not StrictHandling.requires_returning_mismatch_keys(handling):

@@ -182,7 +182,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     def load_sharded_metadata(self, checkpoint_dir: str | Path) -> dict[str, ShardedTensor | ShardedObject]:
         """Describes each tensor of a checkpoint by key, and each object by its unique key."""
         folder = open_folder(Path(checkpoint_dir))
-        objects = {key: ShardedObject.empty_from_unique_key(key) for key in folder.catalogue.objects}
+        objects = {key: ShardedObject.empty_from_any_key(key) for key in folder.catalogue.objects}
         return {**objects, **_describe_tensors(folder)}
 
     def remove_sharded_tensors(self, checkpoint_dir: str | Path, key_prefix: str) -> None:
