@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.checkpoint.side_file import SIDE_NAME
 from trackbed.checkpoint.storage.file_writer import SUM_BYTES
 from trackbed.checkpoint.storage.whole_file import open_file
 from trackbed.errors import CheckpointError
@@ -101,7 +102,7 @@ class FileReader:
             payload_start: first byte of the payload in the file.
             payload_bytes: size of the payload.
             first: first byte of the range in the payload.
-            sums: CRC-32 of each MiB of the payload; empty to check nothing.
+            sums: CRC-32 of each MiB of the payload, from the side file; empty to check nothing.
             what: name of the payload, for errors.
 
         Raises:
@@ -141,6 +142,6 @@ class FileReader:
         if wanted != found:
             msg = (
                 f"{self._name}: {what}: the checksum of the MiB at byte {payload_start + low:,} must be {wanted:08x}, "
-                f"but is {found:08x}: the file is damaged"
+                f"as {SIDE_NAME} says, but is {found:08x}: the file is damaged"
             )
             raise CheckpointError(msg)
