@@ -171,3 +171,13 @@ def test_slabs_cover_a_part_and_little_else(element_bytes):
             seen += box
         assert (seen >= wanted).all()
         assert seen.max() == 1
+
+
+@pytest.mark.parametrize("large", [torch.zeros(16 << 10), bytes(64 << 10)])
+def test_items_from_64_kib_on_begin_at_pages(large, tmp_path):
+    small = bytes(100)
+    items = write_items(tmp_path / "file", [small, large, small, large, bytes((64 << 10) - 1)]).items
+    assert [item.start for item in items[:2]] == [0, 4096]
+    assert items[3].start % 4096 == 0
+    assert items[2].start == items[1].start + items[1].num_bytes
+    assert items[4].start == items[3].start + items[3].num_bytes
