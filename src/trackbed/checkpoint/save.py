@@ -30,7 +30,7 @@ from trackbed.errors import ArgumentError
 __all__ = ["save"]
 
 
-@takes_later_calls(8)
+@takes_later_calls(8, ("async_strategy", "verify_integrity"))
 def save(
     sharded_state_dict: dict[str, Any],
     checkpoint_dir: str | Path,

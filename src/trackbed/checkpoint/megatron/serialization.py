@@ -62,7 +62,7 @@ State = dict[str, Any]
 Described = dict[str, ShardedTensor | ShardedObject]
 
 
-@takes_later_calls(8)
+@takes_later_calls(8, ("async_strategy", "verify_integrity"))
 def save(
     sharded_state_dict: State,
     checkpoint_dir: Folder,
@@ -155,7 +155,7 @@ def _describe(partial: Path, contents: dict[str, bytes]) -> None:
     flush_files(partial / name for name in names)
 
 
-@takes_later_calls(6)
+@takes_later_calls(6, ("verify_integrity", "process_group"))
 def load(
     sharded_state_dict: State,
     checkpoint_dir: Folder,
