@@ -122,10 +122,20 @@ def open_folder(path: Path) -> CheckpointFolder:
     if content is None:
         msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: there is none"
         raise CheckpointError(msg)
-    catalogue = decode_metadata(content)
+    return _without_side(path, decode_metadata(content), is_plain=config is None)
+
+
+def _without_side(path: Path, catalogue: Catalogue, *, is_plain: bool) -> CheckpointFolder:
+    """A checkpoint of another program: its contents are without the object that has the common state."""
     objects = dict(catalogue.objects)
     common_row = objects.pop(_COMMON_OBJECT, None)
-    return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=config is None)
+    return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=is_plain)
+
+
+def _with_common(opened: CheckpointFolder) -> Catalogue:
+    """Contents with the object that has the common state."""
+    common = {} if opened.common_row is None else {_COMMON_OBJECT: opened.common_row}
+    return replace(opened.catalogue, objects={**opened.catalogue.objects, **common})
 
 
 def _check_size(path: Path, name: str, num_bytes: int) -> None:
@@ -158,16 +168,16 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     opened, content = None, b""
     if meeting.rank == 0:
         opened = open_folder(path)
-        content = orjson.dumps([opened.side and opened.side.save_id, opened.common_row, opened.is_plain])
+        content = orjson.dumps([opened.side and opened.side.save_id, opened.is_plain])
         if opened.side is None:
-            content += b"\n" + SideFile("", {}, opened.catalogue).encode()
+            content += b"\n" + SideFile("", {}, _with_common(opened)).encode()
     content = meeting.broadcast(content)
     if opened is not None:
         return opened
     head, _, rest = content.partition(b"\n")
-    save_id, common_row, is_plain = orjson.loads(head)
+    save_id, is_plain = orjson.loads(head)
     if save_id is None:
-        return CheckpointFolder(path, SideFile.decode(rest).catalogue, None, common_row, is_plain=is_plain)
+        return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
     opened = open_folder(path)
     if opened.side is None or opened.side.save_id != save_id:
         found = "none" if opened.side is None else opened.side.save_id
