@@ -112,6 +112,23 @@ def test_a_request_that_fails_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", [lambda shard: [shard, 1], lambda shard: (shard,)])
+def test_a_shard_where_it_could_not_be_loaded_is_refused_by_strategies_too(tmp_path, place):
+    with pytest.raises(CheckpointError, match="could not be loaded"):
+        serialization.save({"layers": place(tensor("a", torch.ones(2)))}, tmp_path / "checkpoint")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cast_that_loses_values_is_made_by_strategies_with_a_warning(tmp_path, caplog):
+    save(state("a"), tmp_path / "checkpoint")
+    wanted = {"a": tensor("a", torch.zeros(4, dtype=torch.int8))}
+    found = serialization.load(wanted, tmp_path / "checkpoint")
+    assert found["a"].tolist() == [0, 1, 2, 3]
+    assert "a: loaded into another type" in caplog.text
+    with pytest.raises(CheckpointError, match="allow_cast=True"):
+        load(wanted, tmp_path / "checkpoint")
+
+
 def test_holes_are_saved_and_loaded_where_that_is_wanted(tmp_path):
     half = {"w": tensor("w", torch.ones(2), (0, 1, 2))}
     with pytest.raises(CheckpointError, match=r"w: main replicas must cover all elements, but no rank has \[0:2\]$"):

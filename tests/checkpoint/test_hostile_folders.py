@@ -161,10 +161,10 @@ def test_bombs_are_refused_in_time_and_memory(content, of_torch, tmp_path):
     folder = copy_of(of_torch, tmp_path)
     (folder / ".metadata").write_bytes(content)
     before = peak_kib()
-    started = time.monotonic()
-    with pytest.raises(CheckpointError, match=r"^load: rank 0: CheckpointError: \.metadata|^\.metadata"):
+    started = time.process_time()  # the machine may be busy
+    with pytest.raises(CheckpointError, match=r"^load: rank 0: CheckpointError: \.metadata"):
         load({}, folder)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert peak_kib() - before < 300_000
 
 

@@ -83,6 +83,13 @@ def test_commands_know_it():
     assert "saved by: megatron-core" in CliRunner().invoke(trackbed, ["ckpt", "inspect", str(GOLDEN)]).output
 
 
+def test_tensors_are_removed_and_its_common_state_stays(copy):
+    serialization.remove_sharded_tensors(copy, "ro")
+    assert list(open_checkpoint(copy)) == ["columns", "copies", "layers"]
+    assert load({}, copy) == COMMON
+    assert list(find_damage(copy)) == []
+
+
 def replace_common(folder, value):
     """Puts another common state into a file of its own."""
     stream = io.BytesIO()

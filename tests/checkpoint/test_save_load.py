@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from states import check_loaded, shardings, state_of, worlds
 
 from tiers import with_files
+from trackbed.checkpoint import find_damage, open_checkpoint
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Meeting
@@ -200,6 +201,55 @@ def error_or(function, *arguments):
         return function(*arguments)
     except CheckpointError as error:
         return str(error)
+
+
+def test_files_beside_a_checkpoint_that_is_replaced_stay(tmp_path):
+    path = tmp_path / "checkpoint"
+    (path / "notes").mkdir(parents=True)
+    (path / "notes" / "one.txt").write_text("mine")
+    (path / "latest").symlink_to("nowhere")
+    for value in (1.0, 2.0, 3.0):
+        save({"w": tensor("w", torch.full((4,), value))}, path)
+        assert load({"w": tensor("w", torch.zeros(4))}, path)["w"].tolist() == [value] * 4
+        assert (path / "notes" / "one.txt").read_text() == "mine"
+        assert (path / "latest").readlink() == Path("nowhere")
+    assert {file.name for file in path.iterdir()} == {
+        *("notes", "latest", "__0_0.distcp", ".metadata", "metadata.json", "common.pt", "trackbed.extents"),
+    }
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_stored_boxes_that_overlap_make_up_for_no_hole(tmp_path):
+    path = tmp_path / "checkpoint"
+
+    def work(group):
+        low, size = [(0, 2), (1, 2), (4, 2)][group.rank]
+        entry = ShardedTensor("w", torch.ones(size), torch.float32, (size,), (6,), (low,), None)
+        save({"w": entry}, path, validate_access_integrity=False, group=group)
+
+    run_ranks(3, work)
+    words = r"w: all 6 elements of \[0:6\] must be stored once, but 6 are, some of them twice"
+    with pytest.raises(CheckpointError, match=words):
+        load({"w": tensor("w", torch.zeros(6))}, path)
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(path)["w"][:]
+    longer = ShardedTensor.from_rank_offsets("w", torch.zeros(7), allow_shape_mismatch=True)
+    with pytest.raises(CheckpointError, match=words):
+        load({"w": longer}, path)
+    assert any("some of them twice" in problem for problem in find_damage(path))
+    assert open_checkpoint(path)["w"][4:].tolist() == [1, 1]
+
+
+def test_objects_count_in_the_balance(tmp_path):
+    def work(group):
+        state = {f"w{n}": tensor(f"w{n}", torch.ones(1 << 18), replica_id=group.rank) for n in range(4)}
+        if group.rank == 0:
+            state |= {f"o{n}": ShardedObject(f"o{n}", bytes(1 << 20), (1,), (0,)) for n in range(4)}
+        save(state, tmp_path / "checkpoint", group=group)
+
+    run_ranks(2, work)
+    sizes = [file.stat().st_size for file in (tmp_path / "checkpoint").glob("*.distcp")]
+    assert max(sizes) < 1.1 * min(sizes)
 
 
 def test_each_flipped_byte_gives_right_values_or_an_error_with_the_file(tmp_path):

@@ -16,7 +16,7 @@ from trackbed.checkpoint.mapping import (
 from trackbed.checkpoint.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 
-__all__ = ["Request", "SavedState", "describe_request", "describe_state"]
+__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state"]
 
 Shard = ShardedTensor | ShardedObject
 
@@ -85,7 +85,7 @@ def describe_state(state: dict[str, Any]) -> SavedState:
         CheckpointError: it has a shard in a tuple, or beside other values in a list: it could not be loaded.
     """
     built = dict_list_map_outplace(_built, state)
-    _check(built, ())
+    check_places(built)
     sharded, rest = extract_matching_values(built, lambda value: isinstance(value, ShardedBase))
     _, common = extract_matching_values(rest, lambda value: isinstance(value, LocalNonpersistentObject))
     return SavedState(list(nested_values(sharded)), common if isinstance(common, dict) else {})
@@ -104,7 +104,7 @@ def describe_request(state: dict[str, Any]) -> Request:
         state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
     )
     built = dict_list_map_outplace(_built, state)
-    _check(built, ())
+    check_places(built)
     tree, rest = extract_matching_values(built, lambda value: isinstance(value, ShardedBase))
     local, _ = extract_matching_values(rest, lambda value: isinstance(value, LocalNonpersistentObject))
     return Request(
@@ -121,6 +121,15 @@ def _built(value: Any) -> Any:
         return value
     built = value.build()
     return dict_list_map_outplace(_built, built) if isinstance(built, dict | list) else built
+
+
+def check_places(state: Any) -> None:
+    """Checks that all shards of a state lie where `load` finds them again.
+
+    Raises:
+        CheckpointError: one is in a tuple, or beside plain values in a list.
+    """
+    _check(state, ())
 
 
 def _check(value: Any, path: tuple[Any, ...]) -> _Kind:

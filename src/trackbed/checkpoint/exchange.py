@@ -1,5 +1,6 @@
 """Exchange of tensors that several ranks want: one rank reads each part, and sends it to the others in flat buffers."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -95,7 +96,7 @@ def plan_parts(table: Table, num_ranks: int) -> list[Part]:
     """
     rows, starts = group_copies(table, np.flatnonzero((table.shape > 0).all(axis=1)))
     found: list[tuple[int, int, Numbers, Numbers, int]] = []
-    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
+    for start, end in itertools.pairwise([*starts.tolist(), len(rows)]):
         row = int(rows[start])
         if (table.rank[rows[start:end]] == table.rank[row]).all():
             continue

@@ -21,7 +21,7 @@ from trackbed.checkpoint.storage.whole_file import maybe_read_file
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish
-from trackbed.files.publish_folder import commit_folder
+from trackbed.files.publish_folder import commit_folder, flush_files
 from trackbed.files.regular import kind_of
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "commit_checkpoint",
     "data_name",
     "is_checkpoint",
+    "link_or_copy",
     "load_common",
     "open_folder",
     "open_for_all",
@@ -38,6 +39,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
+_OWN_NAMES: Final = (CONFIG_NAME, METADATA_NAME, SIDE_NAME, COMMON_NAME, "integrity.json")
+"""Names of files of a checkpoint besides those with items; the last may have been written by Megatron Core 0.19."""
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
 """Object in which Megatron Core 0.19 keeps what 0.16 has in `common.pt`."""
 _BACKENDS: Final = ("torch_dist",)
@@ -60,6 +63,12 @@ class CheckpointFolder:
     """Row of the object with the common state, which Megatron Core 0.19 writes in the place of `common.pt`."""
     is_plain: bool = False
     """True for a checkpoint that torch alone has saved, which has no common state."""
+
+    @property
+    def all_items(self) -> Catalogue:
+        """Contents with the object that has the common state."""
+        common = {} if self.common_row is None else {_COMMON_OBJECT: self.common_row}
+        return replace(self.catalogue, objects={**self.catalogue.objects, **common})
 
     def load_common(self) -> dict[str, Any]:
         """Loads the state that is not sharded.
@@ -132,12 +141,6 @@ def _without_side(path: Path, catalogue: Catalogue, *, is_plain: bool) -> Checkp
     return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=is_plain)
 
 
-def _with_common(opened: CheckpointFolder) -> Catalogue:
-    """Contents with the object that has the common state."""
-    common = {} if opened.common_row is None else {_COMMON_OBJECT: opened.common_row}
-    return replace(opened.catalogue, objects={**opened.catalogue.objects, **common})
-
-
 def _check_size(path: Path, name: str, num_bytes: int) -> None:
     """Checks that a file is there, and as long as the side file says.
 
@@ -170,13 +173,16 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
         opened = open_folder(path)
         content = orjson.dumps([opened.side and opened.side.save_id, opened.is_plain])
         if opened.side is None:
-            content += b"\n" + SideFile("", {}, _with_common(opened)).encode()
+            content += b"\n" + SideFile("", {}, opened.all_items).encode()
     content = meeting.broadcast(content)
     if opened is not None:
         return opened
     head, _, rest = content.partition(b"\n")
     save_id, is_plain = orjson.loads(head)
     if save_id is None:
+        if not (path / METADATA_NAME).exists():
+            msg = f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
+            raise CheckpointError(msg)
         return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
     opened = open_folder(path)
     if opened.side is None or opened.side.save_id != save_id:
@@ -203,6 +209,30 @@ def _read_side(path: Path) -> SideFile | None:
     return None if content is None else SideFile.decode(content)
 
 
+def _take_over_others(final: Path, partial: Path) -> None:
+    """Gives all that belongs to no checkpoint a second name, in the folder that takes the place of the first.
+
+    Raises:
+        OSError: a file can be neither linked nor copied.
+    """
+    for path in final.iterdir():
+        if path.suffix == ".distcp" or path.name in _OWN_NAMES or (partial / path.name).exists():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, partial / path.name, symlinks=True, copy_function=link_or_copy)
+        else:
+            link_or_copy(str(path), str(partial / path.name))
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Gives a file a second name, or copies it where the file system has no links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+        flush_files([Path(target)])
+
+
 def is_checkpoint(path: Path) -> bool:
     """True if a folder looks like a complete checkpoint, which may be replaced by another."""
     return any((path / name).exists() for name in (CONFIG_NAME, METADATA_NAME, SIDE_NAME))
@@ -211,13 +241,16 @@ def is_checkpoint(path: Path) -> bool:
 def commit_checkpoint(partial: Path, final: Path) -> None:
     """Makes the files of a partial folder the checkpoint `final`: whole, or not at all.
 
-    An absent or empty folder takes the name by one rename. An earlier checkpoint is exchanged with the new one. Into a
-    folder with other files the new ones move, `metadata.json` last, without which it is no checkpoint.
+    An absent or empty folder takes the name by one rename. An earlier checkpoint is exchanged with the new one, which
+    takes over all files there that belong to no checkpoint. Into a folder with other files alone the new ones move,
+    `metadata.json` last, without which it is no checkpoint.
 
     Raises:
         OSError: a file cannot be renamed or flushed.
     """
     if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
+        if final.is_dir() and is_checkpoint(final):
+            _take_over_others(final, partial)
         if commit_folder(partial, final, may_replace=is_checkpoint):
             logger.warning("%s: a checkpoint that was there has been replaced", final)
         return

@@ -22,7 +22,7 @@ from trackbed.checkpoint.megatron.strictness import (
     parse_strict_flag,
 )
 from trackbed.checkpoint.phases import Observer, Phases
-from trackbed.checkpoint.table import gather_table, tabulate
+from trackbed.checkpoint.table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import ArgumentError
 
@@ -142,7 +142,7 @@ def _differences(
         return set(), set()
     stored = {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
     missing = stored - wanted if StrictHandling.requires_global_app_metadata(handling) else set()
-    unexpected = {shard.key for shard in shards} - stored
+    unexpected = {shard.key for shard in shards if has_elements(shard)} - stored
     if handling is not StrictHandling.IGNORE_ALL and not StrictHandling.requires_returning_mismatch_keys(handling):
         raises = handling in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
         maybe_report_missing_and_unexpected_keys(missing, unexpected, raises)

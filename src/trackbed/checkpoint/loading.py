@@ -1,24 +1,26 @@
 """Reads the shards that ranks want, wherever their elements are stored."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from trackbed.checkpoint.catalogue import Catalogue, StoredTensor
+from trackbed.checkpoint.exact_cast import is_exact_cast
 from trackbed.checkpoint.exchange import Exchange, exchange_parts, must_exchange, plan_parts
 from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.checkpoint.storage.parallel_read import Place, read_places
-from trackbed.checkpoint.table import gather_table, tabulate
+from trackbed.checkpoint.table import gather_table, has_elements, tabulate
+from trackbed.checkpoint.validate import cover_once
 from trackbed.errors import CheckpointError
 
-__all__ = ["load_shards", "require_loadable"]
+__all__ = ["load_shards", "require_covered", "require_loadable"]
 
 Shard = ShardedTensor | ShardedObject
 
@@ -34,7 +36,7 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
             msg = f"{shard.unique_key}: must be an object of the checkpoint, but is not there"
             raise CheckpointError(msg)
         return
-    if 0 in shard.local_shape:
+    if not has_elements(shard):
         return
     stored = catalogue.tensors.get(shard.key)
     if stored is None:
@@ -44,7 +46,7 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
     if wanted != stored.shape and not (shard.allow_shape_mismatch and len(wanted) == len(stored.shape)):
         msg = f"{shard.key}: must have the shape {wanted} that is wanted, but is stored as {stored.shape}"
         raise CheckpointError(msg)
-    if shard.dtype != stored.dtype and not allow_cast and torch.promote_types(shard.dtype, stored.dtype) != shard.dtype:
+    if not allow_cast and not is_exact_cast(stored.dtype, shard.dtype):
         msg = (
             f"{shard.key}: values of {stored.dtype} must be loaded into a type that can hold them, but are wanted in "
             f"{shard.dtype}: pass allow_cast=True to round them"
@@ -56,16 +58,29 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
 def _check_coverage(shard: ShardedTensor, catalogue: Catalogue, stored: StoredTensor) -> None:
     shape = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
     offset = tuple(shard.global_offset)
+    # A target may be longer than what is stored, where that is allowed.
     pairs = zip(offset, shape, stored.shape, strict=True)
-    inside = prod(max(0, min(start + size, end) - start) for start, size, end in pairs)
-    if shard.allow_shape_mismatch and stored.shape != tuple(shard.global_shape):
+    require_covered(catalogue, shard.key, offset, tuple(max(0, min(size, end - start)) for start, size, end in pairs))
+
+
+def require_covered(catalogue: Catalogue, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Checks that each element of a box of a tensor is stored once.
+
+    Raises:
+        CheckpointError: one is not, or several times.
+    """
+    common = catalogue.overlaps(key, offset, shape) if 0 not in shape else []
+    if len(common) == 1 and common[0][1:] == (offset, tuple(map(sum, zip(offset, shape, strict=True)))):
         return
-    common = catalogue.overlaps(shard.key, offset, shape)
-    found = sum(prod(map(operator.sub, end, first)) for _, first, end in common)
-    if found != inside:
-        region = ", ".join(f"{start}:{start + size}" for start, size in zip(offset, shape, strict=True))
-        msg = f"{shard.key}: all {inside:,} elements of [{region}] must be stored once, but {found:,} are"
-        raise CheckpointError(msg)
+    boxes = np.array([(first, end) for _, first, end in common], dtype=np.int64).reshape(-1, 2, len(shape))
+    low, sizes = np.array(offset, dtype=np.int64), boxes[:, 1] - boxes[:, 0]
+    if cover_once(boxes[:, 0] - low, sizes, np.array(shape, dtype=np.int64)):
+        return
+    region = ", ".join(f"{start}:{start + size}" for start, size in zip(offset, shape, strict=True))
+    found = sum(prod(size) for size in sizes.tolist())
+    twice = ", some of them twice" if found >= prod(shape) else ""
+    msg = f"{key}: all {prod(shape):,} elements of [{region}] must be stored once, but {found:,} are{twice}"
+    raise CheckpointError(msg)
 
 
 def load_shards(
@@ -99,7 +114,7 @@ def load_shards(
                 if isinstance(shard, ShardedObject):
                     meeting.poll()
                     found[number] = reader.read_object(shard.unique_key)
-                elif number not in exchanged and 0 not in shard.local_shape:
+                elif number not in exchanged and has_elements(shard):
                     box = _box(shard, found[number])
                     if shard.allow_shape_mismatch:
                         box.zero_()
@@ -124,7 +139,7 @@ def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointF
     tensors = {
         number: shard
         for number, shard in enumerate(shards)
-        if isinstance(shard, ShardedTensor) and 0 not in shard.local_shape and not shard.allow_shape_mismatch
+        if isinstance(shard, ShardedTensor) and has_elements(shard) and not shard.allow_shape_mismatch
     }
     numbers = list(tensors)
     described = [

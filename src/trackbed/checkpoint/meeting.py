@@ -6,10 +6,12 @@ the others.
 """
 
 import base64
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
@@ -21,11 +23,14 @@ import torch.distributed as dist
 from trackbed.comm import SOLO, Group, Step
 from trackbed.comm.torch import TorchGroup, current_group
 from trackbed.errors import CheckpointError, CollectiveError
+from trackbed.files.publish import remove_partial
 
-__all__ = ["Meeting", "Ranks", "meet"]
+__all__ = ["Meeting", "Ranks", "meet", "meet_among"]
 
 Ranks: TypeAlias = "Group | dist.ProcessGroup | None"
 """The ranks of a save or load: a group, a process group of torch, or None for all of them."""
+
+logger = logging.getLogger(__name__)
 
 _INLINE_BYTES: Final = 4 << 10
 """Bytes of each rank up to which they go through the store, without a collective of the backend."""
@@ -43,6 +48,8 @@ class Meeting:
     step: Step
     process_group: Any
     """Process group of torch with the same ranks; None if there is none."""
+    partials: list[Path] = field(default_factory=list)
+    """Partial folders that this rank removes if the step fails, once all ranks have left it."""
 
     @property
     def rank(self) -> int:
@@ -58,23 +65,29 @@ class Meeting:
         """Raises if another rank has failed. Call it every 50 ms or so during long work."""
         self.step.poll(0)
 
-    def gather(self, content: bytes) -> list[bytes]:
-        """Collective over the ranks: returns the bytes of each, in rank order."""
+    def gather(self, content: bytes, among: Any = None) -> list[bytes]:
+        """Collective over the ranks: returns the bytes of each, in rank order.
+
+        Args:
+            content: bytes of this rank.
+            among: process group of some of the ranks, this one among them, that exchange their bytes among themselves;
+                the others do so in other groups. None for all.
+        """
         if self.size == 1:
             return [content]
+        members = range(self.size) if among is None else self._ranks_of(among)
         goes_inline = self.process_group is None or len(content) <= _INLINE_BYTES
         text = base64.b85encode(content).decode() if goes_inline else None
         offers: list[Any] = self.group.all_gather([len(content), text])
         if all(text is not None for _, text in offers):
-            return [content if rank == self.rank else base64.b85decode(text) for rank, (_, text) in enumerate(offers)]
-        sizes = [size for size, _ in offers]
+            return [content if rank == self.rank else base64.b85decode(offers[rank][1]) for rank in members]
+        sizes = [offers[rank][0] for rank in members]
+        group = self.process_group if among is None else among
         padded = np.zeros(max(sizes), dtype=np.uint8)
         padded[: len(content)] = np.frombuffer(content, dtype=np.uint8)
-        device = "cuda" if dist.get_backend(self.process_group) == "nccl" else "cpu"
+        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
         received = [torch.empty(max(sizes), dtype=torch.uint8, device=device) for _ in sizes]
-        self.wait(
-            dist.all_gather(received, torch.from_numpy(padded).to(device), group=self.process_group, async_op=True)
-        )
+        self.wait(dist.all_gather(received, torch.from_numpy(padded).to(device), group=group, async_op=True))
         return [tensor[:size].cpu().numpy().tobytes() for tensor, size in zip(received, sizes, strict=True)]
 
     def broadcast(self, content: bytes) -> bytes:
@@ -92,6 +105,18 @@ class Meeting:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         self.wait(dist.broadcast(received, group=self.process_group, group_src=0, async_op=True))
         return content if self.rank == 0 else received.cpu().numpy().tobytes()
+
+    def has(self, process_group: Any) -> bool:
+        """True if all ranks of a process group belong to this meeting."""
+        if self.process_group is None:
+            return False
+        own = dist.get_process_group_ranks(self.process_group)
+        return set(dist.get_process_group_ranks(process_group)) <= set(own)
+
+    def _ranks_of(self, process_group: Any) -> list[int]:
+        """Numbers, in this meeting, of the ranks of a process group."""
+        own = {rank: number for number, rank in enumerate(dist.get_process_group_ranks(self.process_group))}
+        return [own[rank] for rank in dist.get_process_group_ranks(process_group)]
 
     def wait(self, work: Any) -> None:
         """Waits for a collective of the backend, and looks for failures of other ranks meanwhile."""
@@ -138,19 +163,47 @@ def meet(
         return
     found, ranks = _ranks(group)
     try:
-        with found.guarded(what) as step:
-            token = _current.set(Meeting(found, step, ranks))
+        # The step ends when all ranks have left it.
+        with _removed_after_error() as partials, found.guarded(what) as step:
+            meeting = Meeting(found, step, ranks, partials)
+            token = _current.set(meeting)
             try:
-                yield Meeting(found, step, ranks)
+                yield meeting
             finally:
                 _current.reset(token)
-    except (CheckpointError, CollectiveError) as error:
-        if isinstance(error, error_type):
-            raise
+    except CollectiveError as error:
         raise error_type(str(error)) from error
-    except Exception as error:
+    except Exception as error:  # one process alone raises what it is
         msg = f"{what}: rank {found.rank}: {type(error).__name__}: {error}"
         raise error_type(msg) from error
+
+
+@contextmanager
+def _removed_after_error() -> Iterator[list[Path]]:
+    """Yields a list of partial folders, which are removed if the block fails."""
+    partials: list[Path] = []
+    try:
+        yield partials
+    except BaseException:
+        for partial in filter(Path.exists, partials):
+            try:
+                remove_partial(partial)
+            except OSError as error:  # a rank that was given up may still write
+                logger.warning("%s: must be removed after a failure, but: %s", partial, error)
+        raise
+
+
+@contextmanager
+def meet_among(
+    what: str, process_group: Any, *, error_type: type[CheckpointError] = CheckpointError
+) -> Iterator[Meeting]:
+    """Like `meet`; a block inside one over more ranks belongs to that one's step, with all of its ranks."""
+    outer = _current.get()
+    if outer is not None and process_group is not None and outer.has(process_group):
+        yield outer
+        return
+    with meet(what, process_group, error_type=error_type) as meeting:
+        yield meeting
 
 
 def _ranks(group: Ranks) -> tuple[Group, Any]:

@@ -1,13 +1,12 @@
 """Removes tensors from a checkpoint."""
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trackbed.checkpoint.folder import commit_checkpoint, open_folder
+from trackbed.checkpoint.folder import commit_checkpoint, link_or_copy, open_folder
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
 from trackbed.checkpoint.side_file import SIDE_NAME, StoredFile
 from trackbed.files.checksum import crc32
@@ -33,7 +32,7 @@ def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
         OSError: a file cannot be written or linked.
     """
     opened = open_folder(folder)
-    catalogue = opened.catalogue.without(is_removed)
+    catalogue = opened.all_items.without(is_removed)
     emptied = set(opened.catalogue.files) - set(catalogue.files)
     contents = {METADATA_NAME: encode_metadata(catalogue)}
     if opened.side is not None:
@@ -47,9 +46,9 @@ def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
             if path.name in emptied or path.name in _DESCRIPTIONS:
                 continue
             if path.is_dir():
-                shutil.copytree(path, partial / path.name, copy_function=_link)
+                shutil.copytree(path, partial / path.name, copy_function=link_or_copy)
             else:
-                _link(str(path), str(partial / path.name))
+                link_or_copy(str(path), str(partial / path.name))
         for name, content in contents.items():
             write_new(partial / name, content)
         flush_files(partial / name for name in contents)
@@ -58,12 +57,3 @@ def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
         if partial.exists():
             remove_partial(partial)
         raise
-
-
-def _link(source: str, target: str) -> None:
-    """Gives a file a second name, or copies it where the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-        flush_files([Path(target)])

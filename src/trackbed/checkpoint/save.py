@@ -17,11 +17,12 @@ from trackbed.checkpoint.megatron.strictness import log_common_differences
 from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan_save import plan_balanced
 from trackbed.checkpoint.safe_pickle import torch_bytes
+from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.writing import (
     agree_on_plan,
     collect,
+    encode_objects,
     make_partial,
-    removed_after_error,
     write_descriptions,
     write_shards,
 )
@@ -122,20 +123,21 @@ def _save(
         if validates and shared_part is not None:
             log_common_differences(shared_part(dict(described.common)), meeting)
     with phases("plan"):
-        plan = agree_on_plan(meeting, described.shards, plan_balanced, validates=validates)
+        shards = list(filter(has_elements, described.shards))
+        objects = encode_objects(shards)
+        plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
     partial = make_partial(folder, meeting)
-    with removed_after_error(partial, meeting.rank):
-        with phases("write"):
-            written = write_shards(partial, described.shards, plan, meeting, direct=direct)
-        with phases("collect"):
-            found = collect(meeting, written)
-        with phases("commit"):
-            if meeting.rank == 0:
-                content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}
-                config = CheckpointingConfig("torch_dist", 1)
-                contents = {
-                    COMMON_NAME: torch_bytes({**described.common, **content}, COMMON_NAME),
-                    CONFIG_NAME: config.encode(),
-                }
-                write_descriptions(partial, plan, found, contents)
-                commit_checkpoint(partial, folder)
+    with phases("write"):
+        written = write_shards(partial, shards, objects, plan, meeting, direct=direct)
+    with phases("collect"):
+        found = collect(meeting, written)
+    with phases("commit"):
+        if meeting.rank == 0:
+            content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}
+            config = CheckpointingConfig("torch_dist", 1)
+            contents = {
+                COMMON_NAME: torch_bytes({**described.common, **content}, COMMON_NAME),
+                CONFIG_NAME: config.encode(),
+            }
+            write_descriptions(partial, plan, found, contents)
+            commit_checkpoint(partial, folder)

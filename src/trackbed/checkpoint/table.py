@@ -14,7 +14,7 @@ from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_re
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.errors import CheckpointError
 
-__all__ = ["DTYPES", "Table", "gather_table", "join_tables", "tabulate"]
+__all__ = ["DTYPES", "Table", "gather_table", "has_elements", "join_tables", "tabulate"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -100,6 +100,11 @@ class Table:
     def digest(self) -> bytes:
         """Hash of 16 bytes of all that the table says."""
         return hashlib.blake2b(self.encode(), digest_size=16).digest()
+
+
+def has_elements(shard: ShardedTensor | ShardedObject) -> bool:
+    """True for all but a tensor without elements, which belongs to no rank and is not stored."""
+    return isinstance(shard, ShardedObject) or 0 not in shard.local_shape
 
 
 def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_bytes: Sequence[int] = ()) -> Table:

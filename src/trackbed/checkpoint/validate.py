@@ -1,6 +1,7 @@
 """Checks of the shards of all ranks, before any data moves: pure, and the same on every rank."""
 
 from collections.abc import Iterator
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from trackbed.checkpoint.table import DTYPES, Table
 from trackbed.errors import CheckpointError
 
-__all__ = ["find_problems", "require_valid"]
+__all__ = ["cover_once", "find_problems", "require_valid"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -77,22 +78,23 @@ def _first_rows(table: Table) -> Int64s:
 
 def _conflicts(table: Table) -> Iterator[str]:
     """Yields a sentence for each key whose shards contradict each other, and each shard outside its tensor."""
-    if len(table) == 0:
-        return
-    first = _first_rows(table)[table.key]
+    rows = np.flatnonzero((table.shape > 0).all(axis=1))  # those without elements belong to no rank
+    first = np.empty(len(table.keys), dtype=np.int64)
+    first[table.key[rows[::-1]]] = rows[::-1]
+    first = first[table.key[rows]]
     different = (
-        (table.dtype != table.dtype[first])
-        | (table.num_axes != table.num_axes[first])
-        | (table.global_shape != table.global_shape[first]).any(axis=1)
+        (table.dtype[rows] != table.dtype[first])
+        | (table.num_axes[rows] != table.num_axes[first])
+        | (table.global_shape[rows] != table.global_shape[first]).any(axis=1)
     )
     seen: set[int] = set()
-    for row in np.flatnonzero(different).tolist():
+    for row, other in zip(rows[different].tolist(), first[different].tolist(), strict=True):
         if int(table.key[row]) not in seen:
             seen.add(int(table.key[row]))
-            both = f"{_kind(table, row)} and {_kind(table, int(first[row]))}"
+            both = f"{_kind(table, row)} and {_kind(table, other)}"
             yield f"{table.keys[table.key[row]]}: all shards must have one kind, type and shape, but {both}"
-    outside = (table.offset < 0) | (table.offset + table.shape > table.global_shape)
-    for row in np.flatnonzero(outside.any(axis=1)).tolist():
+    outside = (table.offset[rows] < 0) | (table.offset[rows] + table.shape[rows] > table.global_shape[rows])
+    for row in rows[outside.any(axis=1)].tolist():
         what = f"rank {table.rank[row]} has {table.region(row)}"
         yield f"{table.keys[table.key[row]]}: each box must lie within {_shape(table, row)}, but {what}"
 
@@ -132,6 +134,33 @@ def _gaps_and_overlaps(table: Table, example: int, rows: Int64s) -> list[str]:
     if _is_tiling(first, shape, whole):
         return []
     return _describe(table, key, rows, first, shape, whole)
+
+
+def cover_once(first: Int64s, shape: Int64s, whole: Int64s) -> bool:
+    """True if boxes cover all elements of a tensor, and none twice.
+
+    Args:
+        first: `[B, D]` first element of each box, within the tensor.
+        shape: `[B, D]` shape of each box, without zeros.
+        whole: `[D]` shape of the tensor.
+    """
+    if not whole.all():
+        return True
+    covered = sum(prod(size) for size in shape.tolist())
+    if covered != prod(whole.tolist()):
+        return False
+    return len(first) == 1 or _is_tiling(first, shape, whole) or _are_disjoint(first, first + shape)
+
+
+def _are_disjoint(first: Int64s, end: Int64s) -> bool:
+    """True if no element is in two boxes."""
+    order = np.lexsort(first.T[::-1])
+    first, end = first[order], end[order]
+    for number in range(1, len(first)):
+        near = np.flatnonzero(end[:number, 0] > first[number, 0])
+        if ((first[near] < end[number]) & (end[near] > first[number])).all(axis=1).any():
+            return False
+    return True
 
 
 def _is_tiling(first: Int64s, shape: Int64s, whole: Int64s) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
 from trackbed.checkpoint.folder import CheckpointFolder, open_folder
+from trackbed.checkpoint.loading import require_covered
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
 from trackbed.checkpoint.storage.box_reader import BoxReader
@@ -36,6 +37,11 @@ def find_damage(folder: str | Path, progress: Callable[[int], None] = lambda _: 
         return
     problems = _of_side(opened, opened.side, progress) if opened.side is not None else _of_items(opened, progress)
     yield from problems
+    for key, stored in opened.catalogue.tensors.items():
+        try:
+            require_covered(opened.catalogue, key, (0,) * len(stored.shape), stored.shape)
+        except CheckpointError as error:
+            yield str(error)
     try:
         opened.load_common()
     except CheckpointError as error:

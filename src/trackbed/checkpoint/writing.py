@@ -1,15 +1,16 @@
 """Writes the shards of all ranks to a folder, and what describes them."""
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
+
 from trackbed.checkpoint.folder import data_name
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
+from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
 from trackbed.checkpoint.plan_save import Assignment
@@ -21,15 +22,15 @@ from trackbed.checkpoint.validate import require_valid
 from trackbed.checkpoint.written_files import WrittenFiles, catalogue_of
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
-from trackbed.files.publish import remove_partial, write_new
+from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
 
 __all__ = [
     "SavePlan",
     "agree_on_plan",
     "collect",
+    "encode_objects",
     "make_partial",
-    "removed_after_error",
     "write_descriptions",
     "write_shards",
 ]
@@ -54,8 +55,8 @@ class SavePlan:
 class _LastPlan:
     """Plan of the last save over some ranks."""
 
-    number: int
-    """Number of plans before it, the same on every rank."""
+    name: str
+    """Digest of the table of all ranks."""
     digest: bytes
     """Digest of this rank's table."""
     choose: Choose
@@ -64,10 +65,27 @@ class _LastPlan:
     plan: SavePlan
 
 
+_OBJECT_STEP: Final = 64 << 10
+
 _last_plans: Final[WeakKeyDictionary[Any, _LastPlan]] = WeakKeyDictionary()
 
 
-def agree_on_plan(meeting: Meeting, shards: Sequence[Shard], choose: Choose, *, validates: bool = True) -> SavePlan:
+def encode_objects(shards: Sequence[Shard]) -> dict[int, bytes]:
+    """Bytes of the objects that this rank may write, by their place among the shards.
+
+    Raises:
+        CheckpointError: one has a class that is not allowed, so that it could not be loaded.
+    """
+    return {
+        number: torch_bytes([shard.data], shard.unique_key)
+        for number, shard in enumerate(shards)
+        if isinstance(shard, ShardedObject) and is_main_replica(shard.replica_id)
+    }
+
+
+def agree_on_plan(
+    meeting: Meeting, shards: Sequence[Shard], objects: Mapping[int, bytes], choose: Choose, *, validates: bool = True
+) -> SavePlan:
     """Collective over the ranks: plans a save.
 
     If the tables of all ranks are those of the last save, its plan is used again, and the tables are not exchanged.
@@ -75,61 +93,58 @@ def agree_on_plan(meeting: Meeting, shards: Sequence[Shard], choose: Choose, *, 
     Args:
         meeting: the ranks.
         shards: shards of this rank.
+        objects: bytes of its objects, from `encode_objects`.
         choose: chooses what each rank writes, from the table of all and the number of ranks.
         validates: True to check that main replicas cover each tensor once.
 
     Raises:
         CheckpointError: they do not.
     """
-    own = tabulate(shards, meeting.rank)
+    # Rounded, so that an object that grows a little changes no plan.
+    sizes = [len(objects.get(number, b"")) for number, shard in enumerate(shards) if isinstance(shard, ShardedObject)]
+    own = tabulate(shards, meeting.rank, [size // _OBJECT_STEP * _OBJECT_STEP for size in sizes])
     digest = own.digest()
     last = _last_plans.get(meeting.group) if meeting.size > 1 else None
     if last is not None and ((last.digest, last.choose) != (digest, choose) or (validates and not last.is_validated)):
         last = None
     if meeting.size > 1:
-        numbers = meeting.group.all_gather(None if last is None else last.number)
-        if last is not None and numbers == [last.number] * meeting.size:
+        names = meeting.group.all_gather(None if last is None else last.name)
+        if last is not None and names == [last.name] * meeting.size:
             return last.plan
     table, first_row = gather_table(meeting, own)
     if validates:
         require_valid(table)
     plan = SavePlan(table, choose(table, meeting.size), first_row)
     if meeting.size > 1:
-        before = _last_plans.get(meeting.group)
-        number = 0 if before is None else before.number + 1
-        _last_plans[meeting.group] = _LastPlan(number, digest, choose, validates, plan)
+        _last_plans[meeting.group] = _LastPlan(table.digest().hex(), digest, choose, validates, plan)
     return plan
 
 
 def make_partial(folder: Path, meeting: Meeting) -> Path:
-    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have."""
+    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have.
+
+    It is removed if the meeting fails.
+
+    Raises:
+        CheckpointError: this rank does not see the folder that rank 0 has made.
+    """
     path = None
     if meeting.rank == 0:
         final = folder.absolute()
         final.parent.mkdir(parents=True, exist_ok=True)
         path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
-    try:
-        return Path(meeting.group.broadcast(None if path is None else str(path)))
-    except BaseException:
-        if path is not None:
-            remove_partial(path)
-        raise
-
-
-@contextmanager
-def removed_after_error(partial: Path, rank: int) -> Iterator[None]:
-    """Has rank 0 remove a partial folder if the block, in which all ranks fail together, fails."""
-    try:
-        yield
-    except BaseException:
-        if rank == 0 and partial.exists():
-            remove_partial(partial)
-        raise
+        meeting.partials.append(path)
+    partial = Path(meeting.group.broadcast(None if path is None else str(path)))
+    if not partial.is_dir():
+        msg = f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
+        raise CheckpointError(msg)
+    return partial
 
 
 def write_shards(
     folder: Path,
     shards: Sequence[Shard],
+    objects: Mapping[int, bytes],
     plan: SavePlan,
     meeting: Meeting,
     *,
@@ -141,6 +156,7 @@ def write_shards(
     Args:
         folder: folder of the files.
         shards: shards of this rank, in the order of its table.
+        objects: bytes of its objects, from `encode_objects`.
         plan: plan of the save.
         meeting: the ranks.
         file_of: name of the file of each item; by default one file for all.
@@ -151,7 +167,10 @@ def write_shards(
         OSError: a file cannot be written.
     """
     own = plan.assignment.of_rank(meeting.rank)
-    values = [_value(shards[row - plan.first_row], start, stop, axis) for row, start, stop, axis in _parts(own)]
+    values = [
+        _value(shards[row - plan.first_row], objects.get(row - plan.first_row, b""), start, stop, axis)
+        for row, start, stop, axis in _parts(own)
+    ]
     names = file_of or [data_name(meeting.rank)] * len(values)
     items: list[tuple[str, WrittenItem] | None] = [None] * len(values)
     files = {}
@@ -169,10 +188,10 @@ def _parts(assignment: Assignment) -> Iterable[tuple[int, int, int, int]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _value(shard: Shard, start: int, stop: int, axis: int) -> Any:
-    """Value that is written for a part of a shard."""
+def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> torch.Tensor | bytes:
+    """Value that is written for a part of a shard: the bytes of an object, or elements, all for axis -1."""
     if isinstance(shard, ShardedObject):
-        return torch_bytes([shard.data], shard.unique_key)
+        return content
     if shard.data is None:
         msg = f"{shard.key}: a tensor that is saved must have data, but has none"
         raise CheckpointError(msg)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trackbed.checkpoint.meeting import meet
+from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
 
 __all__ = ["AsyncCallsQueue", "AsyncRequest"]
 
@@ -40,7 +41,7 @@ class AsyncRequest(NamedTuple):
         Raises:
             CheckpointError: a rank failed.
         """
-        with meet("save") as meeting:
+        with meet("save", error_type=DistributedCheckpointError) as meeting:
             arguments = list(self.async_fn_args)
             if self.preload_fn is not None:
                 arguments[1] = self.preload_fn()

@@ -1,16 +1,18 @@
 """Choice of the rank that saves or loads each shard that several have: Megatron Core's, to the order of the keys."""
 
 import heapq
+import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from trackbed.checkpoint.mapping import ShardedTensor, is_main_replica
+from trackbed.checkpoint.meeting import meet_among
 from trackbed.checkpoint.megatron.entries import ShardId, shard_id
+from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, nested_values
 
 __all__ = [
@@ -100,11 +102,14 @@ def determine_main_replica_uniform_distribution(
     Returns:
         The distribution; None for a group of one rank.
     """
-    if dist.get_world_size(parallelization_group) <= 1:
+    entries = [entry for entry in nested_values(sharded_state_dict) if isinstance(entry, ShardedTensor)]
+    own = [entry.without_data() for entry in entries if has_elements(entry)]
+    with meet_among("distribute", parallelization_group) as meeting:
+        # Ranks that are alone in their group take part too: those of other groups wait for all.
+        contents = meeting.gather(pickle.dumps(own), parallelization_group)
+    if len(contents) == 1:
         return None
-    own = [entry.without_data() for entry in nested_values(sharded_state_dict) if isinstance(entry, ShardedTensor)]
-    of_ranks: list[list[ShardedTensor]] = [[] for _ in range(dist.get_world_size(parallelization_group))]
-    dist.all_gather_object(of_ranks, own, group=parallelization_group)
+    of_ranks: list[list[ShardedTensor]] = [pickle.loads(content) for content in contents]
     ranks_of: defaultdict[ShardId, list[int]] = defaultdict(list)
     described: dict[ShardId, ShardedTensor] = {}
     mains: set[ShardId] = set()

@@ -3,7 +3,9 @@
 All functions are collective over the process group, which is None for all ranks.
 """
 
+import pickle
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint.mapping import ShardedTensor
-from trackbed.checkpoint.meeting import meet
+from trackbed.checkpoint.meeting import Meeting, meet_among
 from trackbed.checkpoint.megatron.distribution import ShardDistribution
 from trackbed.checkpoint.megatron.entries import ShardId
 from trackbed.errors import CheckpointError
@@ -78,8 +80,7 @@ def exchange_loaded_tensors_broadcast(
     """Exchanges tensors by one broadcast each. See `exchange_by_distribution`."""
     found = dict(loaded_tensors)
     rank, device = dist.get_rank(parallelization_group), _device_of(parallelization_group)
-    with meet("load", parallelization_group) as meeting:
-        meeting.group.barrier()
+    with _series_of_collectives(parallelization_group) as meeting:
         for name, source in _exchanged(shard_distribution):
             if rank == source:
                 tensor = _plain(found[name])
@@ -115,8 +116,7 @@ def exchange_loaded_tensors_gather_rounds(
     rank, device = dist.get_rank(parallelization_group), _device_of(parallelization_group)
     size = dist.get_world_size(parallelization_group)
     described = shard_distribution.shard_to_metadata
-    with meet("load", parallelization_group) as meeting:
-        meeting.group.barrier()
+    with _series_of_collectives(parallelization_group) as meeting:
         for dtype in sorted({entry.dtype for entry in described.values()}, key=str):
             names_of: list[list[ShardId]] = [[] for _ in range(size)]
             for name, source in _exchanged(shard_distribution):
@@ -148,9 +148,7 @@ def exchange_loaded_tensors_gather_object(
     parallelization_group: Any = None,
 ) -> Tensors:
     """Exchanges tensors by an all-gather of pickles, which takes the memory of all tensors on every rank."""
-    with meet("load", parallelization_group) as meeting:
-        meeting.group.barrier()
-        return _gather_disjoint(loaded_tensors, parallelization_group)
+    return _gather_disjoint(loaded_tensors, parallelization_group)
 
 
 def exchange_loaded_objects_gather_object(loaded_objects: dict[ShardId, Any]) -> dict[ShardId, Any]:
@@ -159,16 +157,27 @@ def exchange_loaded_objects_gather_object(loaded_objects: dict[ShardId, Any]) ->
     Raises:
         CheckpointError: two ranks have loaded the same one.
     """
-    with meet("load") as meeting:
+    return _gather_disjoint(loaded_objects, None)
+
+
+@contextmanager
+def _series_of_collectives(group: Any) -> Iterator[Meeting]:
+    """Has all ranks begin and end a series of collectives together.
+
+    A rank that fails afterwards keeps no other one from taking part in all of them, so that the next save or load finds
+    the process group as it was.
+    """
+    with meet_among("load", group) as meeting:
         meeting.group.barrier()
-        return _gather_disjoint(loaded_objects, None)
+        yield meeting
+        meeting.group.barrier()
 
 
 def _gather_disjoint(own: dict[ShardId, Any], group: Any) -> dict[ShardId, Any]:
-    of_ranks: list[dict[ShardId, Any]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(of_ranks, own, group=group)
+    with meet_among("load", group) as meeting:
+        contents = meeting.gather(pickle.dumps(own), group)
     found: dict[ShardId, Any] = {}
-    for rank, loaded in enumerate(of_ranks):
+    for rank, loaded in enumerate(map(pickle.loads, contents)):
         twice = found.keys() & loaded.keys()
         if twice:
             msg = f"Duplicate shard ids loaded by different ranks: {sorted(twice)[0]}, by rank {rank} and one before it"

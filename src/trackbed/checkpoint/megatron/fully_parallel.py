@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from trackbed.checkpoint.exchange import Exchange, parse_exchange
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
-from trackbed.checkpoint.meeting import meet
+from trackbed.checkpoint.meeting import meet, meet_among
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
 from trackbed.checkpoint.megatron.distribution import (
     ShardDistribution,
@@ -25,6 +25,7 @@ from trackbed.checkpoint.megatron.strategy_base import (
     LoadShardedStrategy,
     SaveShardedStrategy,
 )
+from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 
@@ -82,8 +83,8 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self.parallelization_group = as_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.cached_distribution: ShardDistribution | None = None
-        self.cached_shards: set[ShardId] = set()
-        """Shards of this rank in that distribution."""
+        self.cached_shards: set[ShardId] | None = None
+        """Shards of this rank in that distribution; None before the first."""
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> AsyncRequest:
         """Collective over all ranks: distributes the save, and prepares it with the wrapped strategy.
@@ -146,8 +147,8 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.cached_distribution: ShardDistribution | None = None
-        self.cached_shards: set[ShardId] = set()
-        """Shards of this rank in that distribution."""
+        self.cached_shards: set[ShardId] | None = None
+        """Shards of this rank in that distribution; None before the first."""
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
         """Collective over all ranks: loads a share of the tensors and objects, and receives the others.
@@ -166,17 +167,17 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         Raises:
             CheckpointError: a rank failed.
         """
-        if dist.get_world_size(self.parallelization_group) <= 1:
+        if dist.get_world_size() == 1:
             return self.base_strategy.load(sharded_state_dict, checkpoint_dir)
         chosen = _chosen_exchange[0]
         if chosen is not None and isinstance(self.base_strategy, TorchDistLoadShardedStrategy):
             return self.base_strategy.load_with(sharded_state_dict, checkpoint_dir, chosen)
         with meet("load", error_type=DistributedCheckpointError):
             distribution = self.apply_loading_parallelization(sharded_state_dict)
-            if distribution is None:
-                msg = "parallelization_group: must have a distribution of its shards, but has none"
-                raise CheckpointError(msg)
             tensors, rest, own_tensors, other_tensors = self._defer_loading_sharded_tensors(sharded_state_dict)
+            if distribution is None:  # this rank is alone in its group: it loads all, whatever the replica ids are
+                distribution = ShardDistribution({}, set(), {}, {})
+                own_tensors, other_tensors = own_tensors | other_tensors, {}
             objects, rest, own_objects, other_objects = self._defer_loading_sharded_objects(rest)
             if rest:
                 msg = "state: must have tensors and objects alone to be loaded by a strategy, but has more"
@@ -255,15 +256,13 @@ def _distribution_of(
 
     A shard that it lacks would be lost.
     """
-    own = {shard_id(entry) for entry in nested_values(state) if isinstance(entry, ShardedTensor)}
-    before = wrapper.cached_distribution if wrapper.do_cache_distribution else None
-    if before is not None:
-        knows = torch.tensor([int(own == wrapper.cached_shards)])
-        if dist.get_backend(wrapper.parallelization_group) == "nccl":
-            knows = knows.cuda()
-        dist.all_reduce(knows, op=dist.ReduceOp.MIN, group=wrapper.parallelization_group)
-        if knows.item():
-            return before
+    entries = (entry for entry in nested_values(state) if isinstance(entry, ShardedTensor))
+    own = {shard_id(entry) for entry in entries if has_elements(entry)}
+    if wrapper.do_cache_distribution:
+        with meet_among("distribute", wrapper.parallelization_group) as meeting:
+            know = meeting.gather(bytes([own == wrapper.cached_shards]))  # all groups decide alike
+        if all(map(any, know)):
+            return wrapper.cached_distribution
     found = determine_main_replica_uniform_distribution(state, wrapper.parallelization_group, ignore_groups)
     if wrapper.do_cache_distribution:
         wrapper.cached_distribution, wrapper.cached_shards = found, own
@@ -316,7 +315,8 @@ def mark_replicas(state: Tree, rank: int, distribution: ShardDistribution) -> No
     for entry in nested_values(state):
         if isinstance(entry, ShardedTensor):
             name = shard_id(entry)
-            is_own = name in distribution.shards_in_this_group and distribution.main_rank_for_shard[name] == rank
+            is_there = has_elements(entry) and name in distribution.shards_in_this_group
+            is_own = is_there and distribution.main_rank_for_shard[name] == rank
             entry.replica_id = 0 if is_own else 1
 
 
@@ -332,12 +332,12 @@ def defer_loading_sharded_items(
 
     Returns:
         The entries of the type, in the structure of the state; all else; entries that this rank loads, by name; and
-        those that others load.
+        those that others load. Tensors without elements are in neither.
     """
     items, rest = extract_matching_values(sharded_state_dict, lambda value: isinstance(value, item_type))
     own: dict[ShardId, T] = {}
     others: dict[ShardId, T] = {}
-    for item in nested_values(items):
+    for item in filter(has_elements, nested_values(items)):
         (own if is_main_replica(item.replica_id) else others)[shard_id_func(item)] = item
     return items, rest, own, others
 
@@ -357,6 +357,9 @@ def fill_in_deferred_sharded_items(
     def fill(value: Any) -> Any:
         if not isinstance(value, item_type):
             return value
+        if isinstance(value, ShardedTensor) and not has_elements(value):
+            value.init_data("cpu")
+            return value.data
         name = shard_id_func(value)
         if name not in loaded_items:
             msg = f"{name[0]}: must have been loaded by a rank, but was not"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from trackbed.checkpoint.describe import check_places
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, apply_factories
 from trackbed.checkpoint.megatron.entries import clean_metadata, extract_nonpersistent, extract_sharded_base
 from trackbed.checkpoint.megatron.strictness import determine_global_metadata, validate_sharding_integrity
@@ -28,11 +29,12 @@ def save_preprocess(
         The entries, with factories applied, and the common state.
 
     Raises:
-        CheckpointError: the shards of the ranks are not one checkpoint.
+        CheckpointError: the shards of the ranks are not one checkpoint, or one lies where it could not be loaded.
     """
     built = dict_list_map_outplace(
         lambda value: value.build() if isinstance(value, ShardedTensorFactory) else value, sharded_state_dict
     )
+    check_places(built)
     _, rest = extract_nonpersistent(built)
     entries, common = extract_sharded_base(rest)
     if isinstance(common, dict) and "content_metadata" in common:

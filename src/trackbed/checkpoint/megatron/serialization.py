@@ -33,7 +33,7 @@ from trackbed.checkpoint.megatron.strictness import (
 from trackbed.checkpoint.safe_pickle import torch_bytes
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.tree import merge
-from trackbed.checkpoint.writing import make_partial, removed_after_error
+from trackbed.checkpoint.writing import make_partial
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
@@ -107,21 +107,17 @@ def save(
 
         def complete(write: Callable[[], None]) -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
+                if meeting.rank == 0:
+                    meeting.partials.append(partial)
                 write()
                 if meeting.rank == 0:
                     _describe(partial, contents)
                     commit_checkpoint(partial, folder)
                 meeting.group.barrier()
 
-        def write_later(request: AsyncRequest) -> None:
-            with removed_after_error(partial, rank):
-                complete(request.execute_sync)
-
-        rank = meeting.rank
-        with removed_after_error(partial, rank):
-            if async_sharded_save and isinstance(strategy, AsyncSaveShardedStrategy):
-                return AsyncRequest(write_later, (strategy.async_save(entries, partial),), [])
-            complete(lambda: strategy.save(entries, partial))
+        if async_sharded_save and isinstance(strategy, AsyncSaveShardedStrategy):
+            return AsyncRequest(complete, (strategy.async_save(entries, partial).execute_sync,), [])
+        complete(lambda: strategy.save(entries, partial))
     return None
 
 

@@ -26,11 +26,13 @@ from trackbed.checkpoint.megatron.strategy_base import (
 from trackbed.checkpoint.plan_save import main_replicas
 from trackbed.checkpoint.remove import remove_tensors
 from trackbed.checkpoint.safe_pickle import torch_bytes
+from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, dict_list_map_outplace, nested_values
 from trackbed.checkpoint.writing import (
     SavePlan,
     agree_on_plan,
     collect,
+    encode_objects,
     write_descriptions,
     write_shards,
 )
@@ -96,17 +98,18 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         Raises:
             CheckpointError: a rank failed.
         """
-        shards = list(nested_values(sharded_state_dict))
+        shards = list(filter(has_elements, nested_values(sharded_state_dict)))
         folder = Path(checkpoint_dir)
         written: list[WrittenFiles] = []
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
-            plan = agree_on_plan(meeting, shards, main_replicas, validates=False)
+            objects = encode_objects(shards)
+            plan = agree_on_plan(meeting, shards, objects, main_replicas, validates=False)
             names = self._files_of(plan, meeting.rank)
 
         def write() -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
-                written.append(write_shards(folder, shards, plan, meeting, file_of=names, direct=True))
+                written.append(write_shards(folder, shards, objects, plan, meeting, file_of=names, direct=True))
 
         def finalize() -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:

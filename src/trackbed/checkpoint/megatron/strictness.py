@@ -16,7 +16,7 @@ from trackbed.checkpoint.megatron.strategy_base import (
     StrategyAction,
     get_default_strategy,
 )
-from trackbed.checkpoint.table import join_tables, tabulate
+from trackbed.checkpoint.table import has_elements, join_tables, tabulate
 from trackbed.checkpoint.tree import Tree, diff, extract_matching_values, nested_values
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import CheckpointError
@@ -192,7 +192,7 @@ def determine_missing_and_unexpected_keys(
         Keys that no rank asks for, and keys that this rank asks for and the checkpoint lacks.
     """
     stored = {entry.key for entry in ckpt_sharded_metadata.values()}
-    unexpected = {entry.key for entry in local_metadata} - stored
+    unexpected = {entry.key for entry in local_metadata if has_elements(entry)} - stored
     if global_metadata is None:
         return set(), unexpected
     return stored - {entry.key for entries in global_metadata for entry in entries}, unexpected
