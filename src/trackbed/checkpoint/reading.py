@@ -1,6 +1,7 @@
 """Reads parts of a checkpoint, without a state dictionary."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from trackbed.checkpoint.folder import CheckpointFolder, open_folder
 from trackbed.checkpoint.loading import require_covered
 from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, CheckpointError
 
 __all__ = ["Checkpoint", "TensorReader", "open_checkpoint"]
 
