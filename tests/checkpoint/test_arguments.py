@@ -1,6 +1,7 @@
 """Arguments of Megatron Core 0.16.1 in Trackbed's own save and load."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,6 +94,36 @@ def test_a_strategy_saves_and_loads(tmp_path):
         save(state("a"), path, ("torch_dist", 1), observe=print)
     with pytest.raises(ArgumentError, match="must be None where a strategy loads"):
         load(wanted("a"), path, ("torch_dist", 1), rename={"a": "b"})
+
+
+@pytest.mark.parametrize("saves", [save, serialization.save])
+@pytest.mark.parametrize("spelling", [".", "", "{}", "../{}"])
+@pytest.mark.parametrize("content", ["nothing", "a note", "a checkpoint"])
+def test_the_working_directory_is_no_place_for_a_checkpoint(content, spelling, saves, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    if content == "a note":
+        (folder / "note").write_text("kept")
+    elif content == "a checkpoint":
+        save(state("a"), folder)
+    before = sorted(folder.iterdir())
+    monkeypatch.chdir(folder)
+    place = spelling.format(folder if spelling == "{}" else "here")
+    with pytest.raises(CheckpointError, match="must be another folder than the working directory"):
+        saves(state("b"), place)
+    assert (sorted(Path.cwd().iterdir()), list(tmp_path.iterdir())) == (before, [folder])
+    saves(state("b"), "below")
+    assert list(open_checkpoint(folder / "below")) == ["b"]
+
+
+@pytest.mark.parametrize("saves", [save, serialization.save])
+def test_a_link_to_a_folder_is_refused_before_anything_is_written(saves, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(CheckpointError, match=r"found a symbolic link: '.*/link'$"):
+        saves(state("a"), tmp_path / "link")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    assert list((tmp_path / "real").iterdir()) == []
 
 
 def test_a_request_saves_when_it_is_executed(tmp_path):

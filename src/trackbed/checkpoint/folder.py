@@ -18,7 +18,7 @@ from trackbed.checkpoint.safe_pickle import load_torch_item
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.checkpoint.storage.whole_file import maybe_read_file
-from trackbed.errors import CheckpointError
+from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish
 from trackbed.files.publish_folder import commit_folder, flush_files
@@ -34,6 +34,7 @@ __all__ = [
     "load_common",
     "open_folder",
     "open_for_all",
+    "target_folder",
 ]
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,21 @@ def link_or_copy(source: str, target: str) -> None:
 def is_checkpoint(path: Path) -> bool:
     """True if a folder looks like a complete checkpoint, which may be replaced by another."""
     return any((path / name).exists() for name in (CONFIG_NAME, METADATA_NAME, SIDE_NAME))
+
+
+def target_folder(path: str | Path) -> Path:
+    """Absolute path of a folder that is to become a checkpoint.
+
+    Raises:
+        ArgumentError: it is the working directory of this process, which would be left in a removed folder.
+    """
+    found = Path(path).absolute()
+    if found.is_dir() and found.samefile("."):
+        msg = (
+            f"checkpoint_dir: must be another folder than the working directory, which it replaces, found {str(path)!r}"
+        )
+        raise ArgumentError(msg)
+    return found
 
 
 def commit_checkpoint(partial: Path, final: Path) -> None:
