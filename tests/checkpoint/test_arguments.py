@@ -1,9 +1,11 @@
 """Arguments of Megatron Core 0.16.1 in Trackbed's own save and load."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
 from trackbed.checkpoint.exchange import plan_parts
@@ -57,6 +59,31 @@ def test_keys_that_one_side_has_are_handled(handling, checkpoint, caplog):
     assert ("Missing" in caplog.text) == (handling is StrictHandling.LOG_ALL)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("handling", StrictHandling)
+def test_names_of_torchs_objects_are_keys(handling, tmp_path):
+    dcp.save({"a": torch.arange(4.0), "epoch": 7}, checkpoint_id=str(tmp_path / "torchs"), no_dist=True)
+    if handling is StrictHandling.RAISE_ALL:
+        with pytest.raises(CheckpointError, match=r"Missing keys \(.*\): \{'epoch'\}"):
+            load(wanted("a"), tmp_path / "torchs", strict=handling)
+        return
+    found = load(wanted("a"), tmp_path / "torchs", strict=handling)
+    if handling.value.startswith("return"):
+        found, *keys = found
+        assert keys == [{"epoch"} if handling.value.endswith("_all") else set(), set()]
+    assert torch.equal(found["a"], torch.arange(4.0))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_torchs_objects_are_described_under_megatrons_paths(tmp_path):
+    dcp.save({"a": torch.arange(4.0), "epoch": 7}, checkpoint_id=str(tmp_path / "torchs"), no_dist=True)
+    (tmp_path / "torchs" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    torch.save({}, tmp_path / "torchs" / "common.pt")
+    found = serialization.load(wanted("a"), tmp_path / "torchs", strict="return_all")
+    assert found[1:] == ({"epoch"}, set())
+    assert set(serialization.load_sharded_metadata(tmp_path / "torchs")) == {"a", "epoch"}
+
+
 def test_a_strategy_saves_and_loads(tmp_path):
     path = tmp_path / "checkpoint"
     path.mkdir()
@@ -67,6 +94,36 @@ def test_a_strategy_saves_and_loads(tmp_path):
         save(state("a"), path, ("torch_dist", 1), observe=print)
     with pytest.raises(ArgumentError, match="must be None where a strategy loads"):
         load(wanted("a"), path, ("torch_dist", 1), rename={"a": "b"})
+
+
+@pytest.mark.parametrize("saves", [save, serialization.save])
+@pytest.mark.parametrize("spelling", [".", "", "{}", "../{}"])
+@pytest.mark.parametrize("content", ["nothing", "a note", "a checkpoint"])
+def test_the_working_directory_is_no_place_for_a_checkpoint(content, spelling, saves, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    if content == "a note":
+        (folder / "note").write_text("kept")
+    elif content == "a checkpoint":
+        save(state("a"), folder)
+    before = sorted(folder.iterdir())
+    monkeypatch.chdir(folder)
+    place = spelling.format(folder if spelling == "{}" else "here")
+    with pytest.raises(CheckpointError, match="must be another folder than the working directory"):
+        saves(state("b"), place)
+    assert (sorted(Path.cwd().iterdir()), list(tmp_path.iterdir())) == (before, [folder])
+    saves(state("b"), "below")
+    assert list(open_checkpoint(folder / "below")) == ["b"]
+
+
+@pytest.mark.parametrize("saves", [save, serialization.save])
+def test_a_link_to_a_folder_is_refused_before_anything_is_written(saves, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(CheckpointError, match=r"found a symbolic link: '.*/link'$"):
+        saves(state("a"), tmp_path / "link")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    assert list((tmp_path / "real").iterdir()) == []
 
 
 def test_a_request_saves_when_it_is_executed(tmp_path):

@@ -1,15 +1,18 @@
 """`trackbed ckpt`."""
 
 import json
+import shutil
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
+from hostile_checkpoints import HOSTILE, write_whole
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, save
+from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
 from trackbed.cli.main import trackbed
 from trackbed.comm import run_ranks
+from trackbed.errors import CheckpointError
 
 
 def run(*arguments):
@@ -80,8 +83,8 @@ def test_two_checkpoints_are_compared_in_any_layout(checkpoint, tmp_path):
     assert output.splitlines() == ["only in B: v", "w: 12 of 12 elements differ", "common state: differs"]
 
 
-@pytest.mark.parametrize("command", ["ls", "inspect", "verify"])
-def test_hostile_folders_show_no_traceback(tmp_path, command):
+@pytest.mark.parametrize("command", ["ls", "inspect", "verify", "diff"])
+def test_hostile_folders_show_no_traceback(tmp_path, checkpoint, command):
     for name, content in (
         (".metadata", b"cos\nsystem\n(S'true'\ntR."),
         ("trackbed.extents", b"x"),
@@ -90,6 +93,51 @@ def test_hostile_folders_show_no_traceback(tmp_path, command):
         path = tmp_path / name.strip(".")
         path.mkdir()
         (path / name).write_bytes(content)
-        status, output = run(command, path)
-        assert status == 1
-        assert name in output
+        for others in [(), (path,), (checkpoint,)] if command == "diff" else [()]:
+            status, output = run(command, path, *others)
+            assert status == (2 if (command, others) == ("diff", ()) else 1)
+            assert status == 2 or name in output
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    write_whole(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_command_ends_with_a_sentence(name, whole, tmp_path):
+    kind, apply = HOSTILE[name]
+    folder = tmp_path / "hostile"
+    shutil.copytree(whole / kind, folder)
+    apply(folder)
+    for words in (["ls"], ["inspect"], ["inspect", "--json"], ["verify"]):
+        check_ending(*run(words[0], folder, *words[1:]))
+    for pair in ((folder, folder), (folder, whole / kind), (whole / kind, folder)):
+        check_ending(*run("diff", *pair))
+    try:
+        load({}, folder, validate_access_integrity=False)
+    except CheckpointError:
+        assert run("verify", folder)[0] == 1
+
+
+def check_ending(status, output):
+    assert status in (0, 1), output
+    lines = output.splitlines()
+    assert status == 0 or lines[-1]
+    assert all("Traceback" not in line for line in lines)
+
+
+def test_a_dangling_link_is_no_damage(checkpoint):
+    (checkpoint / "link").symlink_to("/nonexistent/file")
+    assert run("verify", checkpoint) == (0, f"{checkpoint}: ok\n")
+
+
+def test_what_a_terminal_would_obey_is_escaped(tmp_path):
+    path = save_on(1, tmp_path / "one", v=ShardedTensor.from_rank_offsets("\x1b[31m", torch.zeros(1)))
+    other = save_on(1, tmp_path / "other")
+    for found in (run("ls", path), run("inspect", path), run("inspect", path, "--json"), run("diff", path, other)):
+        assert "\x1b" not in found[1]
+    assert run("diff", path, other) == (1, "only in A: \\x1b[31m\n")

@@ -10,11 +10,20 @@ import torch
 
 from trackbed.errors import CheckpointError
 
-__all__ = ["EMPTY", "Catalogue", "CatalogueBuilder", "StoredTensor"]
+__all__ = ["DTYPE_OF", "EMPTY", "Catalogue", "CatalogueBuilder", "StoredTensor"]
 
 Int64s = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.uint32]
 Numbers = tuple[int, ...]
+
+_QUANTIZED: Final = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+"""Types whose tensors are more than their elements; torch ends the process if they are made of these alone."""
+DTYPE_OF: Final[Mapping[str, torch.dtype]] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype) and value not in _QUANTIZED
+}
+"""Types of stored tensors by name."""
 
 
 @dataclass(frozen=True, slots=True)

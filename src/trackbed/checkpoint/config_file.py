@@ -6,6 +6,7 @@ from typing import Final
 
 import orjson
 
+from trackbed.checkpoint.storage.whole_file import maybe_read_file
 from trackbed.errors import CheckpointError
 
 __all__ = ["CONFIG_NAME", "CheckpointingConfig", "check_is_distributed_checkpoint", "maybe_load_config", "save_config"]
@@ -51,13 +52,9 @@ def maybe_load_config(checkpoint_dir: str | Path) -> CheckpointingConfig | None:
     """
     if not checkpoint_dir:
         return None
-    try:
-        content = (Path(checkpoint_dir) / CONFIG_NAME).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    content = maybe_read_file(Path(checkpoint_dir), CONFIG_NAME)
+    if content is None:
         return None
-    except OSError as error:
-        msg = f"{CONFIG_NAME}: must be a file that can be read, but is not: {error.strerror}"
-        raise CheckpointError(msg) from error
     try:
         found = orjson.loads(content)
         known = {name: found[name] for name in CheckpointingConfig.__dataclass_fields__ if name in found}

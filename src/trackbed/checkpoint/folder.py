@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +17,12 @@ from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
 from trackbed.checkpoint.safe_pickle import load_torch_item
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
 from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.errors import CheckpointError
+from trackbed.checkpoint.storage.whole_file import maybe_read_file
+from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish
 from trackbed.files.publish_folder import commit_folder, flush_files
+from trackbed.files.regular import kind_of
 
 __all__ = [
     "COMMON_NAME",
@@ -31,6 +34,7 @@ __all__ = [
     "load_common",
     "open_folder",
     "open_for_all",
+    "target_folder",
 ]
 
 logger = logging.getLogger(__name__)
@@ -61,24 +65,26 @@ class CheckpointFolder:
     is_plain: bool = False
     """True for a checkpoint that torch alone has saved, which has no common state."""
 
+    @property
+    def all_items(self) -> Catalogue:
+        """Contents with the object that has the common state."""
+        common = {} if self.common_row is None else {_COMMON_OBJECT: self.common_row}
+        return replace(self.catalogue, objects={**self.catalogue.objects, **common})
+
     def load_common(self) -> dict[str, Any]:
         """Loads the state that is not sharded.
 
         Raises:
             CheckpointError: it is damaged, or has classes that are not allowed.
         """
-        try:
-            content = (self.path / COMMON_NAME).read_bytes()
-        except FileNotFoundError as error:
+        content = maybe_read_file(self.path, COMMON_NAME)
+        if content is None:
             if self.is_plain:
                 return {}
             if self.common_row is None:
                 msg = f"{COMMON_NAME}: must be in {self.path}, but is not"
-                raise CheckpointError(msg) from error
+                raise CheckpointError(msg)
             return self._load_common_object(self.common_row)
-        except OSError as error:
-            msg = f"{COMMON_NAME}: must be a file that can be read, but is not: {error.strerror}"
-            raise CheckpointError(msg) from error
         self._check(COMMON_NAME, content)
         return _dictionary(load_torch_item(content, COMMON_NAME), COMMON_NAME)
 
@@ -113,14 +119,7 @@ def open_folder(path: Path) -> CheckpointFolder:
     side = _read_side(path)
     if side is not None:
         for name, stored in side.files.items():
-            try:
-                size = (path / name).stat().st_size
-            except OSError as error:
-                msg = f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
-                raise CheckpointError(msg) from error
-            if size != stored.num_bytes:
-                msg = f"{name}: must have {stored.num_bytes:,} bytes, as {SIDE_NAME} says, but has {size:,}"
-                raise CheckpointError(msg)
+            _check_size(path, name, stored.num_bytes)
         return CheckpointFolder(path, side.catalogue, side)
     config = maybe_load_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
@@ -129,15 +128,37 @@ def open_folder(path: Path) -> CheckpointFolder:
     if config is None and (path / COMMON_NAME).exists():
         msg = f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}"
         raise CheckpointError(msg)
-    try:
-        content = (path / METADATA_NAME).read_bytes()
-    except OSError as error:
-        msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: {error.strerror}"
-        raise CheckpointError(msg) from error
-    catalogue = decode_metadata(content)
+    content = maybe_read_file(path, METADATA_NAME)
+    if content is None:
+        msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: there is none"
+        raise CheckpointError(msg)
+    return _without_side(path, decode_metadata(content), is_plain=config is None)
+
+
+def _without_side(path: Path, catalogue: Catalogue, *, is_plain: bool) -> CheckpointFolder:
+    """A checkpoint of another program: its contents are without the object that has the common state."""
     objects = dict(catalogue.objects)
     common_row = objects.pop(_COMMON_OBJECT, None)
-    return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=config is None)
+    return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=is_plain)
+
+
+def _check_size(path: Path, name: str, num_bytes: int) -> None:
+    """Checks that a file is there, and as long as the side file says.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    try:
+        status = (path / name).stat()
+    except OSError as error:
+        msg = f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
+        raise CheckpointError(msg) from error
+    if not stat.S_ISREG(status.st_mode):
+        msg = f"{name}: must be a regular file, as {SIDE_NAME} says, found {kind_of(status.st_mode)}"
+        raise CheckpointError(msg)
+    if status.st_size != num_bytes:
+        msg = f"{name}: must have {num_bytes:,} bytes, as {SIDE_NAME} says, but has {status.st_size:,}"
+        raise CheckpointError(msg)
 
 
 def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
@@ -151,19 +172,19 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     opened, content = None, b""
     if meeting.rank == 0:
         opened = open_folder(path)
-        content = orjson.dumps([opened.side and opened.side.save_id, opened.common_row, opened.is_plain])
+        content = orjson.dumps([opened.side and opened.side.save_id, opened.is_plain])
         if opened.side is None:
-            content += b"\n" + SideFile("", {}, opened.catalogue).encode()
+            content += b"\n" + SideFile("", {}, opened.all_items).encode()
     content = meeting.broadcast(content)
     if opened is not None:
         return opened
     head, _, rest = content.partition(b"\n")
-    save_id, common_row, is_plain = orjson.loads(head)
+    save_id, is_plain = orjson.loads(head)
     if save_id is None:
         if not (path / METADATA_NAME).exists():
             msg = f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
             raise CheckpointError(msg)
-        return CheckpointFolder(path, SideFile.decode(rest).catalogue, None, common_row, is_plain=is_plain)
+        return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
     opened = open_folder(path)
     if opened.side is None or opened.side.save_id != save_id:
         found = "none" if opened.side is None else opened.side.save_id
@@ -185,14 +206,8 @@ def load_common(path: Path) -> dict[str, Any]:
 
 
 def _read_side(path: Path) -> SideFile | None:
-    try:
-        content = (path / SIDE_NAME).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        msg = f"{SIDE_NAME}: must be a file that can be read, but is not: {error.strerror}"
-        raise CheckpointError(msg) from error
-    return SideFile.decode(content)
+    content = maybe_read_file(path, SIDE_NAME)
+    return None if content is None else SideFile.decode(content)
 
 
 def _take_over_others(final: Path, partial: Path) -> None:
@@ -222,6 +237,21 @@ def link_or_copy(source: str, target: str) -> None:
 def is_checkpoint(path: Path) -> bool:
     """True if a folder looks like a complete checkpoint, which may be replaced by another."""
     return any((path / name).exists() for name in (CONFIG_NAME, METADATA_NAME, SIDE_NAME))
+
+
+def target_folder(path: str | Path) -> Path:
+    """Absolute path of a folder that is to become a checkpoint.
+
+    Raises:
+        ArgumentError: it is the working directory of this process, which would be left in a removed folder.
+    """
+    found = Path(path).absolute()
+    if found.is_dir() and found.samefile("."):
+        msg = (
+            f"checkpoint_dir: must be another folder than the working directory, which it replaces, found {str(path)!r}"
+        )
+        raise ArgumentError(msg)
+    return found
 
 
 def commit_checkpoint(partial: Path, final: Path) -> None:

@@ -32,7 +32,7 @@ Rename = Mapping[str, str] | Callable[[str], str]
 Shard = ShardedTensor | ShardedObject
 
 
-@takes_later_calls(6)
+@takes_later_calls(6, ("verify_integrity", "process_group"), names={"process_group": "group"})
 def load(
     sharded_state_dict: dict[str, Any],
     checkpoint_dir: str | Path,
@@ -76,11 +76,17 @@ def load(
         CheckpointError: on every rank, with the rank that failed and its message.
     """
     if sharded_strategy is not None or common_strategy is not None:
-        if rename is not None or group is not None or observe is not None:
-            msg = "rename, group and observe: must be None where a strategy loads"
+        if rename is not None or observe is not None:
+            msg = "rename and observe: must be None where a strategy loads"
             raise ArgumentError(msg)
         return serialization.load(
-            sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy, validate_access_integrity, strict
+            sharded_state_dict,
+            checkpoint_dir,
+            sharded_strategy,
+            common_strategy,
+            validate_access_integrity,
+            strict,
+            process_group=group,
         )
     handling = parse_strict_flag(strict)
     parse_exchange(exchange)
@@ -134,7 +140,7 @@ def _differences(
     """
     if not StrictHandling.requires_explicit_ckpt_mismatch_check(handling):
         return set(), set()
-    stored = {*catalogue.tensors, *(ShardedObject.empty_from_unique_key(name).key for name in catalogue.objects)}
+    stored = {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
     missing = stored - wanted if StrictHandling.requires_global_app_metadata(handling) else set()
     unexpected = {shard.key for shard in shards if has_elements(shard)} - stored
     if handling is not StrictHandling.IGNORE_ALL and not StrictHandling.requires_returning_mismatch_keys(handling):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner
 
-from trackbed.checkpoint.catalogue import Catalogue, CatalogueBuilder
+from trackbed.checkpoint.catalogue import DTYPE_OF, Catalogue, CatalogueBuilder
 from trackbed.errors import CheckpointError
 
 __all__ = ["METADATA_NAME", "decode_metadata", "encode_metadata"]
@@ -47,9 +47,6 @@ _OLD: Final = {
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): metadata.Metadata,
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"): planner.SavePlan,
 }
-_DTYPES: Final = {
-    str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
-}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -62,8 +59,8 @@ class _Unpickler(pickle.Unpickler):
         source, names = _MODULES.get(module, (None, ()))
         if name in names:
             return getattr(source, name)
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
+        if module == "torch" and name in DTYPE_OF:
+            return DTYPE_OF[name]
         if (module, name) in _OLD:
             return _OLD[module, name]
         if (module, name) in (("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")):

@@ -1,6 +1,7 @@
 """Reads parts of a checkpoint, without a state dictionary."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from trackbed.checkpoint.folder import CheckpointFolder, open_folder
 from trackbed.checkpoint.loading import require_covered
 from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, CheckpointError
 
 __all__ = ["Checkpoint", "TensorReader", "open_checkpoint"]
 
@@ -41,9 +42,13 @@ class TensorReader:
         """
         slices, dropped = self._slices(index if isinstance(index, tuple) else (index,))
         shape = tuple(part.stop - part.start for part in slices)
-        target = torch.empty(shape, dtype=self.dtype)
         first = tuple(part.start for part in slices)
         require_covered(self._folder.catalogue, self._key, first, shape)
+        try:
+            target = torch.empty(shape, dtype=self.dtype)
+        except RuntimeError as error:
+            msg = f"{self._key}: {prod(shape):,} elements of {self.dtype} must fit into memory, but do not"
+            raise CheckpointError(msg) from error
         with BoxReader(self._folder.path, self._folder.catalogue) as reader:
             reader.read_box(self._key, target, first)
         return target[tuple(0 if axis in dropped else slice(None) for axis in range(len(shape)))]

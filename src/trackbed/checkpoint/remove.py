@@ -32,7 +32,7 @@ def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
         OSError: a file cannot be written or linked.
     """
     opened = open_folder(folder)
-    catalogue = opened.catalogue.without(is_removed)
+    catalogue = opened.all_items.without(is_removed)
     emptied = set(opened.catalogue.files) - set(catalogue.files)
     contents = {METADATA_NAME: encode_metadata(catalogue)}
     if opened.side is not None:

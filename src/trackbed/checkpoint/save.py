@@ -6,7 +6,7 @@ from typing import Any
 
 from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.describe import describe_state
-from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint
+from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
 from trackbed.checkpoint.meeting import Meeting, Ranks, meet
 from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
@@ -31,7 +31,7 @@ from trackbed.errors import ArgumentError
 __all__ = ["save"]
 
 
-@takes_later_calls(8)
+@takes_later_calls(8, ("async_strategy", "verify_integrity"))
 def save(
     sharded_state_dict: dict[str, Any],
     checkpoint_dir: str | Path,
@@ -53,7 +53,8 @@ def save(
     Args:
         sharded_state_dict: tensors as `ShardedTensor`, objects of one rank as `ShardedObject`, and other values, of
             which those of rank 0 are saved.
-        checkpoint_dir: folder of the checkpoint. An earlier checkpoint there is replaced.
+        checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
+            is replaced.
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
         common_strategy: None, or the strategy for the common state, which makes no difference.
         validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once.
@@ -92,7 +93,7 @@ def save(
         with meet("save", group) as meeting:
             _save(
                 sharded_state_dict,
-                Path(checkpoint_dir),
+                target_folder(checkpoint_dir),
                 meeting,
                 Phases(observe),
                 validates=validate_access_integrity,

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
-import torch
 
-from trackbed.checkpoint.catalogue import Catalogue, StoredTensor
+from trackbed.checkpoint.catalogue import DTYPE_OF, Catalogue, StoredTensor
+from trackbed.checkpoint.side_check import check_description, check_rows
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
@@ -98,6 +98,7 @@ class SideFile:
         if head["version"] != _VERSION:
             msg = f"{SIDE_NAME}: must be of version {_VERSION}, but is of {head['version']}: use a newer Trackbed"
             raise CheckpointError(msg)
+        check_description(head)
         count, axes = head["rows"], head["axes"]
         numbers = np.frombuffer(view[end : end + 8 * count * (len(_COLUMNS) + 2 * axes)], dtype="<i8").astype(np.int64)
         columns = numbers[: len(_COLUMNS) * count].reshape(len(_COLUMNS), count)
@@ -105,7 +106,7 @@ class SideFile:
         sums = np.frombuffer(view[end + numbers.nbytes :], dtype="<u4").astype(np.uint32)
         tensors, row = {}, 0
         for key, dtype, shape, num_rows in head["tensors"]:
-            tensors[key] = StoredTensor(_dtype(dtype), tuple(shape), range(row, row + num_rows))
+            tensors[key] = StoredTensor(DTYPE_OF[dtype], tuple(shape), range(row, row + num_rows))
             row += num_rows
         objects = {key: row + number for number, key in enumerate(head["objects"])}
         if row + len(objects) != count or len(sums) != head["sums"]:
@@ -120,13 +121,6 @@ class SideFile:
             sizes=sizes,
             sums=sums,
         )
+        check_rows(catalogue)
         files = {name: StoredFile(num_bytes, crc) for name, num_bytes, crc in head["files"]}
         return cls(head["save_id"], files, catalogue)
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        msg = f"{name} is no type of tensors"
-        raise TypeError(msg)
-    return found

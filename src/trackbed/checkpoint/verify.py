@@ -13,6 +13,7 @@ from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.checkpoint.storage.verified_reader import FileReader
+from trackbed.checkpoint.storage.whole_file import maybe_read_file
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
@@ -91,7 +92,7 @@ def _check_metadata(opened: CheckpointFolder) -> None:
     Raises:
         CheckpointError: they do not.
     """
-    found = decode_metadata((opened.path / METADATA_NAME).read_bytes())
+    found = decode_metadata(maybe_read_file(opened.path, METADATA_NAME) or b"")
     if _described(found) != _described(opened.catalogue):
         msg = f"{METADATA_NAME}: must describe the same items as {SIDE_NAME}, but does not"
         raise CheckpointError(msg)

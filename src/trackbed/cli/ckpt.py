@@ -35,7 +35,9 @@ def ls(folder: Path) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         shape = "" if row["shape"] is None else " x ".join(f"{size:,}" for size in row["shape"]) or "scalar"
-        table.add_row(row["key"], row["dtype"] or "object", shape, f"{row['boxes']:,}", decimal(row["bytes"]))
+        table.add_row(
+            _printable(row["key"]), row["dtype"] or "object", shape, f"{row['boxes']:,}", decimal(row["bytes"])
+        )
     Console(markup=False, highlight=False).print(table)
     tensors = sum(row["dtype"] is not None for row in rows)
     click.echo(f"{tensors:,} tensors, {len(rows) - tensors:,} objects, {decimal(sum(row['bytes'] for row in rows))}")
@@ -60,16 +62,16 @@ def inspect(folder: Path, *, as_json: bool) -> None:
         "format": None if config is None else [config.sharded_backend, config.sharded_backend_version],
         "files": sorted(opened.catalogue.files),
         "bytes": sum(row["bytes"] for row in rows),
-        "common_keys": sorted(map(str, common)),
+        "common_keys": sorted(map(_key_text, common)),
         "contents": rows,
     }
     if as_json:
-        click.echo(json.dumps(found, ensure_ascii=False, indent=1))
+        click.echo(json.dumps(found, indent=1))
         return
     for name in ("folder", "saved_by", "save_id", "format", "bytes"):
         click.echo(f"{name.replace('_', ' ')}: {found[name]}")
     click.echo(f"files: {len(found['files']):,}")
-    click.echo(f"common state: {', '.join(found['common_keys']) or 'none'}")
+    click.echo(f"common state: {', '.join(map(_printable, found['common_keys'])) or 'none'}")
     click.echo(f"tensors and objects: {len(rows):,}; `trackbed ckpt ls` lists them")
 
 
@@ -82,11 +84,11 @@ def verify(ctx: click.Context, folder: Path) -> None:
     Prints a line for each problem; the exit status is 1 if there is any.
     """
     from trackbed.checkpoint import find_damage
-    from trackbed.cli.progress import cumulative, show_progress
+    from trackbed.cli.progress import cumulative, show_progress, size_of
 
     with show_progress("verifying") as progress:
-        total = sum(file.stat().st_size for file in folder.iterdir()) if folder.is_dir() else 0
-        problems = list(find_damage(folder, cumulative(progress, total)))
+        total = size_of(map(str, folder.iterdir())) if folder.is_dir() else 0
+        problems = list(find_damage(folder, cumulative(progress, max(1, total))))
     for problem in problems:
         click.echo(f"trackbed: {problem}", err=True)
     if problems:
@@ -108,7 +110,7 @@ def diff(ctx: click.Context, first: Path, second: Path) -> None:
     one, other = open_checkpoint(first), open_checkpoint(second)
     differences = [*_tensor_differences(one, other), *_object_differences(one, other)]
     for line in differences:
-        click.echo(line)
+        click.echo(_printable(line))
     if differences:
         ctx.exit(1)
     click.echo(f"equal: {len(one):,} tensors, {len(one.object_keys):,} objects")
@@ -136,15 +138,31 @@ def _tensor_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
 
 def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
     from trackbed.checkpoint.tree import diff as compare
+    from trackbed.errors import CheckpointError
 
     keys, others = set(one.object_keys), set(other.object_keys)
     found = [f"only in A: {key}" for key in sorted(keys - others)]
     found += [f"only in B: {key}" for key in sorted(others - keys)]
     pairs = [(key, one.load_object(key), other.load_object(key)) for key in sorted(keys & others)]
     for name, a, b in [*pairs, ("common state", one.load_common(), other.load_common())]:
-        if any(compare(a, b)):
+        try:
+            is_equal = not any(compare(a, b))
+        except Exception as error:  # values of hostile checkpoints raise errors of any kind
+            msg = f"{name}: values must be such that can be compared, but are not: {type(error).__name__}: {error}"
+            raise CheckpointError(msg) from error
+        if not is_equal:
             found.append(f"{name}: differs")
     return found
+
+
+def _key_text(key: Any) -> str:
+    """A key of the common state as text; the type alone of one that may be nested."""
+    return str(key) if isinstance(key, str | int | float) else f"<{type(key).__name__}>"
+
+
+def _printable(text: str) -> str:
+    """Text with escapes in the place of what a terminal cannot print, or would obey."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _contents(folder: Path) -> list[dict[str, Any]]:

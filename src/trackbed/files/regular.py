@@ -7,7 +7,7 @@ from typing import Final
 
 from trackbed.errors import FormatError
 
-__all__ = ["open_regular", "read_regular"]
+__all__ = ["kind_of", "open_regular", "read_regular"]
 
 _MAX_BYTES: Final = 1 << 30
 """Size limit of a file that is read whole; notes, manifests and seals have a millionth of it."""
@@ -24,7 +24,7 @@ def open_regular(path: str | Path) -> tuple[int, int]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        msg = f"{path}: must be a regular file, found {_kind(status.st_mode)}"
+        msg = f"{path}: must be a regular file, found {kind_of(status.st_mode)}"
         raise FormatError(msg)
     return descriptor, status.st_size
 
@@ -52,6 +52,7 @@ def read_regular(path: str | Path) -> bytes:
     return raw
 
 
-def _kind(mode: int) -> str:
+def kind_of(mode: int) -> str:
+    """Name of the kind of a file that is no regular one, from its mode."""
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     return next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")

@@ -60,6 +60,18 @@ class ShardedObject(ShardedBase):
         return f"{type(self).__name__}(key='{self.key}')"
 
     @classmethod
+    def empty_from_any_key(cls, name: str) -> Self:
+        """Describes an object from its name in a checkpoint: a name without place and shape, as torch gives, is a key.
+
+        >>> ShardedObject.empty_from_any_key("a/b/shard_0.1_1.2").key, ShardedObject.empty_from_any_key("epoch").key
+        ('a/b', 'epoch')
+        """
+        try:
+            return cls.empty_from_unique_key(name)
+        except CheckpointError:
+            return cls(name, None, (1,), (0,))
+
+    @classmethod
     def empty_from_unique_key(cls, unique_key: str, replica_id: ReplicaId = 0) -> Self:
         """Describes an object from its name in a checkpoint. Old names lack the last number of the shape, which is -1.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
-from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint
+from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, apply_factory_merges
 from trackbed.checkpoint.meeting import meet
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
@@ -62,7 +62,7 @@ State = dict[str, Any]
 Described = dict[str, ShardedTensor | ShardedObject]
 
 
-@takes_later_calls(8)
+@takes_later_calls(8, ("async_strategy", "verify_integrity"))
 def save(
     sharded_state_dict: State,
     checkpoint_dir: Folder,
@@ -92,12 +92,12 @@ def save(
         CheckpointError: on every rank, with the rank that failed and its message.
     """
     strategy = _chosen_save_strategy(sharded_strategy, common_strategy)
-    folder = Path(checkpoint_dir)
     state = sharded_state_dict if content_metadata is None else {**sharded_state_dict, _CONTENT: content_metadata}
     if async_sharded_save and not isinstance(strategy, AsyncSaveShardedStrategy):
         msg = f"{strategy}: must be able to save in the background, but is not"
         raise CheckpointError(msg)
     with meet("save", error_type=DistributedCheckpointError) as meeting:
+        folder = target_folder(checkpoint_dir)
         entries, common = save_preprocess(state, validate_access_integrity, preprocess_common_before_consistancy_check)
         partial = make_partial(folder, meeting)
         contents = {
@@ -151,7 +151,7 @@ def _describe(partial: Path, contents: dict[str, bytes]) -> None:
     flush_files(partial / name for name in names)
 
 
-@takes_later_calls(6)
+@takes_later_calls(6, ("verify_integrity", "process_group"))
 def load(
     sharded_state_dict: State,
     checkpoint_dir: Folder,

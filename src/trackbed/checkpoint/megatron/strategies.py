@@ -82,12 +82,18 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self.use_cached_ckpt_structure = cached_metadata
         self.separation_hint = separation_hint
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> AsyncRequest:
+    def async_save(
+        self,
+        sharded_state_dict: Any,
+        checkpoint_dir: str | Path,
+        async_strategy: str | None = None,  # noqa: ARG002
+    ) -> AsyncRequest:
         """Collective over all ranks: plans a save, and returns a request that writes the files.
 
         Args:
             sharded_state_dict: tensors and objects.
             checkpoint_dir: folder of the files.
+            async_strategy: ignored: there is one way to save.
 
         Raises:
             CheckpointError: a rank failed.
@@ -149,14 +155,39 @@ def _bins(sizes: Any, count: int) -> Sequence[int]:
 
 
 class TorchDistLoadShardedStrategy(LoadShardedStrategy):
-    """Loads from checkpoints of Trackbed, Megatron Core and torch."""
+    """Loads from checkpoints of Trackbed, Megatron Core and torch.
 
-    def load(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
+    Args:
+        cache_metadata: ignored: a description of a checkpoint is read when it is needed.
+        stream_ckpt_dequant: ignored: `load` replaces quantized tensors before it calls a strategy.
+        checkpoint_name: ignored: errors name the files.
+    """
+
+    def __init__(
+        self,
+        cache_metadata: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        stream_ckpt_dequant: bool = True,  # noqa: ARG002, FBT001, FBT002
+        checkpoint_name: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.cache_metadata = cache_metadata
+        self.cached_global_metadata: Any = None
+        self.stream_ckpt_dequant = False
+        """False: the tensors of a state are made ordinary ones before they are loaded."""
+        self.checkpoint_name = checkpoint_name
+
+    def load(
+        self,
+        sharded_state_dict: Any,
+        checkpoint_dir: str | Path,
+        async_strategy: str | None = None,  # noqa: ARG002
+    ) -> Any:
         """Collective over all ranks: loads tensors and objects.
 
         Args:
             sharded_state_dict: tensors, whose `data` is filled where it is not None, and objects.
             checkpoint_dir: folder of the checkpoint.
+            async_strategy: ignored: there is one way to load.
 
         Returns:
             The same structure with loaded values.
@@ -185,7 +216,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     def load_sharded_metadata(self, checkpoint_dir: str | Path) -> dict[str, ShardedTensor | ShardedObject]:
         """Describes each tensor of a checkpoint by key, and each object by its unique key."""
         folder = open_folder(Path(checkpoint_dir))
-        objects = {key: ShardedObject.empty_from_unique_key(key) for key in folder.catalogue.objects}
+        objects = {key: ShardedObject.empty_from_any_key(key) for key in folder.catalogue.objects}
         return {**objects, **_describe_tensors(folder)}
 
     def remove_sharded_tensors(self, checkpoint_dir: str | Path, key_prefix: str) -> None:

@@ -135,6 +135,7 @@ class BoxReader:
 
     def _read_item(self, row: int, what: str) -> memoryview:
         catalogue = self._catalogue
+        self._reader(row).require(int(catalogue.start[row]), int(catalogue.num_bytes[row]), what)
         content = np.empty(int(catalogue.num_bytes[row]), dtype=np.uint8)
         if catalogue.first_sum[row] >= 0:
             self._read_range(what, row, content, 0)

@@ -82,6 +82,8 @@ def _write_tensor(file: FileWriter, tensor: torch.Tensor) -> WrittenItem:
 
 
 def _write_object(file: FileWriter, content: bytes) -> WrittenItem:
+    if len(content) >= _LARGE_BYTES:
+        file.align()
     start = file.position
     _, sums = file.write_payload(np.frombuffer(content, dtype=np.uint8))
     return WrittenItem(start, file.position - start, start, file.position - start, sums)

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.checkpoint.side_file import SIDE_NAME
 from trackbed.checkpoint.storage.file_writer import SUM_BYTES
+from trackbed.checkpoint.storage.whole_file import open_file
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
@@ -23,11 +25,13 @@ class FileReader:
     Args:
         descriptor: descriptor of the open file.
         name: name of the file, for errors.
+        num_bytes: its size.
     """
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    def __init__(self, descriptor: int, name: str, num_bytes: int) -> None:
         self._descriptor = descriptor
         self._name = name
+        self._num_bytes = num_bytes
         self._scratch = np.empty(0, dtype=np.uint8)
 
     @classmethod
@@ -36,17 +40,34 @@ class FileReader:
         """Opens a file of a checkpoint.
 
         Raises:
-            CheckpointError: the file is missing, or cannot be opened.
+            CheckpointError: the file is missing, cannot be opened, or is no regular file.
         """
         try:
-            descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor, size = open_file(folder, name)
         except OSError as error:
             msg = f"{name}: must be in {folder}, but cannot be opened: {error.strerror}"
             raise CheckpointError(msg) from error
         try:
-            yield cls(descriptor, name)
+            yield cls(descriptor, name, size)
         finally:
             os.close(descriptor)
+
+    def require(self, start: int, num_bytes: int, what: str) -> None:
+        """Checks that the file has some bytes, before memory is taken for them.
+
+        Args:
+            start: first byte in the file.
+            num_bytes: number of bytes.
+            what: name of what is to be read, for errors.
+
+        Raises:
+            CheckpointError: the file ends before.
+        """
+        if start + num_bytes > self._num_bytes:
+            raise self._too_short(start + num_bytes, self._num_bytes, what)
+
+    def _too_short(self, end: int, found: int, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._name}: {what} must end at byte {end:,}, but the file ends at {found:,}")
 
     def read_into(self, target: Bytes, start: int, what: str) -> None:
         """Fills an array from a place of the file on.
@@ -68,9 +89,7 @@ class FileReader:
                 msg = f"{self._name}: {what} must be at byte {start:,}, but cannot be read: {error.strerror}"
                 raise CheckpointError(msg) from error
             if count == 0:
-                end = start + len(view)
-                msg = f"{self._name}: {what} must end at byte {end:,}, but the file ends at {start + done:,}"
-                raise CheckpointError(msg)
+                raise self._too_short(start + len(view), start + done, what)
             done += count
 
     def read_payload(
@@ -83,7 +102,7 @@ class FileReader:
             payload_start: first byte of the payload in the file.
             payload_bytes: size of the payload.
             first: first byte of the range in the payload.
-            sums: CRC-32 of each MiB of the payload; empty to check nothing.
+            sums: CRC-32 of each MiB of the payload, from the side file; empty to check nothing.
             what: name of the payload, for errors.
 
         Raises:
@@ -123,6 +142,6 @@ class FileReader:
         if wanted != found:
             msg = (
                 f"{self._name}: {what}: the checksum of the MiB at byte {payload_start + low:,} must be {wanted:08x}, "
-                f"but is {found:08x}: the file is damaged"
+                f"as {SIDE_NAME} says, but is {found:08x}: the file is damaged"
             )
             raise CheckpointError(msg)
