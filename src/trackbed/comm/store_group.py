@@ -221,7 +221,7 @@ class StoreGroup:
                 outcome = self._arrive_and_leave(rendezvous, cause, inner)
             else:
                 # A rendezvous inside the step broke the group. Ranks that were not there still have to be notified.
-                outcome = rendezvous.publish_outcome(Outcome(error=self._broken, is_broken=True))
+                outcome = self._publish_again(rendezvous, Outcome(error=self._broken, is_broken=True))
         except StoreUnreachable as error:
             outcome = Outcome(error=_describe_unreachable(rendezvous.what, error), is_broken=True)
             if isinstance(error, StoreTampered):
@@ -233,6 +233,15 @@ class StoreGroup:
         if outcome.is_broken:
             self._broken = outcome.error
         return outcome
+
+    def _publish_again(self, rendezvous: Rendezvous, outcome: Outcome) -> Outcome:
+        """Ends a rendezvous with an outcome that ranks know, whose store may be gone with the first of them to end."""
+        try:
+            return rendezvous.publish_outcome(outcome)
+        except StoreTampered:
+            raise
+        except StoreUnreachable:
+            return outcome
 
     def _arrive_and_leave(self, rendezvous: Rendezvous, cause: BaseException | None, inner: str) -> Outcome:
         if cause is not None:

@@ -86,7 +86,12 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self.cached_shards: set[ShardId] | None = None
         """Shards of this rank in that distribution; None before the first."""
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> AsyncRequest:
+    def async_save(
+        self,
+        sharded_state_dict: Any,
+        checkpoint_dir: str | Path,
+        async_strategy: str | None = None,  # noqa: ARG002  Megatron Core 0.19's, without effect
+    ) -> AsyncRequest:
         """Collective over all ranks: distributes the save, and prepares it with the wrapped strategy.
 
         Raises:
@@ -150,7 +155,12 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.cached_shards: set[ShardId] | None = None
         """Shards of this rank in that distribution; None before the first."""
 
-    def load(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
+    def load(
+        self,
+        sharded_state_dict: Any,
+        checkpoint_dir: str | Path,
+        async_strategy: str | None = None,  # noqa: ARG002
+    ) -> Any:
         """Collective over all ranks: loads a share of the tensors and objects, and receives the others.
 
         1. The ranks exchange what they want, and compute the same distribution.
@@ -160,6 +170,7 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         Args:
             sharded_state_dict: tensors and objects, whose replica ids are changed.
             checkpoint_dir: folder of the checkpoint.
+            async_strategy: ignored: there is one way to load.
 
         Returns:
             The same structure with loaded values, as the wrapped strategy alone would return it.
@@ -193,6 +204,11 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
             self.fill_in_deferred_sharded_tensors(tensors, all_tensors)
             self.fill_in_deferred_sharded_objects(objects, all_objects)
             return merge(merge(type(objects)(), objects), tensors)
+
+    @property
+    def stream_ckpt_dequant(self) -> bool:
+        """0.19's flag of the wrapped strategy; False if it has none."""
+        return bool(getattr(self.base_strategy, "stream_ckpt_dequant", False))
 
     @staticmethod
     def _defer_loading_sharded_objects(sharded_state_dict: Tree) -> tuple[Tree, Tree, Any, Any]:
