@@ -55,8 +55,7 @@ def build_generic_dataset(
         synchronize_ranks: of no effect, as no rank waits for another.
         *args: what `cls` is called with.
     """
-    group = current_group()
-    if group is not None and not is_built_on_rank():
+    if current_group() is not None and not is_built_on_rank():
         return None
     return cls(*args)
 
@@ -171,9 +170,11 @@ class BlendedMegatronDatasetBuilder:
                 clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
-        founds = [(one.entry.own, one.last_found) for one in start.requested]
-        # Last: its thread would slow down what follows.
-        flush_later([(own, found.stamps) for own, found in founds if found is not None and found.is_built])
+        flush_later(  # last: its thread would slow down what follows
+            (one.entry.own, found.stamps)
+            for one in start.requested
+            if (found := one.last_found) is not None and found.is_built
+        )
         return built
 
     def _build(self, settle: _Settle = lambda _built: None) -> list[Any]:

@@ -100,7 +100,6 @@ class StoredEntry:
 class Inventory:
     """The content of a cache."""
 
-    folder: str
     entries: tuple[StoredEntry, ...]
     """By path."""
     partials: tuple[PartialFile, ...]
@@ -133,7 +132,6 @@ def take_inventory(folder: str) -> Inventory:
     partial = f"{own}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
     return Inventory(
-        folder,
         tuple(sorted(entries, key=lambda entry: entry.path)),
         tuple(partials),
         uses,

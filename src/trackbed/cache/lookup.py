@@ -152,12 +152,8 @@ def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | str
     sizes = stamps[small, 1].tolist()
     content, seen = read_parts([paths[number] for number in small], [0] * len(small), sizes)
     is_same = (seen == stamps[small]).all(axis=1).tolist()
-    bounds = pairwise(accumulate(sizes, initial=0))
-    read = {
-        number: content[start:stop].data
-        for number, (start, stop), same in zip(small, bounds, is_same, strict=True)
-        if same
-    }
+    parts = (content[start:stop].data for start, stop in pairwise(accumulate(sizes, initial=0)))
+    read = {number: part for number, part, same in zip(small, parts, is_same, strict=True) if same}
     for number in there:
         path, raw = paths[number], read.get(number)
         try:
