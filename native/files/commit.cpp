@@ -57,11 +57,6 @@ int rename_unless_taken(const char* from, const char* path) {
   return rename(from, path) == 0 ? 0 : errno;
 }
 
-std::int64_t size_at(const char* path) {
-  struct stat status;
-  return stat(path, &status) == 0 ? std::int64_t{status.st_size} : -1;
-}
-
 // One file of a set, until it appears.
 class NewFile {
  public:
@@ -113,15 +108,13 @@ class NewFile {
   // Lets the file appear in place of what is there. Returns 0 or the errno.
   int replace() {
     if (!has_partial_) {
-      int error = name_file(opened_, path_);
-      if (error != EEXIST) {
+      if (const int error = name_file(opened_, path_); error != EEXIST) {
         return error;
       }
-      error = name_file(opened_, partial_);
-      has_partial_ = error == 0;
-      if (error != 0) {
+      if (const int error = name_file(opened_, partial_); error != 0) {
         return error;
       }
+      has_partial_ = true;
     }
     if (rename(partial_, path_) != 0) {
       return errno;
@@ -130,7 +123,11 @@ class NewFile {
     return 0;
   }
 
-  std::int64_t old_size() const { return size_at(path_); }
+  // Size of the file that has the name; -1 if none has.
+  std::int64_t old_size() const {
+    struct stat status;
+    return stat(path_, &status) == 0 ? std::int64_t{status.st_size} : -1;
+  }
 
  private:
   int examine(FileStamp& stamp) const {
