@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -56,22 +57,11 @@ int rename_unless_taken(const char* from, const char* path) {
   return rename(from, path) == 0 ? 0 : errno;
 }
 
-std::int64_t size_at(const char* path) {
-  struct stat status;
-  return stat(path, &status) == 0 ? std::int64_t{status.st_size} : -1;
-}
-
 // One file of a set, until it appears.
 class NewFile {
  public:
   NewFile(const char* path, const char* partial) : path_(path), partial_(partial) {}
-  NewFile(NewFile&& other) noexcept
-      : path_(other.path_),
-        partial_(other.partial_),
-        opened_(std::move(other.opened_)),
-        has_partial_(std::exchange(other.has_partial_, false)),
-        is_own_(other.is_own_) {}
-  NewFile& operator=(NewFile&&) = delete;
+  NewFile(NewFile&&) = delete;
   ~NewFile() {
     if (has_partial_ && is_own_) {
       unlink(partial_);
@@ -118,15 +108,13 @@ class NewFile {
   // Lets the file appear in place of what is there. Returns 0 or the errno.
   int replace() {
     if (!has_partial_) {
-      int error = name_file(opened_, path_);
-      if (error != EEXIST) {
+      if (const int error = name_file(opened_, path_); error != EEXIST) {
         return error;
       }
-      error = name_file(opened_, partial_);
-      has_partial_ = error == 0;
-      if (error != 0) {
+      if (const int error = name_file(opened_, partial_); error != 0) {
         return error;
       }
+      has_partial_ = true;
     }
     if (rename(partial_, path_) != 0) {
       return errno;
@@ -135,7 +123,11 @@ class NewFile {
     return 0;
   }
 
-  std::int64_t old_size() const { return size_at(path_); }
+  // Size of the file that has the name; -1 if none has.
+  std::int64_t old_size() const {
+    struct stat status;
+    return stat(path_, &status) == 0 ? std::int64_t{status.st_size} : -1;
+  }
 
  private:
   int examine(FileStamp& stamp) const {
@@ -155,27 +147,24 @@ class NewFile {
 };
 
 // Lets the complete files of a set appear. Returns 0 or the errno.
-int appear(std::vector<NewFile>& files, Claim claim, std::span<const FileStamp> stamps) {
-  const std::size_t others = files.size() - 1;
+int appear(std::deque<NewFile>& files, Claim claim, std::span<const FileStamp> stamps) {
   if (claim != Claim::kNone) {
-    if (const int error = claim == Claim::kTake ? files[others].claim() : files[others].replace(); error != 0) {
+    if (const int error = claim == Claim::kTake ? files.back().claim() : files.back().replace(); error != 0) {
       return error;
     }
   }
-  std::vector<bool> fits(others);
-  for (std::size_t file = 0; file < others; ++file) {
-    fits[file] = files[file].old_size() == stamps[file].size_bytes;
+  std::vector<NewFile*> fitting;
+  std::vector<NewFile*> others;
+  for (std::size_t file = 0; file < files.size() - 1; ++file) {
+    (files[file].old_size() == stamps[file].size_bytes ? fitting : others).push_back(&files[file]);
   }
-  if (claim == Claim::kNone && std::all_of(fits.begin(), fits.end(), [](bool one) { return one; })) {
+  if (claim == Claim::kNone && others.empty()) {
     return EALREADY;
   }
-  for (const bool first : {true, false}) {
-    for (std::size_t file = 0; file < others; ++file) {
-      if (fits[file] == first) {
-        if (const int error = files[file].replace(); error != 0) {
-          return error;
-        }
-      }
+  fitting.insert(fitting.end(), others.begin(), others.end());
+  for (NewFile* file : fitting) {
+    if (const int error = file->replace(); error != 0) {
+      return error;
     }
   }
   return 0;
@@ -192,8 +181,7 @@ void commit_file_sets(const FileSets& sets, std::span<FileStamp> stamps, std::sp
   for (std::size_t set = 0; set < errors.size(); ++set) {
     const auto count = static_cast<std::size_t>(sets.num_files[set]);
     const auto claim = static_cast<Claim>(sets.claims[set]);
-    std::vector<NewFile> files;  // what did not appear goes at its end, and when the poll throws
-    files.reserve(count);
+    std::deque<NewFile> files;  // what did not appear goes at its end, and when the poll throws
     int error = 0;
     for (std::size_t file = first; file < first + count; ++file) {
       files.emplace_back(paths[file], partials[file]);

@@ -18,12 +18,12 @@ constexpr std::uint64_t kBorderBytes = 8;
 
 // True if the number that ends at offset `end` was read, from the head if that holds it.
 template <class Number>
-bool read_before(std::int64_t end, const Descriptor& file, std::span<const std::byte> head, std::int64_t& found) {
-  const std::int64_t start = end - static_cast<std::int64_t>(sizeof(Number));
+bool read_before(std::uint64_t end, const Descriptor& file, std::span<const std::byte> head, std::int64_t& found) {
+  const std::uint64_t start = end - sizeof(Number);
   Number number = 0;
-  if (end <= static_cast<std::int64_t>(head.size())) {
+  if (end <= head.size()) {
     std::memcpy(&number, head.data() + start, sizeof(Number));
-  } else if (!read_whole(file, std::as_writable_bytes(std::span(&number, 1)), start)) {
+  } else if (!read_whole(file, std::as_writable_bytes(std::span(&number, 1)), static_cast<std::int64_t>(start))) {
     return false;
   }
   found = number;
@@ -44,11 +44,9 @@ bool read_numbers(IndexEnds& ends, const Descriptor& file, std::span<const std::
   if (stop > size) {
     return true;
   }
-  const auto before = [](std::uint64_t end) { return static_cast<std::int64_t>(end); };
-  const bool has_lengths =
-      counts[0] == 0 || (read_before<std::int32_t>(before(pointers_at), file, head, ends.last_length) &&
-                         read_before<std::int64_t>(before(borders_at), file, head, ends.last_pointer));
-  return has_lengths && (counts[1] == 0 || read_before<std::int64_t>(before(stop), file, head, ends.last_border));
+  const bool has_lengths = counts[0] == 0 || (read_before<std::int32_t>(pointers_at, file, head, ends.last_length) &&
+                                              read_before<std::int64_t>(borders_at, file, head, ends.last_pointer));
+  return has_lengths && (counts[1] == 0 || read_before<std::int64_t>(stop, file, head, ends.last_border));
 }
 
 // True if everything was read; else errno is set.

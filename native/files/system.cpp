@@ -13,39 +13,6 @@ namespace {
 
 constexpr std::size_t kBytesPerCall = 8 << 20;  // a few milliseconds at most between two polls
 
-int write_all(int descriptor, std::span<const std::byte> part, Poll& poll) {
-  while (!part.empty()) {
-    const ssize_t written = write(descriptor, part.data(), std::min(part.size(), kBytesPerCall));
-    if (written < 0 && errno != EINTR) {
-      return errno;
-    }
-    part = part.subspan(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
-    poll(0);
-  }
-  return 0;
-}
-
-// Writes a few small parts by one system call. Sets how many bytes were written. Returns 0 or the errno.
-int write_vector(int descriptor, std::span<const std::span<const std::byte>> parts, std::size_t& written) {
-  std::array<iovec, 4> vector;
-  std::size_t total = 0;
-  for (const std::span<const std::byte> part : parts) {
-    total += part.size();
-  }
-  if (parts.size() < 2 || parts.size() > vector.size() || total > kBytesPerCall) {
-    return 0;
-  }
-  std::transform(parts.begin(), parts.end(), vector.begin(), [](std::span<const std::byte> part) {
-    return iovec{.iov_base = const_cast<std::byte*>(part.data()), .iov_len = part.size()};
-  });
-  const ssize_t found = writev(descriptor, vector.data(), static_cast<int>(parts.size()));
-  if (found < 0 && errno != EINTR) {
-    return errno;
-  }
-  written = static_cast<std::size_t>(std::max<ssize_t>(found, 0));
-  return 0;
-}
-
 }  // namespace
 
 Descriptor open_to_read(const char* path) { return Descriptor(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)); }
@@ -64,14 +31,27 @@ bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t 
 }
 
 int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll) {
-  std::size_t written = 0;
-  int error = write_vector(file.number(), parts, written);
-  for (const std::span<const std::byte> part : parts) {
-    const std::size_t skipped = std::min(written, part.size());
-    written -= skipped;
-    error = error == 0 ? write_all(file.number(), part.subspan(skipped), poll) : error;
+  std::size_t written = 0;  // of the first part
+  while (!parts.empty()) {
+    std::array<iovec, 4> vector;  // most files have two small parts: one call writes both
+    std::size_t count = 0;
+    for (std::size_t left = kBytesPerCall; count < std::min(parts.size(), vector.size()) && left > 0; ++count) {
+      const auto part = parts[count].subspan(count == 0 ? written : 0);
+      const std::size_t size = std::min(part.size(), left);
+      vector[count] = {.iov_base = const_cast<std::byte*>(part.data()), .iov_len = size};
+      left -= size;
+    }
+    const ssize_t found = writev(file.number(), vector.data(), static_cast<int>(count));
+    if (found < 0 && errno != EINTR) {
+      return errno;
+    }
+    written += static_cast<std::size_t>(std::max<ssize_t>(found, 0));
+    for (; !parts.empty() && written >= parts.front().size(); parts = parts.subspan(1)) {
+      written -= parts.front().size();
+    }
+    poll(0);
   }
-  return error;
+  return 0;
 }
 
 FileStamp stamp_of(const struct stat& status) {

@@ -1,6 +1,6 @@
 import pytest
 
-from trackbed.cache.fingerprint import canonical, differences, fingerprint
+from trackbed.cache.entry import canonical, differences, fingerprint
 
 
 def test_the_order_of_decisions_does_not_matter():

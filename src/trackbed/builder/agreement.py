@@ -7,11 +7,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
+from trackbed.cache.entry import shortened
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
@@ -30,8 +30,6 @@ _OPTIONS: Final = (
     "multiple_validation_sets",
 )
 _DIGITS: Final = 12
-_MOST_CHARACTERS: Final = 80
-_NOT_THERE: Final = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class RankRequest:
     def describe(self, number: int) -> list[Any]:
         """Returns name and fields of an item, as JSON values; nothing for a number past the last item."""
         if number >= len(self.items):
-            return [_NOT_THERE, {}]
+            return ["nothing", {}]
         item = self.items[number]
         return [item.name, json.loads(json.dumps(item.fields(), default=_plain))]
 
@@ -97,9 +95,9 @@ def request_of(
 def _items_of(dataset: Any) -> list[Item]:
     if isinstance(dataset, BlendedDataset):
         name = f"the blend of split {dataset.split.name}"
-        fields = partial(_fields_of_blend, dataset)
-        key = json.dumps(fields(), default=_plain)
-        return [Item(name, key, fields), *[item for member in dataset.datasets for item in _items_of(member)]]
+        fields = {"num_datasets": len(dataset.datasets), "weights": dataset.weights, "size": dataset.size}
+        key = json.dumps(fields, default=_plain)
+        return [Item(name, key, lambda: fields), *[item for member in dataset.datasets for item in _items_of(member)]]
     if not isinstance(dataset, MegatronDataset):
         return []
     name = f"{dataset.dataset_path}, split {dataset.index_split.name}"
@@ -114,10 +112,6 @@ def _has_index(dataset: MegatronDataset) -> bool:
     return (
         is_own or isinstance(dataset, GPTDataset) or any(isinstance(one, LazyArrays) for one in vars(dataset).values())
     )
-
-
-def _fields_of_blend(blend: BlendedDataset) -> dict[str, Any]:
-    return {"num_datasets": len(blend.datasets), "weights": blend.weights, "size": blend.size}
 
 
 def _options_of(
@@ -155,7 +149,7 @@ def find_difference(described: Sequence[Any]) -> str:
     (first, (name, fields)), (second, (other, others)) = (pair for pair in enumerate(described) if pair[1] is not None)
     field, values = _first_field(fields, others)
     where = name if name == other else f"{name} (rank {second}: {other})"
-    return f"{where}: {field} is {_short(values[0])} on rank {first} and {_short(values[1])} on rank {second}"
+    return f"{where}: {field} is {shortened(values[0])} on rank {first} and {shortened(values[1])} on rank {second}"
 
 
 def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[Any, Any]]:
@@ -171,11 +165,6 @@ def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[An
         if one != other:
             return _first_field(one, other, step)
     return path or "what is asked for", (first, second)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
 def _digest(text: str) -> str:

@@ -4,7 +4,6 @@ This module alone determines the processes that take part.
 """
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
@@ -15,7 +14,7 @@ from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
 from trackbed.builder.schedule import Plan, Task, plan_tasks
-from trackbed.cache import LazyArrays, flush_later
+from trackbed.cache import flush_later
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
@@ -25,7 +24,7 @@ from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
-from trackbed.files import Stamps, local_host_path
+from trackbed.files import local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
 from trackbed.index.splits import Split, split_range
@@ -56,8 +55,7 @@ def build_generic_dataset(
         synchronize_ranks: of no effect, as no rank waits for another.
         *args: what `cls` is called with.
     """
-    group = current_group()
-    if group is not None and not is_built_on_rank():
+    if current_group() is not None and not is_built_on_rank():
         return None
     return cls(*args)
 
@@ -172,7 +170,11 @@ class BlendedMegatronDatasetBuilder:
                 clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
-        _flush_built(start.requested)  # last: its thread would slow down what follows
+        flush_later(  # last: its thread would slow down what follows
+            (one.entry.own, found.stamps)
+            for one in start.requested
+            if (found := one.last_found) is not None and found.is_built
+        )
         return built
 
     def _build(self, settle: _Settle = lambda _built: None) -> list[Any]:
@@ -240,16 +242,6 @@ class BlendedMegatronDatasetBuilder:
             raise PlanError(msg)
         size = None if spec.size is None else min(spec.size, sum(lengths))
         return BlendedDataset(datasets, lengths, size, self.config)
-
-
-def _flush_built(requested: Sequence[LazyArrays]) -> None:
-    """Flushes in the background what this process has built, and then notes that it is on the disk."""
-    stamps: defaultdict[str, list[Stamps]] = defaultdict(list)
-    for one in requested:
-        found = one.last_found
-        if found is not None and found.is_built:
-            stamps[one.entry.own].append(found.stamps)
-    flush_later(stamps)
 
 
 def _check_length(dataset: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from itertools import count
+from itertools import count, takewhile
 from threading import BoundedSemaphore, Event, Lock
 
 from trackbed.builder.schedule import Task, chunk_cost, chunks_of
@@ -75,10 +75,11 @@ class Executor:
             self._progress(0, self._total, 0.0)
         num_blends = sum(self._is_blend(chunk) for chunk in self._chunks) if self._is_alone else 0
         num_others = len(self._chunks) - num_blends
-        queues = [_Queue(self, iter(range(num_blends)))] if num_blends else []
+        queues = [_Queue(self._chunks_ahead(iter(range(num_blends))))] if num_blends else []
         numbers = iter(range(num_blends, len(self._chunks))) if self._is_alone else iter(take, -1)
         num_workers = self._num_threads + any(task.is_small for task in self._tasks)
-        queues += [_Queue(self, numbers)] * min(num_workers, num_others)  # one queue, which the threads share
+        shared = _Queue(self._chunks_ahead(numbers))
+        queues += [shared] * min(num_workers, num_others)
         if len(queues) < 2:
             for queue in queues:
                 self._work(queue)
@@ -120,16 +121,28 @@ class Executor:
                 if self._progress is not None:
                     self._progress(self._done, self._total, self._done_cost * self._share_per_cost)
 
-    def is_short(self, chunk: Sequence[int]) -> bool:
+    def _chunks_ahead(self, numbers: Iterator[int]) -> Iterator[Sequence[int]]:
+        """Yields the chunks of these numbers, one chunk ahead, so that the data of that one are read meanwhile.
+
+        But not while a long chunk is built, where another rank could begin the next one sooner.
+        """
+        chunks = takewhile(bool, map(self._begin, numbers))
+        chunk = next(chunks, None)
+        while chunk is not None:
+            ahead = next(chunks, None) if self._is_short(chunk) else None
+            yield chunk
+            chunk = ahead or next(chunks, None)
+
+    def _is_short(self, chunk: Sequence[int]) -> bool:
         """True if the next chunk may be taken before this one is built."""
         if self._is_blend(chunk) and not self._is_alone:
             return False
         return sum(self._tasks[number].cost for number in chunk) <= self._most_ahead
 
-    def chunk(self, number: int) -> Sequence[int] | None:
-        """Returns a chunk, whose data are read from the disk from now on; None past the last one."""
+    def _begin(self, number: int) -> Sequence[int]:
+        """Returns a chunk, whose data are read from the disk from now on; an empty one past the last one."""
         if number >= len(self._chunks):
-            return None
+            return ()
         for one in (self._wanted[task] for task in self._chunks[number]):
             check_cancelled()
             if one.request is not None:
@@ -139,33 +152,18 @@ class Executor:
 
 
 class _Queue:
-    """Iterator over chunks that threads share; it is one chunk ahead, so that the data of that one are read meanwhile.
+    """Iterator over chunks that threads share."""
 
-    But not while a long chunk is built, where another rank could begin the next one sooner.
-
-    Args:
-        executor: gives the chunks.
-        numbers: numbers of the chunks to take.
-    """
-
-    def __init__(self, executor: Executor, numbers: Iterator[int]) -> None:
-        self._executor = executor
-        self._chunks = (chunk for number in numbers for chunk in [executor.chunk(number)])
+    def __init__(self, chunks: Iterator[Sequence[int]]) -> None:
+        self._chunks = chunks
         self._lock = Lock()
-        self._ahead: list[Sequence[int] | None] = []
 
     def __iter__(self) -> "_Queue":
         return self
 
     def __next__(self) -> Sequence[int]:
         with self._lock:
-            chunk = self._ahead.pop() if self._ahead else next(self._chunks, None)
-            if chunk is None:
-                self._ahead.append(None)
-                raise StopIteration
-            if self._executor.is_short(chunk):
-                self._ahead.append(next(self._chunks, None))
-        return chunk
+            return next(self._chunks)
 
 
 def tasks_of(arrays: Sequence[LazyArrays]) -> list[Task]:

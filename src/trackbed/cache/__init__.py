@@ -2,8 +2,7 @@
 
 from trackbed.cache.await_visible import await_visible
 from trackbed.cache.build import build_batch
-from trackbed.cache.entry import ArraySpec, Entry
-from trackbed.cache.fingerprint import fingerprint
+from trackbed.cache.entry import ArraySpec, Entry, fingerprint
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry, take_inventory
 from trackbed.cache.last_used import note_use

@@ -33,8 +33,10 @@ def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0
     """
     started = time.monotonic()
     gap, entry = _FIRST_GAP_SECONDS, request.entry
-    (found,) = look_up([request], is_vouched=True)
-    while found.state is not State.whole:
+    while True:
+        (found,) = look_up([request], is_vouched=True)
+        if found.state is State.whole:
+            return found
         waited = time.monotonic() - started
         if waited >= timeout_seconds:
             what = f"it damaged: {found.why}" if found.why else "nothing"
@@ -47,5 +49,3 @@ def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0
         for folder in (f"{entry.directory}", entry.own, entry.aside.directory):
             with contextlib.suppress(OSError):
                 os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        (found,) = look_up([request], is_vouched=True)
-    return found

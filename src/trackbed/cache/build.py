@@ -182,13 +182,12 @@ class _Writer:
         specs = {}
         for name in self._entry.arrays:
             array = arrays[name]
-            specs[name] = _spec(array.dtype, array.shape)
+            specs[name], header, crc32_before = _header(array.dtype, array.shape)
             if name in self._in_place and array is self._in_place[name][0]:
                 with explained(self._entry, self._place):
                     files.append(CompleteFile(self._partials[name], self._sum_in_place(name)))
                 continue
             self._drop(name)
-            header, crc32_before = _header(array.dtype, array.shape)
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             files.append(CompleteFile([header, data], _sum_of(header, crc32_before, data)))
         return NewEntry(self._entry, self._place, files, specs, self._damaged)
@@ -243,12 +242,7 @@ def _sum_of(header: bytes, header_crc32: int, data: bytes | memoryview) -> FileS
 
 
 @lru_cache(maxsize=1 << 8)
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
-    """Bytes before the data of a `.npy` file, and their CRC-32."""
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[ArraySpec, bytes, int]:
+    """Specification of an array, the bytes before the data of its `.npy` file, and their CRC-32."""
     header = encode_npy_header(dtype, shape)
-    return header, crc32(header)
-
-
-@lru_cache(maxsize=1 << 8)
-def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
-    return ArraySpec(dtype, shape)
+    return ArraySpec(dtype, shape), header, crc32(header)

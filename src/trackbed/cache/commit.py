@@ -1,9 +1,7 @@
 """Commit of entries: complete files appear under their names, the manifest first, as a claim on the name.
 
-Two jobs may want different entries under one name at the same moment: with other flags, or other data under the same
-path. The manifest that appears first has the name; the other entry goes aside. So no file appears under a name that is
-not claimed for its fingerprint. A process that looks meanwhile finds files that do not fit their manifest, that is, a
-damaged entry: files that did not fit before appear last, so that it looks whole only when all files are the new ones.
+Where two jobs want different entries under one name, the manifest that appears first has the name, and the other entry
+goes aside; docs/formats/cache.md, "Writing", describes the steps and what they guarantee.
 """
 
 import contextlib

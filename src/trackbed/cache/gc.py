@@ -112,20 +112,16 @@ def remove(removal: Removal) -> None:
         OSError: a file cannot be removed.
     """
     for entry in removal.entries:
-        _remove_entry(entry)
+        # Without its description an entry is damaged, by its manifest and, once that is gone, by its headers. Were the
+        # manifest to go first, the others would look like an entry that Megatron Core wrote, and be served for other
+        # decisions than theirs.
+        first, *others = entry.files or (None,)
+        for file in (first, entry.manifest, *others):
+            if file is not None:
+                remove_unless_changed(file.path, file.stamp)
+        if entry.is_aside:
+            with contextlib.suppress(OSError):  # something else lies in it
+                Path(entry.directory).rmdir()
     for found in (removal.partials, removal.uses, removal.notes):
         for one in found:
             Path(one.path).unlink(missing_ok=True)
-
-
-def _remove_entry(entry: StoredEntry) -> None:
-    # Without its description an entry is damaged, by its manifest and, once that is gone, by its headers. Were the
-    # manifest to go first, the others would look like an entry that Megatron Core wrote, and be served for other
-    # decisions than theirs.
-    first, *others = entry.files or (None,)
-    for file in (first, entry.manifest, *others):
-        if file is not None:
-            remove_unless_changed(file.path, file.stamp)
-    if entry.is_aside:
-        with contextlib.suppress(OSError):  # something else lies in it
-            Path(entry.directory).rmdir()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -41,17 +41,11 @@ class Condition(Enum):
     """Its manifest is of another version, so its state is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """A file of an entry."""
 
     path: str
     stamp: Stamp
-
-    @property
-    def size_bytes(self) -> int:
-        """Its size."""
-        return self.stamp.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +77,8 @@ class StoredEntry:
     @property
     def size_bytes(self) -> int:
         """Size of all its files."""
-        manifest = 0 if self.manifest is None else self.manifest.size_bytes
-        return manifest + sum(file.size_bytes for file in self.files)
+        manifest = 0 if self.manifest is None else self.manifest.stamp.size_bytes
+        return manifest + sum(file.stamp.size_bytes for file in self.files)
 
     @property
     def digest(self) -> str:
@@ -106,7 +100,6 @@ class StoredEntry:
 class Inventory:
     """The content of a cache."""
 
-    folder: str
     entries: tuple[StoredEntry, ...]
     """By path."""
     partials: tuple[PartialFile, ...]
@@ -139,7 +132,6 @@ def take_inventory(folder: str) -> Inventory:
     partial = f"{own}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
     return Inventory(
-        folder,
         tuple(sorted(entries, key=lambda entry: entry.path)),
         tuple(partials),
         uses,
@@ -208,7 +200,7 @@ def _describe(
     if record is None and not problems:
         problems = _judge_by_headers(f"{folder}/{stem}", files)
     elif record is not None and not is_unknown:
-        sizes = {file.path.rpartition("/")[2]: file.size_bytes for file in files}
+        sizes = {file.path.rpartition("/")[2]: file.stamp.size_bytes for file in files}
         problems = list(size_problems(folder, record.files, sizes))
     named = _STEM.fullmatch(stem)
     written = [file.stamp.modified_ns / 1e9 for file in (*files, *([manifest] if manifest else []))]
@@ -233,8 +225,10 @@ def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
     """Returns the content of a manifest, or what is wrong with it; neither if there is none."""
     try:
         return (None if manifest is None else read_manifest(manifest.path)), []
-    except (FormatError, OSError) as error:
-        return None, [_in_words(error)]
+    except FormatError as error:
+        return None, [str(error)]
+    except OSError as error:
+        return None, [f"{error.filename}: {error.strerror}"]
 
 
 def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
@@ -245,7 +239,3 @@ def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
         problems.append(f"{path}-*: must have a description and all arrays of an index, found {sorted(paths)}")
     paths.pop("description.txt", None)
     return [*problems, *(problem for _, problem in header_problems(paths))]
-
-
-def _in_words(error: FormatError | OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -43,11 +43,10 @@ def note_use(entries: Iterable[Entry]) -> None:
 
     Takes one system call if the same entries were used within a day, however many they are.
     """
-    by_folder: defaultdict[str, list[Entry]] = defaultdict(list)
+    by_folder: defaultdict[str, set[str]] = defaultdict(set)
     for entry in entries:
-        by_folder[entry.own].append(entry)
-    for own, used in by_folder.items():
-        names = {entry.stem if entry.megatron else entry.fingerprint for entry in used}
+        by_folder[entry.own].add(entry.stem if entry.megatron else entry.fingerprint)
+    for own, names in by_folder.items():
         try:
             _note(own, "".join(f"{name}\n" for name in sorted(names)).encode())
         except OSError as error:  # a read-only cache is used, too

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trackbed.cache.advice import advice_on
-from trackbed.cache.entry import ArraySpec, Entry, Place
-from trackbed.cache.fingerprint import differences
+from trackbed.cache.entry import ArraySpec, Entry, Place, differences
 from trackbed.cache.manifest import Manifest, parse_manifest, read_manifest
 from trackbed.cache.notes import data_note, entry_digest, flush_later, flushed_note, read_notes, write_notes
 from trackbed.cache.npy import read_npy_spec
@@ -75,14 +74,9 @@ class Found(NamedTuple):
 def look_up(requests: Sequence[Request], *, is_vouched: bool = False, leave_notes: bool = True) -> list[Found]:
     """Looks up entries, each where Megatron Core looks for it, or aside if another entry is there.
 
-    A manifest decides by fingerprint and sizes; nothing else is read unless there is doubt. Without a manifest
-    (Megatron Core wrote the entry), every file is compared with what the configuration asks for. Files whose manifest
-    cannot be read may be those of other decisions: the entry is damaged.
-
-    There is doubt if the files of the data have changed since the entry was built: then the part of the data that
-    decides the arrays is read, and its checksum compared. And if the entry was written in another boot and no note says
-    that it is on the disk: after a loss of power, files of the right size may be full of zeros. Then the files are
-    compared with their checksums. A note of the outcome saves the next lookup the work.
+    A manifest decides by fingerprint and sizes. Nothing else is read unless the files may be lost to a power failure,
+    or the data replaced since: then checksums are compared, and a note of the outcome saves the next lookup the work.
+    docs/formats/cache.md, "Opening", lists all cases.
 
     Args:
         requests: entries that are wanted. None is changed.
@@ -92,44 +86,43 @@ def look_up(requests: Sequence[Request], *, is_vouched: bool = False, leave_note
     Raises:
         CacheError: the system refuses to examine a file.
     """
-    notes = _Notes()
+    notes = None if is_vouched else _Notes()
     found: list[Found] = []
     for first in range(0, len(requests), _BATCH):
         check_cancelled(first)
-        found += _look_up_batch(requests[first : first + _BATCH], notes, is_vouched=is_vouched)
-    if leave_notes:
+        found += _look_up_batch(requests[first : first + _BATCH], notes)
+    if notes is not None and leave_notes:
         notes.leave()
     return found
 
 
 class _Notes:
-    """Notes to leave in each cache."""
+    """Notes to leave in each cache; None instead where a rank of this start vouches for the entries."""
 
     def __init__(self) -> None:
         self.lines: defaultdict[str, list[str]] = defaultdict(list)
-        self.to_flush: defaultdict[str, list[Stamps]] = defaultdict(list)
+        self.to_flush: list[tuple[str, Stamps]] = []
 
     def leave(self) -> None:
         for own, lines in self.lines.items():
             write_notes(own, lines)
-        if self.to_flush:
-            flush_later(self.to_flush)
+        flush_later(self.to_flush)
 
 
-def _look_up_batch(requests: Sequence[Request], notes: _Notes, *, is_vouched: bool) -> list[Found]:
+def _look_up_batch(requests: Sequence[Request], notes: _Notes | None) -> list[Found]:
     places = [one.entry.shared if one.entry.megatron else one.entry.aside for one in requests]
-    found = _look_at(requests, places, notes, is_vouched=is_vouched)
+    found = _look_at(requests, places, notes)
     is_foreign = [one.state is State.foreign for one in found]
     taken = [number for number, request in enumerate(requests) if is_foreign[number] and request.entry.megatron]
     if taken:
         others = [requests[number] for number in taken]
-        aside = _look_at(others, [one.entry.aside for one in others], notes, is_vouched=is_vouched)
+        aside = _look_at(others, [one.entry.aside for one in others], notes)
         for number, one in zip(taken, aside, strict=True):
             found[number] = one._replace(taken=found[number].why)
     return found
 
 
-def _look_at(requests: Sequence[Request], places: Sequence[Place], notes: _Notes, *, is_vouched: bool) -> list[Found]:
+def _look_at(requests: Sequence[Request], places: Sequence[Place], notes: _Notes | None) -> list[Found]:
     paths = [place.paths(one.entry.arrays) for one, place in zip(requests, places, strict=True)]
     joined = list(chain.from_iterable(paths))
     stamps = read_stamps(joined)
@@ -141,7 +134,7 @@ def _look_at(requests: Sequence[Request], places: Sequence[Place], notes: _Notes
     found = []
     for request, place, (start, stop), manifest in zip(requests, places, pairwise([0, *ends]), manifests, strict=True):
         try:
-            found.append(_judge(request, place, stamps[start:stop], manifest, notes, is_vouched=is_vouched))
+            found.append(_judge(request, place, stamps[start:stop], manifest, notes))
         except OSError as error:
             raise _refused(error.filename or place.directory, error) from error
     return found
@@ -159,12 +152,8 @@ def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | str
     sizes = stamps[small, 1].tolist()
     content, seen = read_parts([paths[number] for number in small], [0] * len(small), sizes)
     is_same = (seen == stamps[small]).all(axis=1).tolist()
-    bounds = pairwise(accumulate(sizes, initial=0))
-    read = {
-        number: content[start:stop].data
-        for number, (start, stop), same in zip(small, bounds, is_same, strict=True)
-        if same
-    }
+    parts = (content[start:stop].data for start, stop in pairwise(accumulate(sizes, initial=0)))
+    read = {number: part for number, part, same in zip(small, parts, is_same, strict=True) if same}
     for number in there:
         path, raw = paths[number], read.get(number)
         try:
@@ -175,7 +164,7 @@ def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | str
 
 
 def _judge(
-    request: Request, place: Place, stamps: Stamps, manifest: Manifest | str | None, notes: _Notes, *, is_vouched: bool
+    request: Request, place: Place, stamps: Stamps, manifest: Manifest | str | None, notes: _Notes | None
 ) -> Found:
     """Decides the state of an entry from its files."""
     entry = request.entry
@@ -184,7 +173,7 @@ def _judge(
         if manifest.fingerprint != entry.fingerprint:
             return Found(State.foreign, is_aside, stamps, differences(manifest.decisions, entry.decisions))
         problem = _size_problem(place, entry, manifest, stamps)
-        if not problem and not is_vouched:
+        if not problem and notes is not None:
             problem = _doubt(entry, place, manifest, stamps, notes)
         if problem:
             return Found(State.damaged, is_aside, stamps, problem)
@@ -245,7 +234,7 @@ def _doubt(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, notes
     if not is_of_boot and flushed_note(digest) not in known:
         if problem := _content_problem(entry, place, manifest):
             return problem
-        notes.to_flush[entry.own].append(stamps)
+        notes.to_flush.append((entry.own, stamps))
     if not is_of_data and entry.data is not None and manifest.data is not None:
         note = data_note(digest, entry.data.stamps)
         if note not in known:

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
-from trackbed.cache.entry import ArraySpec, Entry
-from trackbed.cache.fingerprint import Decisions
+from trackbed.cache.entry import ArraySpec, Decisions, Entry
 from trackbed.errors import FormatError
 from trackbed.files import FileSum, boot_id, read_regular
 

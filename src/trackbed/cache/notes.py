@@ -1,14 +1,12 @@
 """Facts about entries that are found out after their manifests were written (docs/formats/cache.md).
 
-An entry is named by the stamps of its files, so that a note says nothing of files that take their place. A note is a
-line of text; each writer leaves its lines in one file, named by what it holds, and readers take the lines of all files.
 A note that is lost costs its reader a check, no more.
 """
 
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -114,18 +112,14 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
         logger.debug("%s: no note was left: %s", own, error)
 
 
-def flush_later(stamps: Mapping[str, Iterable[npt.NDArray[np.int64]]]) -> None:
-    """Flushes entries in the background, and then notes that they are on the disk.
-
-    Args:
-        stamps: stamps of the files of each entry, by folder.
-    """
-    _FLUSH.add(stamps)
-
-
 def _note_flushed(own: str, stamps: Iterable[npt.NDArray[np.int64]]) -> None:
     write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
 
 
 _FLUSH: Final = BackgroundFlush(_note_flushed)
 await_flush: Final = _FLUSH.join
+flush_later: Final = _FLUSH.add
+"""Flushes entries in the background, and then notes that they are on the disk.
+
+Called with a pair for each entry: its folder, which is Trackbed's, and the stamps of its files.
+"""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trackbed.cache.fingerprint import fingerprint
+from trackbed.cache.entry import fingerprint
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
 from trackbed.cache.npy import read_npy_spec
 from trackbed.errors import FormatError
@@ -65,5 +65,5 @@ def _chunks(inventory: Inventory) -> Iterator[Chunk]:
         sums = {} if entry.record is None else entry.record.files
         for file in entry.files:
             found = sums.get(file.path.rpartition("/")[2])
-            if found is not None and found.size_bytes == file.size_bytes:
+            if found is not None and found.size_bytes == file.stamp.size_bytes:
                 yield from chunks_of(file.path, found)

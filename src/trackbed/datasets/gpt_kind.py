@@ -1,6 +1,7 @@
 """Building the indices of GPT datasets: many small ones in one kernel call, large ones one by one."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -29,25 +30,18 @@ class GPTKind(Kind):
         self, requests: Sequence[Request], allocate: Callable[[Request], Allocate]
     ) -> Iterator[Sequence[tuple[Request, Arrays]]]:
         """Builds small indices in batches of up to 64."""
-        first = 0
-        while first < len(requests):
-            batch = requests[first : first + _MOST_TOGETHER]
-            if self.is_small(batch[0]):
-                batch = [one for one in batch if self.is_small(one)]
-                arrays = build_small([one.ingredients for one in batch])
-                built = [(one, found) for one, found in zip(batch, arrays, strict=True) if found is not None]
-                if built:
-                    yield built
-                done = {id(one) for one, _ in built}
-                batch = [one for one in batch if id(one) not in done]
-                first += len(built) + len(batch)
-            else:
-                batch = batch[:1]
-                first += 1
-            for one in batch:
-                indices: GPTIndices = one.ingredients
-                yield [(one, indices.build(allocate(one)))]
-                drop_pages(indices.dataset)  # most of thousands are not read for a long time
+        for is_small, alike in groupby(requests, self.is_small):
+            some = list(alike)
+            for first in range(0, len(some), _MOST_TOGETHER):
+                batch = some[first : first + _MOST_TOGETHER]
+                if is_small:
+                    arrays = build_small([one.ingredients for one in batch])
+                    yield [(one, made) for one, made in zip(batch, arrays, strict=True) if made is not None]
+                    batch = [one for one, made in zip(batch, arrays, strict=True) if made is None]
+                for one in batch:
+                    indices: GPTIndices = one.ingredients
+                    yield [(one, indices.build(allocate(one)))]
+                    drop_pages(indices.dataset)  # most of thousands are not read for a long time
 
     def is_small(self, request: Request) -> bool:
         """True if they are built in batches with others."""

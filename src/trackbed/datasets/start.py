@@ -116,5 +116,5 @@ def _find_or_build(request: Request, found: Found | None) -> Found:
     """Finds or builds one index now."""
     ((_, built),) = build_batch([request], [found])
     if built.is_built:
-        flush_later({request.entry.own: [built.stamps]})
+        flush_later([(request.entry.own, built.stamps)])
     return built

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
 
@@ -54,11 +54,11 @@ class BackgroundFlush(Generic[_Item]):
         self._idle = Event()
         self._idle.set()
 
-    def add(self, items: Mapping[str, Iterable[_Item]]) -> None:
-        """Has the items of each folder flushed; returns at once."""
+    def add(self, items: Iterable[tuple[str, _Item]]) -> None:
+        """Has items flushed, each given with its folder; returns at once."""
         with self._lock:
-            for folder, some in items.items():
-                self._waiting[folder] += some
+            for folder, item in items:
+                self._waiting[folder].append(item)
             if not self._waiting or not self._idle.is_set():
                 return
             self._idle.clear()

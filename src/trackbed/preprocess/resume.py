@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from trackbed import __version__
-from trackbed.cache.fingerprint import fingerprint
+from trackbed.cache import fingerprint
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
 from trackbed.preprocess.config import PreprocessConfig
