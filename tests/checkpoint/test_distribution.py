@@ -54,7 +54,7 @@ def test_ten_thousand_shards_are_distributed_over_512_ranks_at_once():
     sizes = {shard: rng.randint(1, 1 << 24) for shard in shards}
     start = time.process_time()
     found = distribute_shards_to_ranks(dict.fromkeys(shards, everyone), sizes, 512, set())
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 0.25
     loads = [0] * 512
     for shard, rank in found.items():
         loads[rank] += sizes[shard]

@@ -136,7 +136,7 @@ def test_a_million_shards_are_judged_in_seconds():
     start = time.process_time()
     table = join_tables(tables)
     assert find_problems(table) == []
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 3
     table.offset[5, 0] = 3
     assert len(find_problems(table)) == 2
     assert math.prod(table.shape[0]) == 8
