@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import QUIET, environments, free_port
+from launching import QUIET, environments, free_port, run_script
 
 pytestmark = pytest.mark.dist
 
@@ -184,6 +184,11 @@ def test_under_torchrun(how, tmp_path):
     ranks = [reported(path.read_text()) for path in sorted(tmp_path.rglob("stdout.log"))]
     text = "building the indices: rank 2: CacheError: /x/y: must be whole, but is not"
     assert [rank["raised"] for rank in ranks] == [text] * 3
+
+
+def test_a_forked_child_that_leaves_a_step_does_not_end_it():
+    found = run_script(Path(__file__).with_name("forking_rank.py"), 2, limit_seconds=60)
+    assert found == [[{"status": status, "gathered": [0, 1], "again": [0, 1]}] for status in (5, 0)]
 
 
 @pytest.mark.slow

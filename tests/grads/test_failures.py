@@ -19,7 +19,7 @@ MESSAGES = {
     "one backward too many": "all gradients must arrive before their bucket is reduced, but one of 5.bias",
     "out of order": "must be called before another finish_grad_sync(), but was not",
     "one step less": "has left the training loop",
-    "another model": "has parameter '0.weight' of 1,600 elements",
+    "another model": "has parameter '0.weight' of shape [40, 40]",
     "other options": "has option bucket_size = 5000, and rank",
 }
 WAYS = ("shared_memory", "torch")

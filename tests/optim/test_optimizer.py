@@ -87,14 +87,14 @@ def test_a_loss_scale_of_a_power_of_two_changes_nothing(dtype):
     assert all(torch.equal(one, other) for one, other in zip(outcomes[0][1:], outcomes[1][1:], strict=True))
 
 
-@pytest.mark.parametrize("kind", ["LBFGS", "Adafactor"])
+@pytest.mark.parametrize("kind", ["Muon", "Adafactor"])
 def test_an_update_that_is_not_elementwise_is_refused_if_sharded(kind):
     if not hasattr(torch.optim, kind):
         pytest.skip(f"this torch has no {kind}")
     model = new_model()
     wrapper = DistributedDataParallel(None, DistributedDataParallelConfig(**SHARDED), model)
     with pytest.raises(ArgumentError, match=f"must be elementwise to be sharded, which is not known of {kind}"):
-        DataParallelOptimizer(getattr(torch.optim, kind)(model.parameters()), wrapper)
+        DataParallelOptimizer(getattr(torch.optim, kind)([model.first.weight]), wrapper)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam"])
@@ -177,8 +177,8 @@ def test_a_state_of_other_parameters_is_refused():
     with pytest.raises(ArgumentError, match="the parameter groups must be"):
         optimizer.load_full_state_dict(state)
     state = optimizer.full_state_dict()
-    state["state"]["first.weight"] = {"exp_avg": torch.zeros(3)}
-    with pytest.raises(ArgumentError, match=r"first.weight: 'exp_avg' must have the shape \[50, 24\], but has \[3\]"):
+    state["state"]["first.weight"] = {"step": torch.zeros(()), "exp_avg": torch.zeros(3)}
+    with pytest.raises(ArgumentError, match=r"'exp_avg' of first.weight must have the shape \[50, 24\], but has \[3\]"):
         optimizer.load_full_state_dict(state)
 
 
@@ -285,7 +285,7 @@ def test_a_parameter_that_is_frozen_later_stays_as_it_is(options):
 
 def test_a_parameter_that_is_unfrozen_later_or_moved_is_refused():
     for change, words in (
-        (lambda model: model.frozen.requires_grad_(True), "must stay frozen"),
+        (lambda model: model.frozen.requires_grad_(True), r"frozen\.weight must stay frozen"),
         (lambda model: model.double(), "must stay where it was, but was replaced"),
         (lambda model: setattr(model.norm.bias, "data", torch.zeros(50)), "data of norm.bias must stay where it was"),
     ):

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import secrets
 import threading
 from collections import defaultdict
@@ -192,11 +193,17 @@ class StoreGroup:
         """Holds a rendezvous that opens before the block and ends when all ranks have left theirs."""
         rendezvous = self._open(what, conclude)
         self._next_numbers.append(0)
+        process = os.getpid()
         cause: BaseException | None = None
         try:
             yield rendezvous
         except BaseException as error:  # noqa: BLE001  reported to every rank
             cause = error
+        if os.getpid() != process:
+            # A forked child has left the block. It must not speak for its parent, whose connection it shares.
+            if cause is not None:
+                raise cause
+            return
         outcome = self._close(rendezvous, cause)
         _raise(what, outcome, cause)
         observe(outcome)

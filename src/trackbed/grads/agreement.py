@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,7 +17,7 @@ from trackbed.grads.collectives.arrays import SUMMABLE
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.process_groups import GroupOfRanks
 
-__all__ = ["agree", "connect", "describe_buffers", "describe_options"]
+__all__ = ["agree", "connect", "describe_buffers", "describe_frozen", "describe_options"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,22 @@ def describe_options(config: DistributedDataParallelConfig, **more: Any) -> list
 def describe_buffers(buffers: Sequence[_ParamAndGradBuffer]) -> list[str]:
     """One line for each parameter, in order of definition within its buffer."""
     return [
-        f"parameter {spec.name!r} of {spec.numel:,} elements, {buffer.param_dtype}, with gradients of "
-        f"{buffer.grad_dtype} on {buffer.grad_data.device.type}, at element {start:,} of buffer {number}, in bucket "
+        f"parameter {buffer.param_to_name[param]!r} of shape {list(param.shape)}, {buffer.param_dtype}, with gradients "
+        f"of {buffer.grad_dtype} on {buffer.grad_data.device.type}, at element {start:,} of buffer {number}, in bucket "
         f"{bucket}"
         for number, buffer in enumerate(buffers)
-        for spec, start, bucket in zip(
-            buffer.layout.parameters, buffer.layout.starts.tolist(), buffer.layout.buckets.tolist(), strict=True
+        for param, start, bucket in zip(
+            buffer.params, buffer.layout.starts.tolist(), buffer.layout.buckets.tolist(), strict=True
         )
+    ]
+
+
+def describe_frozen(named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[str]:
+    """One line for each parameter that requires no gradient; `broadcast_params` sends these too."""
+    return [
+        f"frozen parameter {name!r} of shape {list(param.shape)}, {param.dtype}, on {param.device.type}"
+        for name, param in named
+        if not param.requires_grad
     ]
 
 

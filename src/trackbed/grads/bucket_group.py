@@ -207,7 +207,8 @@ class _ParamAndGradBucketGroup:
         return (
             f"rank {self.collectives.rank()}: all gradients must arrive before their bucket is reduced, but one of "
             f"{self._name(slot)} arrived after bucket {bucket} was: call zero_grad() of the optimizer before the "
-            "backward passes of a step, and run all but the last of them in no_sync()"
+            "backward passes of a step, run all but the last of them in no_sync(), and wrap the model again after "
+            "switching reentrant activation checkpointing on"
         )
 
     def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002

@@ -10,21 +10,29 @@ import numpy.typing as npt
 import torch
 
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.agreement import agree, describe_buffers, describe_options
+from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
-from trackbed.grads.collectives.protocol import LEFT
+from trackbed.grads.collectives.protocol import LEFT, NO_LABEL
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.options import check_options, with_bucket_size
 from trackbed.grads.ownership import claim
-from trackbed.grads.param_gather import ParameterGather
-from trackbed.grads.parameters import check_supported, check_unchanged, is_expert, scaling_factors
+from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
+from trackbed.grads.parameters import (
+    check_supported,
+    check_taken_over,
+    check_unchanged,
+    drop_gradients,
+    is_expert,
+    scaling_factors,
+)
 from trackbed.grads.part import Part
 from trackbed.grads.process_groups import ProcessGroups, messages_of
+from trackbed.grads.separate_memory import check_separate
 from trackbed.grads.step_check import StepCheck
 from trackbed.grads.waiting import Waiter
 
@@ -76,13 +84,14 @@ class DistributedDataParallel(torch.nn.Module):
         observer: BucketObserver | None = None,
     ) -> None:
         self._init_module(config)
-        self.module = module
         self.allow_unused = allow_unused
         self._set_groups(self._process_groups(pg_collection, ddp_config, process_group, expert_process_group))
         self._messages = messages_of(self.dp_cp_group)
         self.waiter = Waiter(self._messages)
         with self._messages.guarded("DistributedDataParallel"):
             check_options(ddp_config)
+            _check_module(module)
+            self.module = module
             self.ddp_config = with_bucket_size(ddp_config, self.dp_group.size())
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
@@ -91,7 +100,6 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_finished = False
         self._is_used = False
         self._order_groups(observer)
-        self.overlap_param_gather_with_optimizer_step = False
         self._no_sync_depth = 0
         self._forces_all_reduce = [False]
         self._is_touched = [False]
@@ -119,6 +127,8 @@ class DistributedDataParallel(torch.nn.Module):
             self.enable_forward_pre_hook()
         self._optimizer: weakref.ref[Any] | None = None
         self._state_hooks = hooks_around_states(module, self)
+        handles = [*self.grad_accs, *self._state_hooks]
+        weakref.finalize(self, _remove_hooks, handles, self._gather.hooked).atexit = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the model."""
@@ -192,6 +202,8 @@ class DistributedDataParallel(torch.nn.Module):
             self._check_missing()
         self._order.issue_rest(force_all_reduce=bool(force_all_reduce))
         self._order.finish(self.waiter)
+        if self._attached() is not None:
+            self._gather.note_gathered()  # parameters change in its step(), which gathers them
         self._is_finished = True
 
     def zero_grad_buffer(self) -> None:
@@ -199,6 +211,7 @@ class DistributedDataParallel(torch.nn.Module):
         if getattr(self.config, "cuda_graph_impl", "none") != "transformer_engine":  # such graphs set it only once
             for param in self.params_with_grad:
                 param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        drop_gradients(self.params_with_grad)
         self._order.reset(has_begun=self._is_touched[0])
         for buffer in self._buffers_of_parts():
             buffer.reset()
@@ -208,16 +221,17 @@ class DistributedDataParallel(torch.nn.Module):
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
 
-    def exchange(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def exchange(self, numbers: npt.NDArray[np.int64], label: Label = NO_LABEL) -> npt.NDArray[np.int64]:
         """Collective over the ranks that share one optimizer: sends a few numbers to all of them.
 
         Args:
-            numbers: `[K]` at most 128, as many on every rank.
+            numbers: `[K]` at most 32, as many on every rank.
+            label: name of the operation, the same on all ranks.
 
         Returns:
             `[ranks, K]` numbers of all ranks.
         """
-        exchange = self.dense_collectives.exchange(numbers)
+        exchange = self.dense_collectives.exchange(numbers, label=label)
         self.waiter.wait(exchange.work, "exchange of numbers")
         return exchange.read()
 
@@ -244,10 +258,19 @@ class DistributedDataParallel(torch.nn.Module):
         if self._is_used:
             msg = f"rank {self._rank}: zero_grad() must be called before another step(), but was not"
             raise GradientError(msg)
-        check_unchanged(self._frozen, self._buffers_of_parts(), self._rank)
+        self.check_unchanged()
+        check_taken_over(self._buffers_of_parts(), self._rank)
         if not self._is_finished:
             self.finish_grad_sync()
         self._is_used = True
+
+    def check_unchanged(self) -> None:
+        """Checks that the parameters of the model are those that were wrapped.
+
+        Raises:
+            GradientError: they are not; the message names the first one.
+        """
+        check_unchanged(self.module, self.param_to_bucket_group, self._buffers_of_parts(), self._rank)
 
     def _attached(self) -> Any:
         return None if self._optimizer is None else self._optimizer()
@@ -260,12 +283,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     def release(self) -> None:
         """Lets go of the model, which another wrapper takes over."""
-        for handle in (*self.grad_accs, *self._state_hooks):
-            if handle is not None:
-                handle.remove()
-        if self._gather.handles:
-            self._gather.wait()
-            self._gather.disable_hooks()
+        self._gather.wait()
+        _remove_hooks([*self.grad_accs, *self._state_hooks], self._gather.hooked)
         self._order.give_up("its model was wrapped again")
 
     def scale_gradients(self, scaling_factor: float) -> None:
@@ -374,6 +393,18 @@ class DistributedDataParallel(torch.nn.Module):
         self.wait_for_params()
         return self.module.load_state_dict(state_dict, strict=strict)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuses to be copied or pickled: process groups and memory of other ranks cannot be.
+
+        Raises:
+            ArgumentError: always.
+        """
+        msg = (
+            "DistributedDataParallel must not be copied or pickled, because other ranks take part in it: copy or save "
+            "its module, or the state_dict() of that"
+        )
+        raise ArgumentError(msg)
+
     def _init_module(self, config: Any) -> None:
         """Initialises the base class."""
         torch.nn.Module.__init__(self)
@@ -407,12 +438,15 @@ class DistributedDataParallel(torch.nn.Module):
         """Moves the parameters to buffers."""
         named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
         check_supported(named)
+        if self.ddp_config.use_distributed_optimizer:
+            frozen = [(name, param) for name, param in self.module.named_parameters() if not param.requires_grad]
+            check_separate(named, [*frozen, *self.module.named_buffers()])
         names = {param: name for name, param in named}
         self.params_with_grad = [param for _, param in named]
         claim(self.params_with_grad, self)
-        self._frozen = [param for param in self.module.parameters() if not param.requires_grad]
         for param in self.params_with_grad:
             param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+        drop_gradients(self.params_with_grad)
         factors = scaling_factors(
             self.config,
             self.ddp_config,
@@ -443,13 +477,27 @@ class DistributedDataParallel(torch.nn.Module):
     def _agree_and_connect(self, *, is_one_bucket: bool) -> None:
         more = {"allow_unused": self.allow_unused, "one bucket": is_one_bucket}
         experts = self._messages if self.expt_dp_group is self.dp_cp_group else messages_of(self.expt_dp_group)
-        agree(self._messages, describe_options(self.ddp_config, **more) + describe_buffers(self.buffers))
-        agree(experts, describe_buffers(self.expert_parallel_buffers))
+        named = list(self.module.named_parameters())
+        dense = describe_buffers(self.buffers) + describe_frozen((n, p) for n, p in named if not is_expert(p))
+        agree(self._messages, describe_options(self.ddp_config, **more) + dense)
+        agree(
+            experts,
+            describe_buffers(self.expert_parallel_buffers) + describe_frozen((n, p) for n, p in named if is_expert(p)),
+        )
         for part, ranks, messages in (
             (self._dense, self.dp_cp_group, self._messages),
             (self._experts, self.expt_dp_group, experts),
         ):
             part.connect(messages if part.ranks is ranks else messages_of(part.ranks), self.ddp_config)
+
+    @property
+    def overlap_param_gather_with_optimizer_step(self) -> bool:
+        """True if the optimizer begins the gathers of parameters itself, while it steps."""
+        return self._gather.is_begun_by_optimizer
+
+    @overlap_param_gather_with_optimizer_step.setter
+    def overlap_param_gather_with_optimizer_step(self, value: bool) -> None:
+        self._gather.is_begun_by_optimizer = value
 
     @property
     def force_all_reduce(self) -> bool:
@@ -487,22 +535,14 @@ class DistributedDataParallel(torch.nn.Module):
         self._gather = ParameterGather(
             groups[::-1],
             is_overlapped=self.use_forward_hook,
-            begins_next=lambda: (
-                not (self.ddp_config.align_param_gather or self.overlap_param_gather_with_optimizer_step)
-            ),
+            begins_next=not self.ddp_config.align_param_gather,
         )
         self.waiter.observer = observer
         for number, group in enumerate(groups):
             group.label = Label(0, number)
             group.waiter = self.waiter
             group.observer = observer
-            group.issue = self._make_issue(number)
-
-    def _make_issue(self, number: int) -> Callable[[bool], None]:
-        def issue(force_all_reduce: bool) -> None:  # noqa: FBT001  called for every bucket group
-            self._order.ready(number, force_all_reduce=force_all_reduce)
-
-        return issue
+            group.issue = self._order.issue_of(number)
 
     def _decorate_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Makes the function that is registered from a hook of autograd or of a module."""
@@ -532,8 +572,8 @@ class DistributedDataParallel(torch.nn.Module):
         """Tells the other ranks that this one has left the training loop, and checks that they have too."""
         self.wait_for_params()
         check = StepCheck(self.dense_collectives)
-        check.begin(LEFT.step)
-        check.finish(self.waiter)
+        check.begin(LEFT)
+        check.finish(self.waiter, "end of guarded(), which every rank must have entered")
 
     @property
     def remove_forward_pre_hook_handles(self) -> dict[torch.nn.Module, Any]:
@@ -547,6 +587,20 @@ class DistributedDataParallel(torch.nn.Module):
         for collectives in (self.dense_collectives, self.expert_collectives):
             if isinstance(collectives, SharedMemoryCollectives):
                 collectives.stop(reason)
+
+
+def _check_module(module: object) -> None:
+    if not isinstance(module, torch.nn.Module) or isinstance(module, DistributedDataParallel):
+        msg = f"module must be a torch.nn.Module that is not wrapped, but is of {type(module).__name__}"
+        raise ArgumentError(msg)
+
+
+def _remove_hooks(handles: list[Any], hooked: list[HookedModule]) -> None:
+    """Removes the hooks of a wrapper. Does not wait, because garbage is collected on any thread."""
+    for handle in handles:
+        if handle is not None:
+            handle.remove()
+    remove_hooks(hooked)
 
 
 def _rank_of(group: Any) -> int:

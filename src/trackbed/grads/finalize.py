@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from trackbed.grads.collectives.protocol import TOKENS
 from trackbed.grads.ddp import DistributedDataParallel
 
 __all__ = ["finalize_model_grads"]
@@ -35,7 +36,7 @@ def finalize_model_grads(
     if num_tokens is None:
         return None
     own = np.array([int(num_tokens)], dtype=np.int64)
-    total = int(model[0].exchange(own).sum())
+    total = int(model[0].exchange(own, TOKENS).sum())
     for part in model:
         part.scale_gradients(1.0 / max(total, 1))
     return total

@@ -11,6 +11,7 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 
 __all__ = [
     "GatheredParameters",
+    "Hook",
     "backward_hook",
     "forward_hook",
     "hooks_around_states",
@@ -104,6 +105,33 @@ def forward_hook(
     return torch.compiler.disable(hook) if is_compiled else hook  # type: ignore[no-untyped-call]
 
 
+class Hook:
+    """Hook of a module, which does nothing in a copy of the module: copies have parameters of their own.
+
+    Args:
+        function: function that the hook calls.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        """Calls the function."""
+        self._function(*arguments)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        """Copies and unpickles to a function that does nothing."""
+        return _get_idle_hook, ()
+
+
+def _idle_hook(*unused: Any) -> None:
+    """Takes the place of a hook in a copy of a module."""
+
+
+def _get_idle_hook() -> Callable[..., None]:
+    return _idle_hook
+
+
 class Waiting(Protocol):
     """Wrapper of a model whose parameters are gathered."""
 
@@ -135,9 +163,9 @@ def hooks_around_states(model: torch.nn.Module, wrapper: Waiting) -> list[Any]:
             wrapper.note_change()
 
     return [
-        model.register_state_dict_pre_hook(wait),  # type: ignore[no-untyped-call]
-        model.register_load_state_dict_pre_hook(wait),  # type: ignore[no-untyped-call]
-        model.register_load_state_dict_post_hook(note),  # type: ignore[no-untyped-call]
+        model.register_state_dict_pre_hook(Hook(wait)),  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(Hook(wait)),  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_post_hook(Hook(note)),  # type: ignore[no-untyped-call]
     ]
 
 
@@ -190,6 +218,10 @@ class GatheredParameters(dict[str, Parameter | None]):
     def __reduce__(self) -> tuple[type[dict[str, Parameter | None]], tuple[dict[str, Parameter | None]]]:
         """Copies and unpickles to a plain dictionary."""
         return dict, (dict(self.items()),)
+
+    def is_waiting(self) -> bool:
+        """True while a gather is running that is to be waited for."""
+        return any(group.param_gather_handle is not None for group in self._groups)
 
     def _wait(self) -> None:
         for group in self._groups:

@@ -1,6 +1,6 @@
 """The order in which bucket groups are reduced, the same on every rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
@@ -37,6 +37,14 @@ class IssueOrder:
     def unissued(self) -> list[_ParamAndGradBucketGroup]:
         """Groups that have not been issued in this step."""
         return self._groups[self._num_issued :]
+
+    def issue_of(self, number: int) -> Callable[[bool], None]:
+        """Makes the function that a group calls when it is ready, with `force_all_reduce`."""
+
+        def issue(force_all_reduce: bool) -> None:  # noqa: FBT001  called for every bucket group
+            self.ready(number, force_all_reduce=force_all_reduce)
+
+        return issue
 
     def ready(self, number: int, *, force_all_reduce: bool) -> None:
         """Records that a group is ready, and issues all that can be.
@@ -109,7 +117,7 @@ class IssueOrder:
     def _issue(self, *, force_all_reduce: bool) -> None:
         self.check_usable()
         if self._num_issued == 0 and self._check is not None:
-            self._check.begin(self._step)
+            self._check.begin(Label(self._step))
         group = self._groups[self._num_issued]
         group.start_grad_sync(force_all_reduce)
         self._num_issued += 1

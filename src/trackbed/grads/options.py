@@ -25,6 +25,9 @@ def check_options(config: DistributedDataParallelConfig) -> None:
     Raises:
         ArgumentError: it has not, or they do.
     """
+    if not isinstance(config, DistributedDataParallelConfig):
+        msg = f"ddp_config must be Trackbed's DistributedDataParallelConfig, but is of {type(config).__name__}"
+        raise ArgumentError(msg)
     for option in _UNSUPPORTED:
         if getattr(config, option):
             msg = f"{option} is not supported, and must be False"

@@ -1,17 +1,37 @@
 """Gather of updated parameters, for which modules wait before they run."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
-from trackbed.grads.hooks import GatheredParameters, forward_hook, modules_to_hook
+from trackbed.grads.hooks import GatheredParameters, Hook, forward_hook, modules_to_hook
 
-__all__ = ["ParameterGather"]
+__all__ = ["HookedModule", "ParameterGather", "remove_hooks"]
 
 Parameter = torch.nn.Parameter
+
+
+class HookedModule(NamedTuple):
+    """Module that waits for its parameters."""
+
+    module: weakref.ref[torch.nn.Module]
+    handle: Any
+    """Handle of its hook."""
+
+
+def remove_hooks(hooked: list[HookedModule]) -> None:
+    """Empties a list of modules, which wait no more, but for gathers that are running. Does not wait."""
+    for one in hooked:
+        one.handle.remove()
+        module = one.module()
+        params = None if module is None else module._parameters  # noqa: SLF001  no other way
+        if module is not None and isinstance(params, GatheredParameters) and not params.is_waiting():
+            module._parameters = dict(params)  # noqa: SLF001  as it was
+    hooked.clear()
 
 
 class ParameterGather:
@@ -20,17 +40,28 @@ class ParameterGather:
     Args:
         groups: bucket groups in the order in which a forward pass needs them.
         is_overlapped: True if parameters are gathered while the forward pass runs.
-        begins_next: called for each module; True if the gather of the next group begins when one is waited for.
+        begins_next: True if the gather of the next group begins when one is waited for.
     """
 
-    def __init__(
-        self, groups: Sequence[_ParamAndGradBucketGroup], *, is_overlapped: bool, begins_next: Callable[[], bool]
-    ) -> None:
+    def __init__(self, groups: Sequence[_ParamAndGradBucketGroup], *, is_overlapped: bool, begins_next: bool) -> None:
         self._groups = list(groups)
         self._is_overlapped = is_overlapped
         self._begins_next = begins_next
-        self.handles: dict[torch.nn.Module, Any] = {}
+        self.is_begun_by_optimizer = False
+        """True if the optimizer begins the gathers itself, while it steps."""
+        self.hooked: list[HookedModule] = []
+        """Modules that wait for their parameters."""
+        self.note_gathered()
+
+    @property
+    def handles(self) -> dict[torch.nn.Module, Any]:
         """Handle of the hook of each module; empty if there are none."""
+        return {module: one.handle for one in self.hooked if (module := one.module()) is not None}
+
+    def note_gathered(self) -> None:
+        """Takes note that each rank has all parameters as they are, so that a forward pass begins no gather."""
+        for group in self._groups:
+            group.param_gather_dispatched = True
 
     def start(self, *, force_sync: bool) -> None:
         """Begins all gathers, and waits for the end unless modules do.
@@ -41,7 +72,7 @@ class ParameterGather:
         """
         for group in self._groups:
             group.start_param_sync(force_sync=force_sync)
-        if not self.handles:
+        if not self.hooked:
             self.wait()
 
     def wait(self) -> None:
@@ -68,8 +99,8 @@ class ParameterGather:
         self._check("enable_forward_pre_hook", is_enabled=False)
         for module, params, is_compiled in modules_to_hook(model):
             groups = list(dict.fromkeys(group_of[param] for param in params if param in group_of))
-            hook = decorate(forward_hook(groups, self._finish, is_compiled=is_compiled))
-            self.handles[module] = module.register_forward_pre_hook(hook)
+            hook = Hook(decorate(forward_hook(groups, self._finish, is_compiled=is_compiled)))
+            self.hooked.append(HookedModule(weakref.ref(module), module.register_forward_pre_hook(hook)))
             if not is_compiled:
                 module._parameters = GatheredParameters(module._parameters, groups)  # noqa: SLF001  no other way
 
@@ -80,15 +111,14 @@ class ParameterGather:
             GradientError: parameters are not gathered during the forward pass, or no module waits.
         """
         self._check("disable_forward_pre_hook", is_enabled=True)
-        for module, handle in self.handles.items():
-            handle.remove()
-            module._parameters = dict(module._parameters)  # noqa: SLF001  as it was
-        self.handles.clear()
+        self.wait()
+        remove_hooks(self.hooked)
 
     def _finish(self, group: _ParamAndGradBucketGroup) -> None:
         """Waits for the parameters of a group. All gathers before it begin first."""
         place = self._groups.index(group)
-        for other in self._groups[: place + (2 if self._begins_next() else 1)]:
+        begins_next = self._begins_next and not self.is_begun_by_optimizer
+        for other in self._groups[: place + (2 if begins_next else 1)]:
             if not other.param_gather_dispatched:
                 other.start_param_sync()
         group.wait_for_params()
@@ -97,7 +127,7 @@ class ParameterGather:
         if not self._is_overlapped:
             msg = f"{method}() must be called with overlap_param_gather=True only, but that is False"
             raise GradientError(msg)
-        if bool(self.handles) != is_enabled:
+        if bool(self.hooked) != is_enabled:
             other = "enable_forward_pre_hook" if is_enabled else "disable_forward_pre_hook"
             msg = f"{other}() must be called before another {method}(), but was not"
             raise GradientError(msg)

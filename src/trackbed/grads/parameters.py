@@ -1,6 +1,6 @@
 """Which parameters share a buffer, and how their gradients are scaled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,9 @@ __all__ = [
     "BufferMembers",
     "ScalingFactors",
     "check_supported",
+    "check_taken_over",
     "check_unchanged",
+    "drop_gradients",
     "group_parameters",
     "is_expert",
     "scaling_factors",
@@ -52,7 +54,8 @@ def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
     """Checks that parameters can be moved to buffers.
 
     Raises:
-        ArgumentError: one is complex, has no data yet, or lies on another device than the first.
+        ArgumentError: one is complex, has no data yet, was made in inference mode, or lies on another device than the
+            first.
     """
     device = None
     for name, param in named:
@@ -61,6 +64,9 @@ def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
             raise ArgumentError(msg)
         if param.device.type == "meta":
             msg = f"{name} must have data, but lies on the device meta: call to_empty() before wrapping the model"
+            raise ArgumentError(msg)
+        if param.is_inference():
+            msg = f"{name} must be a parameter that can be trained, but was made in torch.inference_mode()"
             raise ArgumentError(msg)
         if param.is_complex():
             msg = f"{name} must be of real numbers, but is of {param.dtype}"
@@ -116,23 +122,27 @@ def scaling_factors(
     return ScalingFactors(1.0 / num_ranks, 1.0 / num_ranks)
 
 
-def check_unchanged(frozen: Sequence[Parameter], buffers: Sequence[_ParamAndGradBuffer], rank: int) -> None:
-    """Checks that parameters are those that were wrapped.
+def check_unchanged(
+    model: torch.nn.Module, wrapped: Collection[Parameter], buffers: Sequence[_ParamAndGradBuffer], rank: int
+) -> None:
+    """Checks that the parameters of a model are those that were wrapped.
 
     Args:
-        frozen: parameters that did not require a gradient.
-        buffers: buffers of the others.
+        model: model.
+        wrapped: parameters that required a gradient.
+        buffers: their buffers.
         rank: number of this rank.
 
     Raises:
-        GradientError: a frozen one requires a gradient now, or the data of another lies elsewhere.
+        GradientError: a parameter that was frozen or not there requires a gradient now, or the data of one that was
+            wrapped lies elsewhere.
     """
     advice = "wrap the model again after changing it"
-    for param in frozen:
-        if param.requires_grad:
+    for name, param in model.named_parameters():
+        if param.requires_grad and param not in wrapped:
             msg = (
-                f"rank {rank}: a parameter of shape {list(param.shape)} must stay frozen, as it was when the model was "
-                f"wrapped, but requires a gradient: {advice}"
+                f"rank {rank}: {name} must stay frozen, or the parameter that it was when the model was wrapped, but "
+                f"is one that requires a gradient and was not there: {advice}"
             )
             raise GradientError(msg)
     for buffer in buffers:
@@ -140,3 +150,26 @@ def check_unchanged(frozen: Sequence[Parameter], buffers: Sequence[_ParamAndGrad
         if moved is not None:
             msg = f"rank {rank}: the data of {moved} must stay where it was, but was replaced: {advice}"
             raise GradientError(msg)
+
+
+def drop_gradients(params: Iterable[Parameter]) -> None:
+    """Drops the gradients that autograd has left in `grad` of parameters, which buffers do not count."""
+    for param in params:
+        param.grad = None
+
+
+def check_taken_over(buffers: Iterable[_ParamAndGradBuffer], rank: int) -> None:
+    """Checks that all gradients are in buffers.
+
+    Raises:
+        GradientError: a parameter has one in `grad`.
+    """
+    for buffer in buffers:
+        for param in buffer.params:
+            if param.grad is not None:
+                msg = (
+                    f"rank {rank}: gradients must be in main_grad, but {buffer.param_to_name[param]} has one in grad, "
+                    "set by the program, or left by a backward pass that failed: add it to main_grad, or call "
+                    "zero_grad() and repeat the step"
+                )
+                raise GradientError(msg)

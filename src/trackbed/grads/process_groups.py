@@ -115,4 +115,11 @@ def _group_of(process_group: Any) -> Any:
     if process_group is None:
         is_alone = not (dist.is_available() and dist.is_initialized())
         return GroupOfRanks() if is_alone else dist.group.WORLD
-    return process_group if callable(process_group.size) else GroupOfRanks(process_group)
+    if isinstance(process_group, int):  # torch gives a number to ranks that are not members
+        msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
+        raise ArgumentError(msg)
+    size = getattr(process_group, "size", None)
+    if not (callable(size) or isinstance(size, int)):
+        msg = f"process_group must be one of torch or a Group, but is of {type(process_group).__name__}"
+        raise ArgumentError(msg)
+    return process_group if callable(size) else GroupOfRanks(process_group)

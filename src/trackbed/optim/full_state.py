@@ -16,6 +16,7 @@ import torch
 
 from trackbed.errors import ArgumentError
 from trackbed.grads.collectives import Collectives
+from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
@@ -50,7 +51,7 @@ def parts_of(piece: Piece, own: Mapping[str, Any]) -> Iterator[Part]:
 def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter) -> list[Part]:
     """Collective over the ranks of `collectives`: returns the parts of all ranks, in rank order, on every rank."""
     own = _encode(parts)
-    sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64))
+    sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64), label=OPTIMIZER_STATE)
     waiter.wait(sizes.work, "exchange of sizes")
     found: list[Part] = []
     for rank, (size,) in enumerate(sizes.read().tolist()):
@@ -83,7 +84,7 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
     """Cuts the state of a piece from that of its parameter, as copies.
 
     Raises:
-        ArgumentError: a tensor has neither the shape of the parameter nor a single element.
+        ArgumentError: the parameter is sharded, and a tensor has neither its shape nor a single element.
     """
     cut: State = {}
     for key, value in whole.items():
@@ -93,7 +94,7 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
             part = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
             dtype = piece.main.dtype if value.is_floating_point() else value.dtype  # as torch's optimizers load it
             cut[key] = part.to(piece.main.device, dtype, copy=True)
-        elif value.numel() == 1:
+        elif value.numel() == 1 or piece.is_whole:
             cut[key] = value.clone()
         else:
             msg = f"{piece.name}: {key!r} must have the shape {list(piece.param.shape)}, but has {list(value.shape)}"

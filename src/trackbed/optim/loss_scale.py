@@ -1,5 +1,6 @@
 """Factor of the loss that keeps small gradients of 16 bits from vanishing."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
@@ -16,8 +17,10 @@ _LOWEST: Final = 2.0**-126
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """True for a number as people write it: a bool is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """True for a number that a float can hold; a bool is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 class LossScale:
@@ -39,7 +42,7 @@ class LossScale:
             self.value = _FIRST
         elif loss_scale is None:
             self.value = 1.0
-        elif is_number(loss_scale) and _LOWEST <= float(loss_scale) <= 1 / _LOWEST:
+        elif is_number(loss_scale) and _LOWEST <= loss_scale <= 1 / _LOWEST:
             self.value = float(loss_scale)
         else:
             msg = f"loss_scale must be a number from 2**-126 to 2**126, 'dynamic' or None, but is {loss_scale!r}"
@@ -62,6 +65,17 @@ class LossScale:
         return {"scale": self.value, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the state over, if the scale is dynamic: a fixed one stays what the program asks for."""
+        """Takes the state over, if the scale is dynamic: a fixed one stays what the program asks for.
+
+        Raises:
+            ArgumentError: it is not the state of a scale.
+        """
         if self.is_dynamic:
-            self.value, self._good_steps = float(state["scale"]), int(state["good_steps"])
+            scale, good_steps = state.get("scale"), state.get("good_steps")
+            if not (is_number(scale) and _SMALLEST <= scale <= _LARGEST and isinstance(good_steps, int)):
+                msg = (
+                    f"state of the optimizer: loss_scale must have a 'scale' from {_SMALLEST:g} to {_LARGEST:g} and a "
+                    f"whole number of 'good_steps', but is {dict(state)}"
+                )
+                raise ArgumentError(msg)
+            self.value, self._good_steps = float(scale), good_steps

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ import torch
 
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
+from trackbed.grads.collectives.protocol import NORM
 from trackbed.grads.parameters import is_expert
+from trackbed.optim.agreement import check_same, describe_options, digest_of, digests_of
 from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.full_state import MAIN, Part, State, assemble, cut_state, gather_parts, parts_of
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
+from trackbed.optim.state_check import WHERE, check_options, check_state, expected_state, field_of, warn_of_missing
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
 
@@ -55,7 +59,8 @@ class DataParallelOptimizer:
 
     Raises:
         ArgumentError: an argument is out of range; the update of a sharded optimizer is not elementwise; or the
-            optimizer has a parameter that the model does not have.
+            optimizer has a parameter that the model does not have, or needs a closure.
+        GradientError: a parameter of the model was replaced after wrapping.
     """
 
     def __init__(
@@ -69,6 +74,8 @@ class DataParallelOptimizer:
         if max_norm is not None and not (is_number(max_norm) and max_norm >= _SMALLEST_NORM):
             msg = f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}"
             raise ArgumentError(msg)
+        _check_kinds(optimizer, model)
+        model.check_unchanged()
         if model.ddp_config.use_distributed_optimizer:
             check_elementwise(optimizer)
         self.optimizer = optimizer
@@ -80,6 +87,9 @@ class DataParallelOptimizer:
         _check_known(optimizer, names)
         found = pieces_of(model)
         self._group_names = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+        self._dense_names = [
+            [name for name in group if not is_expert(self._params[name])] for group in self._group_names
+        ]
         self._pieces: list[Piece] = []
         before = dict(optimizer.state)
         for group in optimizer.param_groups:
@@ -116,7 +126,7 @@ class DataParallelOptimizer:
         Raises:
             GradientError: see `DistributedDataParallel.take_gradients`.
             ArgumentError: a parameter group was added.
-            CollectiveError: another rank failed.
+            CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
         self._check_groups()
         self.model.take_gradients(self)
@@ -158,15 +168,33 @@ class DataParallelOptimizer:
         """
         own = {"version": _VERSION, "num_ranks": self.model.dp_cp_group.size(), "layout": self._layout()}
         for key, value in own.items():
-            if state.get(key) != value:
+            if field_of(state, key, object) != value:
                 msg = (
-                    f"state of the optimizer: {key} must be {value!r}, but is {state.get(key)!r}: full_state_dict() "
+                    f"{WHERE}: {key} must be {value!r}, but is {state.get(key)!r}: full_state_dict() "
                     "gives a state for any number of ranks and any layout"
                 )
                 raise ArgumentError(msg)
-        self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))  # torch would share the tensors
-        self._loss_scale.load_state_dict(state["loss_scale"])
-        self._set_mains(state["main_params"])
+        inner, mains = field_of(state, "optimizer", Mapping), field_of(state, "main_params", Mapping)
+        groups, states = field_of(inner, "param_groups", list), field_of(inner, "state", Mapping)
+        scale = field_of(state, "loss_scale", Mapping)
+        numbers = [field_of(group, "params", list) for group in groups]
+        if [len(group) for group in numbers] != self._group_sizes:
+            msg = f"{WHERE}: parameter groups must have {self._group_sizes} tensors, but have {list(map(len, numbers))}"
+            raise ArgumentError(msg)
+        pieces = iter(self._pieces)
+        self._check_loaded(
+            groups,
+            [
+                [(piece.name, states.get(key, {}), piece.main.shape) for key, piece in zip(group, pieces, strict=False)]
+                for group in numbers
+            ],
+        )
+        for piece in self._pieces:
+            if piece.is_copied:
+                check_state(piece.name, {MAIN: mains.get(piece.name)}, {MAIN: piece.main}, piece.main.shape)
+        self._loss_scale.load_state_dict(scale)
+        self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
+        self._set_mains(mains)
 
     def full_state_dict(self) -> dict[str, Any]:
         """Collective over the ranks: returns the state of all ranks by parameter name, complete on every rank.
@@ -185,32 +213,40 @@ class DataParallelOptimizer:
         ]
         states = assemble(dense + experts, self._params)
         ordered = {name: states[name] for names in self._group_names for name in names if name in states}
-        return {"state": ordered, "param_groups": groups}
+        scale = {"loss_scale": self._loss_scale.state_dict()} if self._loss_scale.is_dynamic else {}
+        return {"state": ordered, "param_groups": groups, **scale}
 
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the result of `full_state_dict`, or the state of torch's optimizer by parameter name. Not collective.
 
-        Parameters of 16 bits are set from `main_param` where the state has it.
+        Parameters of 16 bits are set from `main_param` where the state has it, and a dynamic loss scale from
+        `loss_scale`. A parameter without a state begins anew, with a warning if others have one.
 
         Args:
             state: complete state, the same on every rank.
 
         Raises:
-            ArgumentError: its parameter groups are others, or a tensor has another shape; the message names them.
+            ArgumentError: the state cannot be one of this optimizer: parameter groups, an option or a tensor is missing
+                or another. The message names it, and nothing is loaded.
         """
-        groups = state["param_groups"]
-        theirs = [list(group["params"]) for group in groups]
+        groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
+        scale = field_of(state, "loss_scale", Mapping) if "loss_scale" in state else None
+        theirs = [list(field_of(group, "params", list)) for group in groups]
         if theirs != self._group_names:
-            msg = (
-                f"state of the optimizer: the parameter groups must be {_brief(self._group_names)}, but are "
-                f"{_brief(theirs)}"
-            )
+            msg = f"{WHERE}: the parameter groups must be {_brief(self._group_names)}, but are {_brief(theirs)}"
             raise ArgumentError(msg)
-        unknown = sorted(set(state["state"]) - {name for names in self._group_names for name in names})
+        unknown = sorted(map(repr, set(states) - {name for names in self._group_names for name in names}))
         if unknown:
-            msg = f"state of the optimizer: must be of parameters of the model, but has {unknown[0]!r} too"
+            msg = f"{WHERE}: must be of parameters of the model, but has {unknown[0]} too"
             raise ArgumentError(msg)
-        cuts = {piece.name: cut_state(piece, state["state"].get(piece.name, {})) for piece in self._pieces}
+        params = self._params
+        self._check_loaded(
+            groups,
+            [[(name, states.get(name, {}), params[name].shape) for name in names] for names in self._group_names],
+        )
+        cuts = {piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}
+        if scale is not None:
+            self._loss_scale.load_state_dict(scale)
         for own, other in zip(self.optimizer.param_groups, groups, strict=True):
             own.update({key: value for key, value in other.items() if key != "params"})
         mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
@@ -219,6 +255,22 @@ class DataParallelOptimizer:
             if cuts[piece.name]:
                 self.optimizer.state[piece.main] = cuts[piece.name]
         self._set_mains(mains)
+
+    def _check_loaded(self, groups: list[State], members: list[list[tuple[str, Any, torch.Size]]]) -> None:
+        """Checks states that are about to be loaded.
+
+        Args:
+            groups: parameter groups of the state.
+            members: name, state and shape of each parameter of each group.
+        """
+        check_options(self.optimizer, groups)
+        for own, other, group in zip(self.optimizer.param_groups, groups, members, strict=True):
+            expected = expected_state(self.optimizer, {**own, **other})
+            for name, state, shape in group:
+                check_state(name, state, expected, shape)
+        warn_of_missing(
+            {name: state for group in members for name, state, _ in group if self._params[name].requires_grad}
+        )
 
     def _parts_of(self, piece: Piece) -> list[Part]:
         return list(parts_of(piece, self.optimizer.state.get(piece.main, {})))
@@ -239,9 +291,23 @@ class DataParallelOptimizer:
 
     def _norm(self) -> float:
         """Norm of the reduced gradients of the whole model, the same bits for every layout and number of ranks."""
-        own = SquareSum.of(shared_gradients(self.model))
-        total = self.model.exchange(own.numbers())
-        return SquareSum.total(total).norm()
+        own = SquareSum.of(shared_gradients(self.model)).numbers()
+        texts = self._describe_update()
+        rows = self.model.exchange(np.concatenate([own, digests_of(texts)]), NORM)
+        check_same(texts, rows[:, len(own) :], self.model.dense_collectives.rank())
+        return SquareSum.total(rows[:, : len(own)]).norm()
+
+    def _describe_update(self) -> dict[str, str]:
+        """What the ranks' updates have in common. Experts, which ranks may have others of, are left out."""
+        groups = zip(self.optimizer.param_groups, self._dense_names, strict=True)
+        frozen = [name for names in self._dense_names for name in names if not self._params[name].requires_grad]
+        return {
+            "the parameter groups": f"{_brief(self._dense_names)} ({digest_of(repr(self._dense_names)):x})",
+            "the options of parameter groups": "; ".join(describe_options(group) for group, names in groups if names),
+            "parameters that are frozen after wrapping": ", ".join(frozen) or "none",
+            "max_norm": repr(self._max_norm),
+            "the loss scale": repr(self._loss_scale.value),
+        }
 
     def _factors(self, norm: float, scale: float) -> list[float]:
         """Factors by which the gradients are multiplied, one after the other, each in float32."""
@@ -256,12 +322,15 @@ class DataParallelOptimizer:
             if not is_low_precision(gradients):
                 for factor in factors:
                     gradients *= factor
+        try:
+            for piece in self._pieces:
+                # As without a wrapper, a parameter that is frozen later stays as it is.
+                piece.main.grad = _gradient_of(piece, factors) if piece.param.requires_grad else None
+            self.optimizer.step()
+        finally:
+            for piece in self._pieces:
+                piece.main.grad = None
         for piece in self._pieces:
-            # As without a wrapper, a parameter that is frozen later stays as it is.
-            piece.main.grad = _gradient_of(piece, factors) if piece.param.requires_grad else None
-        self.optimizer.step()
-        for piece in self._pieces:
-            piece.main.grad = None
             if piece.is_copied:
                 piece.data.copy_(piece.main)
         if self.model.ddp_config.use_distributed_optimizer:
@@ -280,6 +349,19 @@ class DataParallelOptimizer:
         """Digest of the layout: which elements of which parameters this rank's pieces are."""
         rows = [(piece.name, piece.start, piece.stop, list(piece.param.shape)) for piece in self._pieces]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def _check_kinds(optimizer: object, model: object) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        msg = f"model must be a DistributedDataParallel, but is of {type(model).__name__}"
+        raise ArgumentError(msg)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        msg = f"optimizer must be one of torch, but is of {type(optimizer).__name__}"
+        raise ArgumentError(msg)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        msg = f"optimizer: its step() must need no closure, but that of {type(optimizer).__name__} does"
+        raise ArgumentError(msg)
 
 
 def _check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:

@@ -32,6 +32,11 @@ class Piece:
     """Tensor that the optimizer updates: the part itself, or a copy in float32 of one of 16 bits."""
 
     @property
+    def is_whole(self) -> bool:
+        """True if the piece has the shape of the parameter, because the optimizer is not sharded."""
+        return self.main.shape == self.param.shape
+
+    @property
     def is_copied(self) -> bool:
         """True if `main` is a copy."""
         return self.main.dtype != self.data.dtype

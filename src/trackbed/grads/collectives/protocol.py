@@ -14,17 +14,21 @@ __all__ = [
     "DONE",
     "LEFT",
     "MAX_NUMBERS",
+    "NORM",
     "NO_LABEL",
+    "OPTIMIZER_STATE",
+    "TOKENS",
     "BackendError",
     "Collectives",
     "Done",
     "Exchange",
     "Label",
     "Work",
+    "check_places",
     "shard_of",
 ]
 
-MAX_NUMBERS: Final = 128
+MAX_NUMBERS: Final = 32
 """Highest number of values that `Collectives.exchange` sends."""
 
 
@@ -44,6 +48,12 @@ class Label(NamedTuple):
 NO_LABEL: Final = Label()
 LEFT: Final = Label(-1)
 """Label of the exchange with which a rank leaves a training loop."""
+OPTIMIZER_STATE: Final = Label(-2)
+"""Label of the exchange with which the state of an optimizer is gathered."""
+NORM: Final = Label(-3)
+"""Label of the exchange of norms."""
+TOKENS: Final = Label(-4)
+"""Label of the exchange of the numbers of tokens."""
 
 
 class Work(Protocol):
@@ -167,6 +177,38 @@ class Done:
 
 
 DONE: Final = Done()
+
+
+_PLACES: Final = {
+    LEFT.step: "has left the training loop",
+    OPTIMIZER_STATE.step: "gathers the state of the optimizer",
+    NORM.step: "is at the norm of the gradients",
+    TOKENS.step: "is at the number of tokens",
+}
+
+
+def check_places(own: int, places: Sequence[tuple[str, Label]]) -> None:
+    """Checks that all ranks are at the same operation.
+
+    Args:
+        own: number of this rank.
+        places: kind and label of the operation of each rank.
+
+    Raises:
+        CollectiveError: they are not; the message has the first rank that is at another one than this rank.
+    """
+    for rank, place in enumerate(places):
+        if place != places[own]:
+            msg = (
+                f"gradients: all ranks must be at the same operation, but {_describe(rank, *place)} and "
+                f"{_describe(own, *places[own])}"
+            )
+            raise CollectiveError(msg)
+
+
+def _describe(rank: int, kind: str, label: Label) -> str:
+    where = _PLACES.get(label.step, f"is at the {kind} of bucket {label.bucket} in step {label.step}")
+    return f"rank {rank} {where}"
 
 
 def shard_of(buffer: torch.Tensor, rank: int, size: int) -> torch.Tensor:

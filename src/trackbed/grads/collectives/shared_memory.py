@@ -21,7 +21,7 @@ from trackbed.comm.shared_memory import SharedMemory
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives.arrays import array_of
-from trackbed.grads.collectives.protocol import DONE, LEFT, MAX_NUMBERS, NO_LABEL, Exchange, Label, Work
+from trackbed.grads.collectives.protocol import DONE, MAX_NUMBERS, NO_LABEL, Exchange, Label, Work, check_places
 from trackbed.kernels import sum_ranks
 
 __all__ = ["SharedMemoryCollectives"]
@@ -299,14 +299,12 @@ class _Meeting:
         self._counters.set(self._rank, self._begun)
         self._counters.wait(0, self._size, self._begun, self._poll)
         found = self._labels[:, :3]
-        other = np.flatnonzero((found != found[self._rank]).any(axis=1))
-        if len(other):
-            msg = (
-                "gradients: all ranks must be at the same operation, but "
-                f"{_operation(int(other[0]), found[other[0]])} and {_operation(self._rank, found[self._rank])}"
-            )
-            self._failure = msg  # else this rank's label could change before the others have read it
-            raise CollectiveError(msg)
+        if (found != found[self._rank]).any():
+            try:
+                check_places(self._rank, [(_KINDS[kind], Label(step, bucket)) for kind, step, bucket in found.tolist()])
+            except CollectiveError as error:
+                self._failure = str(error)  # else this rank's label could change before the others have read it
+                raise
 
     def end(self) -> None:
         """Waits until all ranks have ended the operation, so that buffers may be changed again.
@@ -380,13 +378,6 @@ def _first_problem(what: str, problems: Sequence[str | None]) -> str | None:
 
 def _brief(error: OSError) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _operation(rank: int, label: npt.NDArray[np.int64]) -> str:
-    kind, step, bucket = (int(word) for word in label[:3])
-    if step == LEFT.step:
-        return f"rank {rank} has left the training loop"
-    return f"rank {rank} is at the {_KINDS[kind]} of bucket {bucket} in step {step}"
 
 
 def _part_of(count: int, rank: int, size: int) -> tuple[int, int]:

@@ -10,8 +10,19 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from trackbed.errors import CollectiveError
 from trackbed.grads.collectives.fp32_accumulation import receive_shards
-from trackbed.grads.collectives.protocol import DONE, NO_LABEL, BackendError, Exchange, Label, Work, shard_of
+from trackbed.grads.collectives.protocol import (
+    DONE,
+    MAX_NUMBERS,
+    NO_LABEL,
+    BackendError,
+    Exchange,
+    Label,
+    Work,
+    check_places,
+    shard_of,
+)
 
 __all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
 
@@ -39,6 +50,8 @@ def dist_all_gather_func(
     return function(output, input, group=group, async_op=async_op)
 
 
+_ROW: Final = len(NO_LABEL) + MAX_NUMBERS
+"""Numbers that a rank sends in an exchange, with its label. Ranks at different exchanges must send as many."""
 _REDUCE_SCATTER: Final = dist_reduce_scatter_func
 
 
@@ -79,6 +92,7 @@ class TorchCollectives:
         label: Label,  # noqa: ARG002  torch cannot carry it
     ) -> Work:
         """Replaces each buffer by the sum over all ranks."""
+        self._backend()
         _scale(buffers, scale)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         with self._coalesced(buffers) as coalesced:
@@ -94,6 +108,7 @@ class TorchCollectives:
         label: Label,  # noqa: ARG002  torch cannot carry it
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
+        self._backend()
         _scale(buffers, scale)
         shards = [shard_of(buffer, self.rank(), self.size()) for buffer in buffers]
         device = buffers[0].device
@@ -120,6 +135,7 @@ class TorchCollectives:
         label: Label,  # noqa: ARG002  torch cannot carry it
     ) -> Work:
         """Replaces each shard of each buffer by that of the rank that owns it."""
+        self._backend()
         with self._coalesced(buffers) as coalesced:
             works = [
                 dist_all_gather_func(
@@ -129,19 +145,28 @@ class TorchCollectives:
             ]
         return _work_of(works, coalesced, device=buffers[0].device)
 
-    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:  # noqa: ARG002
-        """Sends a few numbers to all ranks."""
-        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
-        mine = torch.tensor(numbers, device=device)
-        received = torch.empty(self.size() * len(numbers), dtype=torch.int64, device=device)
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
+        """Sends a few numbers to all ranks, and the label before them, always as many."""
+        size, count = self.size(), len(numbers)
+        device = "cuda" if self._backend() == "nccl" else "cpu"
+        mine = torch.zeros(_ROW, dtype=torch.int64, device=device)
+        mine[: len(label) + count] = torch.tensor([*label, *numbers.tolist()])
+        received = torch.empty(size * _ROW, dtype=torch.int64, device=device)
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(received, mine, group=self._group, async_op=True)
-        return Exchange(
-            TorchWork([work], device=received.device), lambda: received.cpu().numpy().reshape(self.size(), -1)
-        )
+        own = self.rank()
+
+        def read() -> npt.NDArray[np.int64]:
+            rows = received.cpu().numpy().reshape(size, _ROW)
+            labels = [Label(step, bucket) for step, bucket in rows[:, : len(label)].tolist()]
+            check_places(own, [("reduction", found) for found in labels])
+            return rows[:, len(label) : len(label) + count]
+
+        return Exchange(TorchWork([work], device=received.device), read)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
+        self._backend()
         works = []
         for tensor in tensors:
             content = tensor.detach().contiguous()
@@ -150,6 +175,18 @@ class TorchCollectives:
                 works.pop().wait()
                 tensor.detach().copy_(content)
         return _work_of(works, None, device=tensors[0].device) if works else DONE
+
+    def _backend(self) -> str:
+        """Name of the backend.
+
+        Raises:
+            CollectiveError: the process group was destroyed.
+        """
+        try:
+            return dist.get_backend(self._group)
+        except (ValueError, RuntimeError) as error:
+            msg = "torch.distributed: the process group must exist until training has ended, but was destroyed"
+            raise CollectiveError(msg) from error
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Sends the operations of several buffers on a GPU as one."""

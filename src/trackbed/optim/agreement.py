@@ -1,0 +1,63 @@
+"""Agreement of the ranks on how they update parameters, checked in every step beside the norm."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.errors import CollectiveError
+
+__all__ = ["check_same", "describe_options", "digest_of", "digests_of"]
+
+
+def describe_options(options: Mapping[str, Any]) -> str:
+    """Text of the options of a parameter group that are numbers, words or lists of them."""
+    found = {key: _plain(value) for key, value in options.items() if key != "params"}
+    return ", ".join(f"{key}={value!r}" for key, value in found.items() if _is_plain(value))
+
+
+def digest_of(text: str) -> int:
+    """Number of 63 bits that stands for a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def digests_of(texts: Mapping[str, str]) -> npt.NDArray[np.int64]:
+    """`[K]` numbers that stand for the texts."""
+    return np.array([digest_of(text) for text in texts.values()], dtype=np.int64)
+
+
+def check_same(texts: Mapping[str, str], rows: npt.NDArray[np.int64], rank: int) -> None:
+    """Checks that all ranks have the same texts.
+
+    Args:
+        texts: those of this rank, by name.
+        rows: `[ranks, K]` the `digests_of` the texts of each rank.
+        rank: number of this rank.
+
+    Raises:
+        CollectiveError: they do not. The message has the first name, a rank that differs, and this rank's text.
+    """
+    for number, (name, text) in enumerate(texts.items()):
+        other = np.flatnonzero(rows[:, number] != rows[rank, number])
+        if len(other):
+            msg = (
+                f"optimizer: {name} must be the same on every rank, but rank {rank} has {text}, and rank {other[0]} "
+                "does not"
+            )
+            raise CollectiveError(msg)
+
+
+def _plain(value: Any) -> Any:
+    """Tensors of one number as that number."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,130 @@
+"""Check that a state is one that an optimizer can go on from."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trackbed.errors import ArgumentError
+from trackbed.optim.full_state import MAIN
+
+__all__ = ["WHERE", "check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
+
+logger = logging.getLogger(__name__)
+
+WHERE: Final = "state of the optimizer"
+_PROBE_NUMEL: Final = 2
+
+State = Mapping[str, Any]
+
+
+def field_of(state: object, key: str, kind: type) -> Any:
+    """Value of a state under a key.
+
+    Raises:
+        ArgumentError: the state is no dictionary, has no such key, or the value is of another kind.
+    """
+    if not isinstance(state, Mapping):
+        msg = f"{WHERE}: must be a dictionary with {key!r}, but is of {type(state).__name__}"
+        raise ArgumentError(msg)
+    if not isinstance(value := state.get(key), kind):
+        found = f"that is of {type(value).__name__}" if key in state else f"it has only {', '.join(map(repr, state))}"
+        msg = f"{WHERE}: must have {key!r}, a {kind.__name__.lower()}, but {found}"
+        raise ArgumentError(msg)
+    return value
+
+
+def check_options(optimizer: torch.optim.Optimizer, groups: Sequence[State]) -> None:
+    """Checks that parameter groups of a state have the options of the optimizer that are numbers.
+
+    Others may be missing: versions of torch differ in them.
+
+    Raises:
+        ArgumentError: one is missing, or is of another kind.
+    """
+    for number, (own, other) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        for key in optimizer.defaults:
+            wanted = _kind_of(own.get(key))
+            if wanted is not None and (key not in other or _kind_of(other[key]) != wanted):
+                found = repr(other[key]) if key in other else "none"
+                msg = f"{WHERE}: parameter group {number} must have {wanted} for {key!r}, but has {found}"
+                raise ArgumentError(msg)
+
+
+def expected_state(optimizer: torch.optim.Optimizer, options: State) -> dict[str, torch.Tensor]:
+    """State that a parameter of two elements has after a step; empty if that cannot be told.
+
+    Args:
+        optimizer: optimizer.
+        options: options of the parameter group.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return {}
+    param = torch.nn.Parameter(torch.zeros(_PROBE_NUMEL))
+    param.grad = torch.zeros(_PROBE_NUMEL)
+    plain = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+    known = {key: plain.get(key, options[key]) for key in optimizer.defaults if key in options}
+    kind: Any = type(optimizer)  # torch's own classes take parameter groups alone
+    try:
+        probe = kind([{**known, "params": [param]}])
+        probe.step()
+    except (RuntimeError, TypeError, ValueError):
+        return {}  # it needs a matrix, for example
+    return {key: value for key, value in probe.state[param].items() if isinstance(value, torch.Tensor)}
+
+
+def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], shape: torch.Size) -> None:
+    """Checks the state of a parameter, or of a part of one.
+
+    Args:
+        name: name of the parameter.
+        state: its state; one of a parameter that has not been updated has none of the expected tensors.
+        expected: result of `expected_state`.
+        shape: shape of the parameter or part.
+
+    Raises:
+        ArgumentError: a tensor is missing, or has another shape or kind than the optimizer needs.
+    """
+    if not isinstance(state, Mapping):
+        msg = f"{WHERE}: that of {name} must be a dictionary, but is of {type(state).__name__}"
+        raise ArgumentError(msg)
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and (value.layout is not torch.strided or value.device.type == "meta"):
+            msg = (
+                f"{WHERE}: {key!r} of {name} must be a dense tensor with data, but is {value.layout} on {value.device}"
+            )
+            raise ArgumentError(msg)
+    has_stepped = any(key in expected or key != MAIN for key in state)
+    for key, like in expected.items() if has_stepped else ():
+        value = state.get(key)
+        if not isinstance(value, torch.Tensor | float | int) or (like.numel() > 1 and not torch.is_tensor(value)):
+            msg = f"{WHERE}: {key!r} of {name} must be a tensor, but is {value!r}"
+            raise ArgumentError(msg)
+        if not torch.is_tensor(value):
+            continue
+        if like.numel() > 1 and value.shape != shape:
+            msg = f"{WHERE}: {key!r} of {name} must have the shape {list(shape)}, but has {list(value.shape)}"
+            raise ArgumentError(msg)
+        if like.numel() == 1 and value.numel() != 1:
+            msg = f"{WHERE}: {key!r} of {name} must have one element, but has the shape {list(value.shape)}"
+            raise ArgumentError(msg)
+        if like.numel() > 1 and like.is_floating_point() != value.is_floating_point():
+            msg = f"{WHERE}: {key!r} of {name} must be of floating point, but is of {value.dtype}"
+            raise ArgumentError(msg)
+
+
+def warn_of_missing(states: Mapping[str, State]) -> None:
+    """Warns of parameters without a state where others have one: these begin anew, as in torch's own optimizers."""
+    missing = [name for name, state in states.items() if not state]
+    if 0 < len(missing) < len(states):
+        logger.warning("%s: has none for %s (%d in all), which begin anew", WHERE, missing[0], len(missing))
+
+
+def _kind_of(value: object) -> str | None:
+    """Description of an option that is a number or some numbers; None for any other."""
+    if isinstance(value, torch.Tensor):
+        return "a number" if value.numel() == 1 else f"{value.numel()} numbers"
+    if isinstance(value, list | tuple):
+        return f"{len(value)} numbers" if all(_kind_of(one) == "a number" for one in value) else None
+    return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else None
