@@ -59,7 +59,7 @@ class ParameterGather:
         return {module: one.handle for one in self.hooked if (module := one.module()) is not None}
 
     def note_gathered(self) -> None:
-        """Takes note that each rank has all parameters as they are, so that a forward pass begins no gather."""
+        """Marks all parameters as gathered: each rank has them as they are, and a forward pass begins no gather."""
         for group in self._groups:
             group.param_gather_dispatched = True
 

@@ -298,7 +298,7 @@ class DataParallelOptimizer:
         return SquareSum.total(rows[:, : len(own)]).norm()
 
     def _describe_update(self) -> dict[str, str]:
-        """What the ranks' updates have in common. Experts, which ranks may have others of, are left out."""
+        """Texts that must be the same on all ranks, by name. Experts, of which ranks may have others, are left out."""
         groups = zip(self.optimizer.param_groups, self._dense_names, strict=True)
         frozen = [name for names in self._dense_names for name in names if not self._params[name].requires_grad]
         return {
