@@ -14,7 +14,7 @@ from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, d
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
-from trackbed.grads.collectives.protocol import LEFT, NO_LABEL
+from trackbed.grads.collectives.protocol import LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.issue_order import IssueOrder
@@ -230,7 +230,14 @@ class DistributedDataParallel(torch.nn.Module):
 
         Returns:
             `[ranks, K]` numbers of all ranks.
+
+        Raises:
+            ArgumentError: there are more than 32.
+            CollectiveError: another rank failed, or is at another operation.
         """
+        if len(numbers) > MAX_NUMBERS:
+            msg = f"numbers must be at most {MAX_NUMBERS}, but are {len(numbers)}"
+            raise ArgumentError(msg)
         exchange = self.dense_collectives.exchange(numbers, label=label)
         self.waiter.wait(exchange.work, "exchange of numbers")
         return exchange.read()
