@@ -165,6 +165,18 @@ def test_a_parameter_without_a_state_begins_anew_with_a_warning(options, caplog)
     assert "0.weight" not in optimizer.full_state_dict()["state"]
 
 
+def test_parameters_without_elements_need_no_state(caplog):
+    model = torch.nn.Linear(4, 3)
+    model.register_parameter("empty", torch.nn.Parameter(torch.empty(0, 5)))
+    wrapper = wrap(SOLO, model, **SHARDED)
+    optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+    backward(wrapper, 0)
+    optimizer.step()
+    with caplog.at_level(logging.WARNING):
+        optimizer.load_full_state_dict(optimizer.full_state_dict())
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("kind", ["Adafactor", "Muon", "SparseAdam"])
 def test_an_optimizer_that_is_not_elementwise_loads_its_state_where_nothing_is_sharded(kind):
     if not hasattr(torch.optim, kind):

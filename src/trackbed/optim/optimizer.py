@@ -268,9 +268,11 @@ class DataParallelOptimizer:
             expected = expected_state(self.optimizer, {**own, **other})
             for name, state, shape in group:
                 check_state(name, state, expected, shape)
-        warn_of_missing(
-            {name: state for group in members for name, state, _ in group if self._params[name].requires_grad}
-        )
+        warn_of_missing({name: state for group in members for name, state, _ in group if self._is_updated(name)})
+
+    def _is_updated(self, name: str) -> bool:
+        param = self._params[name]
+        return param.requires_grad and param.numel() > 0
 
     def _parts_of(self, piece: Piece) -> list[Part]:
         return list(parts_of(piece, self.optimizer.state.get(piece.main, {})))
