@@ -94,25 +94,21 @@ def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, 
             writer.close()
 
 
-class _Scratch(threading.local):
-    """Memory for small arrays until they are written, one array for each name and thread.
+_SCRATCH: Final = threading.local()
+"""Memory for small arrays until they are written, an attribute for each name.
 
-    Fresh memory costs more than the work done in it: the system clears it page by page.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
-
-    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Returns an array that is valid until the next one of this name is allocated."""
-        size = math.prod(shape) * dtype.itemsize
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
-        return buffer[:size].view(dtype).reshape(shape)
+Fresh memory costs more than the work done in it: the system clears it page by page.
+"""
 
 
-_SCRATCH: Final = _Scratch()
+def _scratch_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns an array that is valid until this thread allocates the next one of this name."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer: npt.NDArray[np.uint8] | None = getattr(_SCRATCH, name, None)
+    if buffer is None or len(buffer) < size:
+        buffer = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
+        setattr(_SCRATCH, name, buffer)
+    return buffer[:size].view(dtype).reshape(shape)
 
 
 class _Writer:
@@ -142,25 +138,19 @@ class _Writer:
         """Returns an array to fill."""
         wanted = np.dtype(dtype)
         if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
-            return _SCRATCH.array(name, shape, wanted)
+            return _scratch_array(name, shape, wanted)
         final = self._place.array(name).rpartition("/")[2]
         partial = self._partials[name] = f"{self._entry.own}/partial/{partial_name(final)}"
         try:
-            array, mapped, descriptor = create_npy(partial, wanted, shape)
+            array, mapped = create_npy(partial, wanted, shape)
         except OSError as error:
             if error.errno in _NO_MAPS:
                 self._drop(name)
                 return np.empty(shape, dtype=wanted)
             raise cannot_write(self._entry, error, self._place) from error
         self._in_place[name] = array, mapped
-        if array.nbytes < _BACKGROUND_BYTES:
-            os.close(descriptor)
-            return array
-        try:
-            self._background[name] = BackgroundWriteback(descriptor, mapped)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        if array.nbytes >= _BACKGROUND_BYTES:
+            self._background[name] = BackgroundWriteback(partial, mapped)
         return array
 
     def filled(self, count: int, *names: str) -> None:

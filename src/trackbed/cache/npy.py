@@ -120,11 +120,11 @@ def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return _MAGIC + len(filled).to_bytes(2, "little") + filled.encode()
 
 
-def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap, int]:
+def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap]:
     """Creates a file whose array is mapped for writing. Its space on the disk is reserved at once.
 
     Returns:
-        The array, the map of the whole file, and the file, open: the caller closes it.
+        The array, and the map of the whole file.
 
     Raises:
         FileExistsError: there is a file of that name.
@@ -137,9 +137,9 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
         os.posix_fallocate(descriptor, 0, size)  # else a full disk would be a bus error while the array is filled
         mapped = mmap.mmap(descriptor, size)
         mapped[: len(header)] = header
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, OSError):
-            error.filename = path
+    except OSError as error:
+        error.filename = path
         raise
-    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped, descriptor
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped
