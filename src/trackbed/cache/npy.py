@@ -17,7 +17,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import map_readonly, open_regular
 
-__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec"]
+__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_start"]
 
 _LONGEST_HEADER: Final = 4096
 _ALIGNMENT: Final = 64
@@ -64,16 +64,16 @@ def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
     return NpyHeader(np.dtype(header["dtype"].decode()), shape, data_at)
 
 
-def read_npy_spec(path: Path) -> NpyHeader:
-    """Reads the header of the file at `path`.
+def read_npy_start(path: str | Path) -> bytes:
+    """Reads as much of the file at `path` as the longest header has.
 
     Raises:
-        FormatError: there is none that can be read.
+        FormatError: `path` is no regular file.
         OSError: the file cannot be read.
     """
     descriptor, _ = open_regular(path)
     try:
-        return read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
+        return os.pread(descriptor, _LONGEST_HEADER, 0)
     finally:
         os.close(descriptor)
 
