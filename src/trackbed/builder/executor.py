@@ -114,11 +114,11 @@ class Executor:
             return next(chunks, ())
 
     def _build(self, chunk: Sequence[int]) -> None:
-        by_request = {id(one.request): number for number in chunk if (one := self._wanted[number]).request is not None}
-        requests = [one.request for number in chunk if (one := self._wanted[number]).request is not None]
-        known = [self._wanted[number].last_found for number in by_request.values()]
-        for request, found in build_batch(requests, known):
-            number = by_request[id(request)]
+        requests = {number: one for number in chunk if (one := self._wanted[number].request) is not None}
+        numbers = {id(request): number for number, request in requests.items()}
+        known = [self._wanted[number].found for number in requests]
+        for request, found in build_batch(list(requests.values()), known):
+            number = numbers[id(request)]
             self._wanted[number].note(found)
             with self._lock:
                 self._done += 1
@@ -162,6 +162,6 @@ def tasks_of(arrays: Sequence[LazyArrays]) -> list[Task]:
     return [
         Task(name, 0.0)
         if (request := one.request) is None
-        else Task(name, request.ingredients.cost(), request.kind.is_blend, request.is_small)
+        else Task(name, request.ingredients.cost(), request.kind.is_blend, request.kind.is_small(request))
         for name, one in zip(names, arrays, strict=True)
     ]
