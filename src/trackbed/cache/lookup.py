@@ -85,27 +85,23 @@ def look_up(requests: Sequence[Request], *, is_vouched: bool = False, leave_note
     Raises:
         CacheError: the system refuses to examine a file.
     """
-    notes = None if is_vouched else _Notes()
+    notes = None if is_vouched else _Notes(defaultdict(list), [])
     found: list[Found] = []
     for first in range(0, len(requests), _BATCH):
         check_cancelled(first)
         found += _look_up_batch(requests[first : first + _BATCH], notes)
     if notes is not None and leave_notes:
-        notes.leave()
+        for own, lines in notes.lines.items():
+            write_notes(own, lines)
+        flush_later(notes.to_flush)
     return found
 
 
-class _Notes:
+class _Notes(NamedTuple):
     """Notes to leave in each cache; None instead where a rank of this start vouches for the entries."""
 
-    def __init__(self) -> None:
-        self.lines: defaultdict[str, list[str]] = defaultdict(list)
-        self.to_flush: list[tuple[str, Stamps]] = []
-
-    def leave(self) -> None:
-        for own, lines in self.lines.items():
-            write_notes(own, lines)
-        flush_later(self.to_flush)
+    lines: defaultdict[str, list[str]]
+    to_flush: list[tuple[str, Stamps]]
 
 
 def _look_up_batch(requests: Sequence[Request], notes: _Notes | None) -> list[Found]:
