@@ -23,7 +23,7 @@ class BackgroundWriteback:
     pages than that; faulting a fresh page in takes longer than computing its part of an index.
 
     Args:
-        path: path of the file, under which it lies until `finish` or `stop`.
+        path: the file, which keeps that name until `finish` or `stop` returns.
         mapped: map of the whole file.
     """
 
@@ -58,7 +58,7 @@ class BackgroundWriteback:
 
     def _follow(self) -> Checksum:
         checksum, size = Checksum(), len(self._mapped)
-        with memoryview(self._mapped) as data, Path(self._path).open("r+b", buffering=0) as file:
+        with memoryview(self._mapped) as data, Path(self._path).open("rb", buffering=0) as file:
             while checksum.size_bytes < size and not self._ended.is_set():
                 start = checksum.size_bytes
                 stop = min(start + CHUNK_BYTES, size)
