@@ -136,7 +136,7 @@ def build_all(lazies):
     """Build those entries in one batch that were not found."""
     lazies = [one for one in lazies if not one.is_resolved]
     by_request = {id(one.request): one for one in lazies}
-    for built, found in build_batch([one.request for one in lazies], [one.last_found for one in lazies]):
+    for built, found in build_batch([one.request for one in lazies], [one.found for one in lazies]):
         by_request[id(built)].note(found)
 
 

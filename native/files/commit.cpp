@@ -8,10 +8,18 @@
 #include <cstdio>
 #include <deque>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace trackbed::files {
 namespace {
+
+// Ends the commit of a set, unless `error`, an errno, is 0.
+void check(int error) {
+  if (error != 0) {
+    throw std::system_error(error, std::generic_category());
+  }
+}
 
 // True for the errno of a file system without unnamed files.
 bool lacks_unnamed_files(int error) {
@@ -60,7 +68,9 @@ int rename_unless_taken(const char* from, const char* path) {
 // One file of a set, until it appears.
 class NewFile {
  public:
-  NewFile(const char* path, const char* partial) : path_(path), partial_(partial) {}
+  // Requires: `parts` is empty if the file is complete at its partial path.
+  NewFile(const char* path, const char* partial, Parts parts, bool is_complete)
+      : path_(path), partial_(partial), parts_(parts), has_partial_(is_complete), is_own_(!is_complete) {}
   NewFile(NewFile&&) = delete;
   ~NewFile() {
     if (has_partial_ && is_own_) {
@@ -68,59 +78,34 @@ class NewFile {
     }
   }
 
-  // Takes the file that is complete at the partial path. Returns 0 or the errno.
-  int adopt(FileStamp& stamp) {
-    has_partial_ = true;
-    is_own_ = false;
-    return examine(stamp);
+  // Writes the file, unless it is complete; clears `may_be_unnamed` if the file system has no unnamed files.
+  FileStamp complete(bool& may_be_unnamed, Poll& poll) {
+    if (is_own_) {
+      write(may_be_unnamed, poll);
+    }
+    struct stat status;
+    check((has_partial_ ? stat(partial_, &status) : fstat(opened_.number(), &status)) == 0 ? 0 : errno);
+    return stamp_of(status);
   }
 
-  // Writes the file; clears `may_be_unnamed` if the file system has no unnamed files. Returns 0 or the errno.
-  int write(std::span<const std::span<const std::byte>> parts, bool& may_be_unnamed, Poll& poll, FileStamp& stamp) {
-    if (may_be_unnamed) {
-      const std::string folder(path_, std::string_view(path_).rfind('/') + 1);
-      opened_ = Descriptor(open(folder.empty() ? "." : folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
-      may_be_unnamed = opened_ || !lacks_unnamed_files(errno);
-    }
-    if (!may_be_unnamed) {
-      opened_ = Descriptor(open(partial_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-      has_partial_ = static_cast<bool>(opened_);
-    }
-    if (!opened_) {
-      return errno;
-    }
-    if (const int error = write_parts(opened_, parts, poll); error != 0) {
-      return error;
-    }
-    if (has_partial_) {
-      opened_ = Descriptor();  // some file systems write, and set times, when a file is closed
-    }
-    return examine(stamp);
+  // Lets the file appear unless the name is taken.
+  void claim() {
+    check(has_partial_ ? rename_unless_taken(partial_, path_) : name_file(opened_, path_));
+    has_partial_ = false;
   }
 
-  // Lets the file appear unless the name is taken. Returns 0 or the errno.
-  int claim() {
-    const int error = has_partial_ ? rename_unless_taken(partial_, path_) : name_file(opened_, path_);
-    has_partial_ = has_partial_ && error != 0;
-    return error;
-  }
-
-  // Lets the file appear in place of what is there. Returns 0 or the errno.
-  int replace() {
+  // Lets the file appear in place of what is there.
+  void replace() {
     if (!has_partial_) {
-      if (const int error = name_file(opened_, path_); error != EEXIST) {
-        return error;
+      const int error = name_file(opened_, path_);
+      if (error == 0) {
+        return;
       }
-      if (const int error = name_file(opened_, partial_); error != 0) {
-        return error;
-      }
+      check(error == EEXIST ? name_file(opened_, partial_) : error);
       has_partial_ = true;
     }
-    if (rename(partial_, path_) != 0) {
-      return errno;
-    }
+    check(rename(partial_, path_) == 0 ? 0 : errno);
     has_partial_ = false;
-    return 0;
   }
 
   // Size of the file that has the name; -1 if none has.
@@ -130,44 +115,48 @@ class NewFile {
   }
 
  private:
-  int examine(FileStamp& stamp) const {
-    struct stat status;
-    if ((has_partial_ ? stat(partial_, &status) : fstat(opened_.number(), &status)) != 0) {
-      return errno;
+  void write(bool& may_be_unnamed, Poll& poll) {
+    if (may_be_unnamed) {
+      const std::string folder(path_, std::string_view(path_).rfind('/') + 1);
+      opened_ = Descriptor(open(folder.empty() ? "." : folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
+      may_be_unnamed = opened_ || !lacks_unnamed_files(errno);
     }
-    stamp = stamp_of(status);
-    return 0;
+    if (!may_be_unnamed) {
+      opened_ = Descriptor(open(partial_, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+      has_partial_ = static_cast<bool>(opened_);
+    }
+    check(opened_ ? 0 : errno);
+    check(write_parts(opened_, parts_, poll));
+    if (has_partial_) {
+      opened_ = Descriptor();  // some file systems write, and set times, when a file is closed
+    }
   }
 
   const char* path_;
   const char* partial_;
-  Descriptor opened_;         // of a file without a name
-  bool has_partial_ = false;  // it lies at its partial path
-  bool is_own_ = true;        // it was written here, and goes if it does not appear
+  Parts parts_;
+  Descriptor opened_;  // of a file without a name
+  bool has_partial_;   // it lies at its partial path
+  bool is_own_;        // it is written here, and goes if it does not appear
 };
 
-// Lets the complete files of a set appear. Returns 0 or the errno.
-int appear(std::deque<NewFile>& files, Claim claim, std::span<const FileStamp> stamps) {
-  if (claim != Claim::kNone) {
-    if (const int error = claim == Claim::kTake ? files.back().claim() : files.back().replace(); error != 0) {
-      return error;
-    }
+// Lets the complete files of a set appear.
+void appear(std::deque<NewFile>& files, Claim claim, std::span<const FileStamp> stamps) {
+  if (claim == Claim::kTake) {
+    files.back().claim();
+  } else if (claim == Claim::kReplace) {
+    files.back().replace();
   }
   std::vector<NewFile*> fitting;
   std::vector<NewFile*> others;
   for (std::size_t file = 0; file < files.size() - 1; ++file) {
     (files[file].old_size() == stamps[file].size_bytes ? fitting : others).push_back(&files[file]);
   }
-  if (claim == Claim::kNone && others.empty()) {
-    return EALREADY;
-  }
+  check(claim == Claim::kNone && others.empty() ? EALREADY : 0);
   fitting.insert(fitting.end(), others.begin(), others.end());
   for (NewFile* file : fitting) {
-    if (const int error = file->replace(); error != 0) {
-      return error;
-    }
+    file->replace();
   }
-  return 0;
 }
 
 }  // namespace
@@ -176,24 +165,26 @@ void commit_file_sets(const FileSets& sets, std::span<FileStamp> stamps, std::sp
   const std::vector<const char*> paths = starts_of(sets.paths, stamps.size());
   const std::vector<const char*> partials = starts_of(sets.partials, stamps.size());
   bool may_be_unnamed = sets.may_be_unnamed;
-  std::span<const std::span<const std::byte>> parts = sets.parts;
+  Parts parts = sets.parts;
   std::size_t first = 0;
   for (std::size_t set = 0; set < errors.size(); ++set) {
     const auto count = static_cast<std::size_t>(sets.num_files[set]);
     const auto claim = static_cast<Claim>(sets.claims[set]);
     std::deque<NewFile> files;  // what did not appear goes at its end, and when the poll throws
-    int error = 0;
     for (std::size_t file = first; file < first + count; ++file) {
-      files.emplace_back(paths[file], partials[file]);
-      const std::int64_t num_parts = sets.num_parts[file];
-      const auto own = parts.first(static_cast<std::size_t>(std::max<std::int64_t>(num_parts, 0)));
-      parts = parts.subspan(own.size());
-      if (error == 0 && !(claim == Claim::kNone && file == first + count - 1)) {
-        error = num_parts < 0 ? files.back().adopt(stamps[file])
-                              : files.back().write(own, may_be_unnamed, poll, stamps[file]);
-      }
+      const auto num_parts = static_cast<std::size_t>(std::max<std::int64_t>(sets.num_parts[file], 0));
+      files.emplace_back(paths[file], partials[file], parts.first(num_parts), sets.num_parts[file] < 0);
+      parts = parts.subspan(num_parts);
     }
-    errors[set] = error == 0 ? appear(files, claim, stamps.subspan(first, count)) : error;
+    errors[set] = 0;
+    try {
+      for (std::size_t file = 0; file < (claim == Claim::kNone ? count - 1 : count); ++file) {
+        stamps[first + file] = files[file].complete(may_be_unnamed, poll);
+      }
+      appear(files, claim, stamps.subspan(first, count));
+    } catch (const std::system_error& error) {
+      errors[set] = error.code().value();
+    }
     first += count;
     poll(static_cast<std::int64_t>(set) + 1);
   }

@@ -22,7 +22,7 @@ struct FileSets {
   Names partials;  // path of each file until it appears
   // Number of parts of each file; -1 for a file that is complete at its partial path.
   std::span<const std::int64_t> num_parts;
-  std::span<const std::span<const std::byte>> parts;
+  Parts parts;
   std::span<const std::int64_t> num_files;  // of each set, at least 1
   std::span<const std::uint8_t> claims;     // a `Claim` for each set
   // Files have no name until they appear, where the file system supports that: nothing is left if the process is

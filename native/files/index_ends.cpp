@@ -68,16 +68,6 @@ bool read_open(const Descriptor& file, std::span<std::byte, kIndexEndsBytes> con
   return head.size() < kIndexHeaderBytes || read_numbers(ends, file, head);
 }
 
-IndexEnds read_one(const char* path, std::span<std::byte, kIndexEndsBytes> content) {
-  IndexEnds ends;
-  const Descriptor file = open_to_read(path);
-  if (!file || !read_open(file, content, ends)) {
-    ends = IndexEnds{};
-    ends.error = errno;
-  }
-  return ends;
-}
-
 }  // namespace
 
 void read_index_ends(Names paths, std::span<std::byte> content, std::span<IndexEnds> ends, int num_threads,
@@ -85,7 +75,12 @@ void read_index_ends(Names paths, std::span<std::byte> content, std::span<IndexE
   const std::vector<const char*> starts = starts_of(paths, ends.size());
   run_parallel(static_cast<std::int64_t>(ends.size()), num_threads, poll, 1, [&](std::int64_t task) {
     const auto file = static_cast<std::size_t>(task);
-    ends[file] = read_one(starts[file], content.subspan(file * kIndexEndsBytes).first<kIndexEndsBytes>());
+    const auto own = content.subspan(file * kIndexEndsBytes).first<kIndexEndsBytes>();
+    const Descriptor opened = open_to_read(starts[file]);
+    ends[file] = IndexEnds{};
+    if (!opened || !read_open(opened, own, ends[file])) {
+      ends[file] = IndexEnds{.error = errno};
+    }
   });
 }
 

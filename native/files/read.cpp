@@ -26,15 +26,6 @@ FileStamp read_stamp(const char* path) {
   return none;
 }
 
-// Opens a file and starts to read the part that is not in memory.
-Descriptor open_ahead(const char* path, std::int64_t start, std::int64_t size) {
-  Descriptor file = open_to_read(path);
-  if (file && size > 0) {
-    posix_fadvise(file.number(), start, size, POSIX_FADV_WILLNEED);  // a hint
-  }
-  return file;
-}
-
 }  // namespace
 
 void read_stamps(Names paths, std::span<FileStamp> stamps, int num_threads, Poll& poll) {
@@ -54,7 +45,11 @@ void read_parts(Names paths, std::span<const std::int64_t> starts, std::span<con
   for (std::size_t step = 0; step < stamps.size() + kFilesAhead; ++step) {
     Descriptor file = std::exchange(ahead[step % kFilesAhead], Descriptor());
     if (step < stamps.size()) {
-      ahead[step % kFilesAhead] = open_ahead(names[step], starts[step], sizes[step]);
+      Descriptor& opened = ahead[step % kFilesAhead];
+      opened = open_to_read(names[step]);
+      if (opened && sizes[step] > 0) {
+        posix_fadvise(opened.number(), starts[step], sizes[step], POSIX_FADV_WILLNEED);  // a hint
+      }
     }
     if (step < kFilesAhead) {
       continue;

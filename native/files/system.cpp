@@ -30,7 +30,7 @@ bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t 
   return true;
 }
 
-int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll) {
+int write_parts(const Descriptor& file, Parts parts, Poll& poll) {
   std::size_t written = 0;  // of the first part
   while (!parts.empty()) {
     std::array<iovec, 4> vector;  // most files have two small parts: one call writes both

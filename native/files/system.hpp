@@ -15,6 +15,8 @@ namespace trackbed::files {
 
 // File names, one after the other, each ended by a zero byte.
 using Names = std::span<const char>;
+// Consecutive parts of the content of a file.
+using Parts = std::span<const std::span<const std::byte>>;
 
 // Identity and version of a file. If there is none, all fields are -1; if it cannot be examined, the first two are -1
 // and the last is the errno.
@@ -55,7 +57,7 @@ Descriptor open_to_read(const char* path);
 bool read_whole(const Descriptor& file, std::span<std::byte> part, std::int64_t start);
 
 // Writes the parts one after the other. Returns 0 or the errno.
-int write_parts(const Descriptor& file, std::span<const std::span<const std::byte>> parts, Poll& poll);
+int write_parts(const Descriptor& file, Parts parts, Poll& poll);
 
 FileStamp stamp_of(const struct stat& status);
 

@@ -112,6 +112,6 @@ def test_a_poll_ends_the_wait(tmp_path):
 def test_what_another_rank_built_is_awaited_at_the_first_read(tmp_path, later):
     with collecting() as pending:
         found = open_(tmp_path, build=lambda _: pytest.fail("it is another rank's"))
-    pending[0].resolve_with(lambda request, _: await_visible(request, advice=ADVICE))
+    pending[0].find_or_build = lambda request, _: await_visible(request, advice=ADVICE)
     later(lambda: open_(tmp_path))
     assert found["sample_index"].tolist() == arrays()["sample_index"].tolist()

@@ -194,8 +194,8 @@ def test_what_is_found_together_is_what_is_found_alone(tmp_path, state):
     assert found[0] == (state in THERE)
     assert found[1:] == [state != "absent"] * 2
     for one, other in zip(together, alone, strict=True):
-        assert one.last_found._replace(stamps=None) == other.last_found._replace(stamps=None)
-        assert np.array_equal(one.last_found.stamps, other.last_found.stamps)
+        assert one.found._replace(stamps=None) == other.found._replace(stamps=None)
+        assert np.array_equal(one.found.stamps, other.found.stamps)
     if all(found):
         assert [seeds_in(one) for one in together] == [{1}] * 3
 

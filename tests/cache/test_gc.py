@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_entries import STEM, collecting, files_in, open_, problems, seeds_in
-from trackbed.cache import entries_in_use, map_npy, plan_removal, remove, take_inventory
+from trackbed.cache import entries_in_use, plan_removal, remove, take_inventory
+from trackbed.cache.npy import map_npy
 from trackbed.files import new_partial
 
 DAY = 86_400.0
@@ -210,7 +211,7 @@ def test_a_file_that_was_replaced_since_the_plan_stays(tmp_path):
 
 READER = """
 import sys, time
-from trackbed.cache import map_npy
+from trackbed.cache.npy import map_npy
 array = map_npy(sys.argv[1])
 print(int(array[0, 0]), flush=True)
 sys.stdin.readline()

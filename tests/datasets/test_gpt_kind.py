@@ -90,7 +90,7 @@ def test_large_datasets_are_not_built_in_bundles(tmp_path):
     with start.active():
         BlendedMegatronDatasetBuilder(GPTDataset, [60, 6, 6], lambda: True, config)._build()
     requests = [one.request for one in start.requested if not one.request.kind.is_blend]
-    assert [not one.is_small for one in requests] == [False] * 3 + [True, False, False] + [False] * 3 + [
+    assert [not one.kind.is_small(one) for one in requests] == [False] * 3 + [True, False, False] + [False] * 3 + [
         True,
         False,
         False,

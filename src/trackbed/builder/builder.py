@@ -173,7 +173,7 @@ class BlendedMegatronDatasetBuilder:
         flush_later(  # last: its thread would slow down what follows
             (one.entry.own, found.stamps)
             for one in start.requested
-            if (found := one.last_found) is not None and found.is_built
+            if (found := one.found) is not None and found.is_built
         )
         return built
 

@@ -91,7 +91,7 @@ class Coordinator:
         self._build([wanted[number] for number in outcome.missing], outcome, share)
         if not is_alone:
             for one in wanted:
-                one.resolve_with(_await_others)
+                one.find_or_build = _await_others
         if not is_last:
             self._group.barrier()
 
@@ -126,15 +126,14 @@ class Coordinator:
         self._check_agreement(request, said)
         if said["caches"] is None:
             return _Outcome(said["missing"], range(size), len(said["missing"]), 1, said["is_last"])
-        caches: list[list[int]] = said["caches"]
-        looked = set(caches[0]) if len(caches) == 1 else set()
+        caches: dict[str, list[int]] = said["caches"]
+        looked = {*chain.from_iterable(caches.values())} if len(caches) == 1 else set()
         left = [number for number in range(len(wanted)) if number % size not in looked]
-        number = next((number for number, ranks in enumerate(caches) if rank in ranks), None)
-        builders = [] if number is None else caches[number]
+        builders = caches.get(share, [])
         found = find_missing(wanted, left[builders.index(rank) :: len(builders)]) if builders else []
-        by_cache: dict[str, list[int]] = self._group.combine([number, found], _by_cache)
+        by_cache: dict[str, list[int]] = self._group.combine([share, found], _by_cache)
         known = said["missing"] if looked else []
-        missing = sorted([*known, *by_cache.get(str(number), [])])
+        missing = sorted([*known, *by_cache.get(share, [])])
         num_missing = len(known) + sum(map(len, by_cache.values()))
         return _Outcome(missing, builders, num_missing, max(len(caches), 1), said["is_last"])
 
@@ -202,9 +201,9 @@ def _await_others(request: Request, _found: Found | None) -> Found:
 def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     """Combines what all ranks said, in a few bytes however many they are.
 
-    `caches` are the ranks that want datasets, cache by cache, or None if all do, from one; `is_last` is true if none of
-    them has another round; `at_odds`, two that are not at the same point; `different`, two that want different
-    datasets, and `unlike`, two that may; `missing`, what was looked up and is not there.
+    `caches` are the ranks that want datasets, by cache, or None if all do, from one; `is_last` is true if none of them
+    has another round; `at_odds`, two that are not at the same point; `different`, two that want different datasets, and
+    `unlike`, two that may; `missing`, what was looked up and is not there.
     """
     caches: dict[str, list[int]] = {}
     for rank, one in enumerate(said):
@@ -215,7 +214,7 @@ def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     different = _first_unlike([must for must, _ in digests], builders)
     return {
         "at_odds": None if different else _first_unlike([one["is_last"] for one in said], builders),
-        "caches": None if list(map(len, caches.values())) == [len(said)] else list(caches.values()),
+        "caches": None if list(map(len, caches.values())) == [len(said)] else caches,
         "is_last": all(said[rank]["is_last"] for rank in builders),
         "different": different,
         "unlike": _first_unlike([may for _, may in digests], builders),
@@ -223,12 +222,12 @@ def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _by_cache(said: list[tuple[int | None, list[int]]]) -> dict[str, list[int]]:
-    """Combines what is missing, by the number of the cache."""
-    shares: dict[str, list[int]] = {}
-    for number, share in said:
-        shares.setdefault(str(number), []).extend(share)
-    return {number: sorted(found) for number, found in shares.items()}
+def _by_cache(said: list[tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """Combines what is missing, by cache."""
+    missing: dict[str, list[int]] = {}
+    for cache, found in said:
+        missing.setdefault(cache, []).extend(found)
+    return missing
 
 
 def _first_unlike(said: Sequence[Any], ranks: Sequence[int]) -> list[int] | None:

@@ -57,6 +57,7 @@ class Executor:
         self._done = 0
         self._done_cost = 0.0
         self._lock = Lock()
+        self._taking = Lock()
         self._stopped = Event()
         self._computing = BoundedSemaphore(num_threads)
 
@@ -75,11 +76,10 @@ class Executor:
             self._progress(0, self._total, 0.0)
         num_blends = sum(self._is_blend(chunk) for chunk in self._chunks) if self._is_alone else 0
         num_others = len(self._chunks) - num_blends
-        queues = [_Queue(self._chunks_ahead(iter(range(num_blends))))] if num_blends else []
+        queues = [self._chunks_ahead(iter(range(num_blends)))] if num_blends else []
         numbers = iter(range(num_blends, len(self._chunks))) if self._is_alone else iter(take, -1)
         num_workers = self._num_threads + any(task.is_small for task in self._tasks)
-        shared = _Queue(self._chunks_ahead(numbers))
-        queues += [shared] * min(num_workers, num_others)
+        queues += [self._chunks_ahead(numbers)] * min(num_workers, num_others)
         if len(queues) < 2:
             for queue in queues:
                 self._work(queue)
@@ -101,19 +101,24 @@ class Executor:
     def _is_blend(self, chunk: Sequence[int]) -> bool:
         return self._tasks[chunk[0]].is_blend
 
-    def _work(self, queue: "_Queue") -> None:
-        for chunk in queue:
+    def _work(self, chunks: Iterator[Sequence[int]]) -> None:
+        """Builds chunks until none are left; other threads may take from the same iterator."""
+        while chunk := self._next(chunks):
             check_cancelled()
             needs_core = not self._tasks[chunk[0]].is_small and not (self._is_alone and self._is_blend(chunk))
             with self._computing if needs_core else nullcontext():
                 self._build(chunk)
 
+    def _next(self, chunks: Iterator[Sequence[int]]) -> Sequence[int]:
+        with self._taking:
+            return next(chunks, ())
+
     def _build(self, chunk: Sequence[int]) -> None:
-        by_request = {id(one.request): number for number in chunk if (one := self._wanted[number]).request is not None}
-        requests = [one.request for number in chunk if (one := self._wanted[number]).request is not None]
-        known = [self._wanted[number].last_found for number in by_request.values()]
-        for request, found in build_batch(requests, known):
-            number = by_request[id(request)]
+        requests = {number: one for number in chunk if (one := self._wanted[number].request) is not None}
+        numbers = {id(request): number for number, request in requests.items()}
+        known = [self._wanted[number].found for number in requests]
+        for request, found in build_batch(list(requests.values()), known):
+            number = numbers[id(request)]
             self._wanted[number].note(found)
             with self._lock:
                 self._done += 1
@@ -151,27 +156,12 @@ class Executor:
         return self._chunks[number]
 
 
-class _Queue:
-    """Iterator over chunks that threads share."""
-
-    def __init__(self, chunks: Iterator[Sequence[int]]) -> None:
-        self._chunks = chunks
-        self._lock = Lock()
-
-    def __iter__(self) -> "_Queue":
-        return self
-
-    def __next__(self) -> Sequence[int]:
-        with self._lock:
-            return next(self._chunks)
-
-
 def tasks_of(arrays: Sequence[LazyArrays]) -> list[Task]:
     """Returns the task of building each of these indices; one that is there costs nothing."""
     names = [f"{one.entry.stem} {number}" for number, one in enumerate(arrays)]
     return [
         Task(name, 0.0)
         if (request := one.request) is None
-        else Task(name, request.ingredients.cost(), request.kind.is_blend, request.is_small)
+        else Task(name, request.ingredients.cost(), request.kind.is_blend, request.kind.is_small(request))
         for name, one in zip(names, arrays, strict=True)
     ]

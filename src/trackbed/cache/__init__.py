@@ -9,7 +9,6 @@ from trackbed.cache.last_used import note_use
 from trackbed.cache.lazy_arrays import LazyArrays, damage
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.notes import await_flush, flush_later
-from trackbed.cache.npy import map_npy
 from trackbed.cache.request import Allocate, Arrays, Kind, Request, in_memory
 from trackbed.cache.verify import bytes_to_read, find_problems
 
@@ -38,7 +37,6 @@ __all__ = [
     "flush_later",
     "in_memory",
     "look_up",
-    "map_npy",
     "note_use",
     "plan_removal",
     "remove",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache.commit import CompleteFile, NewEntry, cannot_write, commit, explained
-from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.entry import ArraySpec
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.npy import create_npy, encode_npy_header
 from trackbed.cache.request import Arrays, Request
@@ -54,7 +54,8 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
         CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
         Exception: building an entry failed.
     """
-    known = {number: one for number, one in enumerate(found) if one is not None and requests[number].is_small}
+    pairs = enumerate(zip(requests, found, strict=False))
+    known = {number: one for number, (request, one) in pairs if one is not None and request.kind.is_small(request)}
     unknown = [number for number in range(len(requests)) if number not in known]
     known.update(zip(unknown, look_up([requests[number] for number in unknown]), strict=True))
     missing: list[tuple[Request, Found]] = []
@@ -69,50 +70,40 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
 
 def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, Found]]:
     """Builds entries of one kind."""
-    founds = {id(request): found for request, found in missing}
-    writers: dict[int, _Writer] = {}
     folders: set[str] = set()
-
-    def writer_of(request: Request) -> _Writer:
-        if id(request) not in writers:
-            writers[id(request)] = _Writer(request, founds[id(request)], folders)
-        return writers[id(request)]
-
+    writers = {id(request): _Writer(request, found, folders) for request, found in missing}
     try:
         requests = [request for request, _ in missing]
-        for batch in requests[0].kind.build(requests, writer_of):
+        for batch in requests[0].kind.build(requests, lambda request: writers[id(request)]):
             check_cancelled()
-            committed = commit([writer_of(request).complete(arrays) for request, arrays in batch])
+            committed = commit([writers[id(request)].complete(arrays) for request, arrays in batch])
             theirs = [request for (request, _), one in zip(batch, committed, strict=True) if one is None]
             rest = iter(look_up(theirs, is_vouched=True))
             for (request, _), one in zip(batch, committed, strict=True):
-                writers.pop(id(request)).close()
+                writer = writers.pop(id(request))
+                writer.close()
                 found = next(rest) if one is None else one
-                yield request, found._replace(taken=founds[id(request)].taken)
+                yield request, found._replace(taken=writer.taken)
     finally:
         for writer in writers.values():
             writer.close()
 
 
-class _Scratch(threading.local):
-    """Memory for small arrays until they are written, one array for each name and thread.
+_SCRATCH: Final = threading.local()
+"""Memory for small arrays until they are written, an attribute for each name.
 
-    Fresh memory costs more than the work done in it: the system clears it page by page.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
-
-    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Returns an array that is valid until the next one of this name is allocated."""
-        size = math.prod(shape) * dtype.itemsize
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
-        return buffer[:size].view(dtype).reshape(shape)
+Fresh memory costs more than the work done in it: the system clears it page by page.
+"""
 
 
-_SCRATCH: Final = _Scratch()
+def _scratch_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns an array that is valid until this thread allocates the next one of this name."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer: npt.NDArray[np.uint8] | None = getattr(_SCRATCH, name, None)
+    if buffer is None or len(buffer) < size:
+        buffer = np.empty(min(2 * size, _IN_PLACE_BYTES), dtype=np.uint8)
+        setattr(_SCRATCH, name, buffer)
+    return buffer[:size].view(dtype).reshape(shape)
 
 
 class _Writer:
@@ -131,36 +122,31 @@ class _Writer:
         self._entry = request.entry
         self._place = request.entry.place(is_aside=found.is_aside)
         self._damaged = found.stamps if found.state is State.damaged else None
+        self.taken = found.taken
         self._partials: dict[str, str] = {}
         """Path of the partial file of each array that is filled in place."""
         self._in_place: dict[str, tuple[npt.NDArray[Any], mmap.mmap]] = {}
         self._background: dict[str, BackgroundWriteback] = {}
-        with explained(self._entry, self._place):
-            _make_folders(self._entry.own, self._place, folders)
+        self._folders = folders
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Returns an array to fill."""
         wanted = np.dtype(dtype)
         if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
-            return _SCRATCH.array(name, shape, wanted)
+            return _scratch_array(name, shape, wanted)
+        self._make_folders()
         final = self._place.array(name).rpartition("/")[2]
         partial = self._partials[name] = f"{self._entry.own}/partial/{partial_name(final)}"
         try:
-            array, mapped, descriptor = create_npy(partial, wanted, shape)
+            array, mapped = create_npy(partial, wanted, shape)
         except OSError as error:
             if error.errno in _NO_MAPS:
                 self._drop(name)
                 return np.empty(shape, dtype=wanted)
             raise cannot_write(self._entry, error, self._place) from error
         self._in_place[name] = array, mapped
-        if array.nbytes < _BACKGROUND_BYTES:
-            os.close(descriptor)
-            return array
-        try:
-            self._background[name] = BackgroundWriteback(descriptor, mapped)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        if array.nbytes >= _BACKGROUND_BYTES:
+            self._background[name] = BackgroundWriteback(partial, mapped)
         return array
 
     def filled(self, count: int, *names: str) -> None:
@@ -177,6 +163,7 @@ class _Writer:
         Raises:
             CacheError: a file cannot be written.
         """
+        self._make_folders()
         description = self._entry.description.encode()
         files = [CompleteFile([description], _sum_of(b"", 0, description))]
         specs = {}
@@ -191,6 +178,16 @@ class _Writer:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             files.append(CompleteFile([header, data], _sum_of(header, crc32_before, data)))
         return NewEntry(self._entry, self._place, files, specs, self._damaged)
+
+    def _make_folders(self) -> None:
+        """Makes the folders to write to, and removes what killed writers left there."""
+        partials = f"{self._entry.own}/partial"
+        with explained(self._entry, self._place):
+            for folder in (self._place.directory, partials):
+                if folder not in self._folders and not os.path.isdir(folder):  # noqa: PTH112  see Place
+                    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+                self._folders.add(folder)
+            _clear_once(partials)
 
     def _sum_in_place(self, name: str) -> FileSum:
         if name in self._background:
@@ -212,19 +209,6 @@ class _Writer:
             self._drop(name)
         for one in self._background.values():
             one.stop()
-
-
-def _make_folders(own: str, place: Place, known: set[str]) -> None:
-    """Makes the folders to write to, and removes what killed writers left there.
-
-    Raises:
-        OSError: they cannot be made.
-    """
-    for folder in (place.directory, f"{own}/partial"):
-        if folder not in known and not os.path.isdir(folder):  # noqa: PTH112  see Place
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
-        known.add(folder)
-    _clear_once(f"{own}/partial")
 
 
 @lru_cache(maxsize=64)

@@ -70,7 +70,7 @@ class NewEntry:
     ) -> None:
         self.entry = entry
         self.place = place
-        self.damaged = damaged
+        self._damaged = damaged
         self.claim = Claim.take if place == entry.shared else Claim.replace
         self._contents = [file.content for file in files]
         sums = {name: one.sum for name, one in zip(place.names(entry.arrays), files, strict=True)}
@@ -93,24 +93,25 @@ class NewEntry:
         is_aside = self.place != self.entry.shared
         return Found(State.whole, is_aside, stamps, specs=specs, data_crc32=crc32, is_built=True)
 
-    def replace_damaged(self, stamps: Stamps) -> None:
-        """Prepares to replace a damaged entry, unless another builder has replaced it.
+    def replace_damaged(self) -> None:
+        """Prepares to replace a damaged entry, if there is one, unless another builder has replaced it.
 
         Its manifest is replaced and not removed: were the name free for a moment, another entry could take it while a
         builder that claimed it before still renames its files.
-
-        Args:
-            stamps: `[F, 3]` stamps of the damaged files, the description's first and the manifest's last.
         """
-        # Files of the right size may lie there: until its own description is there, the new entry looks damaged, too.
-        remove_unless_changed(self.description, Stamp(*stamps[0].tolist()))
-        try:
-            found = read_manifest(self.place.manifest)
-        except FormatError:
+        if self._damaged is None:
             return
-        is_own = found is not None and found.fingerprint == self.manifest.fingerprint
-        if is_own and stamp_of(self.place.manifest) == Stamp(*stamps[-1].tolist()):
-            self.claim = Claim.replace
+        description, *_, manifest = (Stamp(*stamp) for stamp in self._damaged.tolist())
+        with explained(self.entry, self.place):
+            # Files of the right size may lie there: until its own description is there, the new entry looks damaged.
+            remove_unless_changed(self.description, description)
+            try:
+                found = read_manifest(self.place.manifest)
+            except FormatError:
+                return
+            is_own = found is not None and found.fingerprint == self.manifest.fingerprint
+            if is_own and stamp_of(self.place.manifest) == manifest:
+                self.claim = Claim.replace
 
     def take_turn(self) -> None:
         """Decides what to do about a name that is taken."""
@@ -170,9 +171,7 @@ def commit(entries: Sequence[NewEntry]) -> list[Found | None]:
     """
     found: list[Found | None] = [None] * len(entries)
     for one in entries:
-        if one.damaged is not None:
-            with explained(one.entry, one.place):
-                one.replace_damaged(one.damaged)
+        one.replace_damaged()
     left = dict(enumerate(entries))
     for _ in range(_ATTEMPTS):
         if not left:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trackbed.cache.last_used import Use, find_uses, last_uses
-from trackbed.cache.lookup import header_problems, size_problems
+from trackbed.cache.lookup import array_problem, size_problems
 from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
 from trackbed.errors import FormatError
@@ -158,18 +158,14 @@ def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry
         return []
     if not by_stem and os.path.exists(manifest):  # noqa: PTH110
         by_stem = {"": []}
-    found = manifest if os.path.exists(manifest) else None  # noqa: PTH110
-    return [_describe(folder, stem, files, found, latest, is_aside=True) for stem, files in by_stem.items()]
+    return [_describe(folder, stem, files, manifest, latest, is_aside=True) for stem, files in by_stem.items()]
 
 
 def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
     by_stem: defaultdict[str, list[StoredFile]] = defaultdict(list)
-    with os.scandir(folder) as found:
-        for name in sorted(one.name for one in found):
-            match = _FILE.fullmatch(name)
-            file = None if match is None else _stored(f"{folder}/{name}")
-            if match is not None and file is not None:
-                by_stem[match["stem"]].append(file)
+    for name in sorted(os.listdir(folder)):  # noqa: PTH208  there may be thousands
+        if (match := _FILE.fullmatch(name)) and (file := _stored(f"{folder}/{name}")):
+            by_stem[match["stem"]].append(file)
     return dict(by_stem)
 
 
@@ -238,4 +234,4 @@ def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
     if not ("description.txt" in paths and paths.keys() - {"description.txt"} in _ARRAYS):
         problems.append(f"{path}-*: must have a description and all arrays of an index, found {sorted(paths)}")
     paths.pop("description.txt", None)
-    return [*problems, *(problem for _, problem in header_problems(paths))]
+    return [*problems, *(found[1] for array in paths.values() if (found := array_problem(array, None)) is not None)]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from trackbed.cache.advice import advice_on
-from trackbed.cache.entry import ArraySpec, Place
+from trackbed.cache.entry import Place
 from trackbed.cache.lookup import Found, State
 from trackbed.cache.manifest import read_manifest
 from trackbed.cache.npy import map_npy
@@ -35,40 +35,32 @@ class LazyArrays(Arrays):
 
     Args:
         request: the entry; dropped, with its ingredients, once the entry has been found or built.
-        resolve: called when the entry is needed and was neither found nor built yet.
+        find_or_build: called when the entry is needed and was neither found nor built yet.
     """
 
-    __slots__ = ("__weakref__", "_found", "_mapped", "_resolve", "entry", "request")
+    __slots__ = ("__weakref__", "_mapped", "entry", "find_or_build", "found", "request")
 
-    def __init__(self, request: Request, resolve: Resolve) -> None:
+    def __init__(self, request: Request, find_or_build: Resolve) -> None:
         self.request: Request | None = request
         self.entry = request.entry
-        self._resolve = resolve
-        self._found: Found | None = None
+        self.find_or_build = find_or_build
+        self.found: Found | None = None
+        """Result of the last lookup; None if this process has not looked."""
         self._mapped: Arrays = _NOTHING
 
     @property
     def is_resolved(self) -> bool:
         """True if the entry was found or built."""
-        return self._found is not None and self._found.state is State.whole
-
-    @property
-    def last_found(self) -> Found | None:
-        """Result of the last lookup; None if this process has not looked."""
-        return self._found
+        return self.request is None
 
     def note(self, found: Found) -> None:
         """Takes the result of a lookup or a build."""
-        if found.taken and (self._found is None or not self._found.taken):
+        if found.taken and (self.found is None or not self.found.taken):
             where, aside = self.entry.shared.array("*"), self.entry.aside.directory
             logger.warning("%s: another index has this name (%s); this one lies in %s", where, found.taken, aside)
-        self._found = found
+        self.found = found
         if found.state is State.whole:
             self.request = None
-
-    def resolve_with(self, resolve: Resolve) -> None:
-        """Replaces the function that finds or builds the entry."""
-        self._resolve = resolve
 
     def resolve(self) -> Found:
         """Finds or builds the entry.
@@ -77,25 +69,15 @@ class LazyArrays(Arrays):
             CacheError: it is not there and must not be built here, or it cannot be written.
         """
         if self.request is not None:
-            self.note(self._resolve(self.request, self._found))
-        if self._found is None:
+            self.note(self.find_or_build(self.request, self.found))
+        if self.found is None:
             msg = "an entry without a request must be resolved"
             raise CacheError(msg)
-        return self._found
+        return self.found
 
     @property
     def _place(self) -> Place:
         return self.entry.place(is_aside=self.resolve().is_aside)
-
-    @property
-    def specs(self) -> Mapping[str, ArraySpec]:
-        """Dtype and shape of each array, without mapping it."""
-        return self.resolve().specs
-
-    @property
-    def data_crc32(self) -> str:
-        """CRC-32 of the data that the arrays were computed from; empty where no manifest tells."""
-        return self.resolve().data_crc32
 
     def path_of(self, name: str) -> str:
         """Path of the file of one of the arrays."""

@@ -14,7 +14,7 @@ from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import ArraySpec, Entry, Place, differences
 from trackbed.cache.manifest import Manifest, parse_manifest, read_manifest
 from trackbed.cache.notes import data_note, entry_digest, flush_later, flushed_note, read_notes, write_notes
-from trackbed.cache.npy import read_npy_spec
+from trackbed.cache.npy import read_npy_header, read_npy_start
 from trackbed.cache.request import Request
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import CacheError, FormatError
@@ -25,13 +25,12 @@ from trackbed.files import (
     boot_id,
     chunks_of,
     compare_chunks,
-    open_regular,
     read_parts,
     read_regular,
     read_stamps,
 )
 
-__all__ = ["Found", "State", "header_problems", "look_up", "size_problems"]
+__all__ = ["Found", "State", "array_problem", "look_up", "size_problems"]
 
 _BATCH: Final = 32
 """Entries of a call: with more, the objects of their manifests live long enough to cause a full garbage collection."""
@@ -86,27 +85,23 @@ def look_up(requests: Sequence[Request], *, is_vouched: bool = False, leave_note
     Raises:
         CacheError: the system refuses to examine a file.
     """
-    notes = None if is_vouched else _Notes()
+    notes = None if is_vouched else _Notes(defaultdict(list), [])
     found: list[Found] = []
     for first in range(0, len(requests), _BATCH):
         check_cancelled(first)
         found += _look_up_batch(requests[first : first + _BATCH], notes)
     if notes is not None and leave_notes:
-        notes.leave()
+        for own, lines in notes.lines.items():
+            write_notes(own, lines)
+        flush_later(notes.to_flush)
     return found
 
 
-class _Notes:
+class _Notes(NamedTuple):
     """Notes to leave in each cache; None instead where a rank of this start vouches for the entries."""
 
-    def __init__(self) -> None:
-        self.lines: defaultdict[str, list[str]] = defaultdict(list)
-        self.to_flush: list[tuple[str, Stamps]] = []
-
-    def leave(self) -> None:
-        for own, lines in self.lines.items():
-            write_notes(own, lines)
-        flush_later(self.to_flush)
+    lines: defaultdict[str, list[str]]
+    to_flush: list[tuple[str, Stamps]]
 
 
 def _look_up_batch(requests: Sequence[Request], notes: _Notes | None) -> list[Found]:
@@ -183,12 +178,12 @@ def _judge(
     if (stamps[:-1, 1] < 0).all():
         return Found(State.absent, is_aside, stamps, unread)
     expected = request.ingredients.expected()
-    paths = dict(zip(("description", *entry.arrays), place.paths(entry.arrays)[:-1], strict=True))
-    problems = list(header_problems(paths, entry.description, expected))
+    problems = [_description_problem(place.paths(())[0], entry.description)]
+    problems += [array_problem(place.array(name), expected[name]) for name in entry.arrays]
     for state in (State.foreign, State.damaged):
-        for found, problem in problems:
-            if found is state:
-                return Found(state, is_aside, stamps, problem)
+        for found in problems:
+            if found is not None and found[0] is state:
+                return Found(state, is_aside, stamps, found[1])
     if unread:
         return Found(State.damaged, is_aside, stamps, unread)
     return Found(State.whole, is_aside, stamps, specs=expected)
@@ -258,53 +253,43 @@ def _content_problem(entry: Entry, place: Place, manifest: Manifest) -> str:
     return ""
 
 
-def header_problems(
-    paths: Mapping[str, str], description: str | None = None, expected: Mapping[str, ArraySpec] | None = None
-) -> Iterator[tuple[State, str]]:
-    """Yields state and sentence for each file of an entry without a manifest that is not as it must be.
-
-    Args:
-        paths: files by name: "description" and the arrays.
-        description: what the first must say; None for anything.
-        expected: dtype and shape of each array; None for any.
-    """
-    for name, path in paths.items():
-        found = (
-            _description_problem(Path(path), description)
-            if name == "description"
-            else _array_problem(Path(path), None if expected is None else expected[name])
-        )
-        if found is not None:
-            yield found
-
-
-def _description_problem(path: Path, wanted: str | None) -> tuple[State, str] | None:
+def _description_problem(path: str, text: str) -> tuple[State, str] | None:
+    """Returns state and sentence for the description of an entry without a manifest if it has another text."""
+    wanted = text.encode()
     try:
         found = read_regular(path)
     except FileNotFoundError:
         return State.damaged, f"{path}: must be there, found nothing"
     except FormatError as error:
         return State.foreign, str(error)
-    if wanted is None or found == wanted.encode():
+    if found == wanted:
         return None
-    if wanted.encode().startswith(found):
-        return State.damaged, f"{path}: must have {len(wanted.encode())} bytes, found {len(found)}"
-    if _is_zeroed(found, wanted.encode()):
+    if wanted.startswith(found):
+        return State.damaged, f"{path}: must have {len(wanted)} bytes, found {len(found)}"
+    if _is_zeroed(found, wanted):
         return State.damaged, f"{path}: must describe the index, found zeros, as a loss of power leaves them"
     return State.foreign, f"{path} describes another index"
 
 
-def _array_problem(path: Path, wanted: ArraySpec | None) -> tuple[State, str] | None:
+def array_problem(path: str, wanted: ArraySpec | None) -> tuple[State, str] | None:
+    """Returns state and sentence for an array of an entry without a manifest if its file is not as it must be.
+
+    Args:
+        path: the file.
+        wanted: its dtype and shape; None for any.
+    """
+    start = None
     try:
-        size = path.stat().st_size
-        header = read_npy_spec(path)
+        size = Path(path).stat().st_size
+        start = read_npy_start(path)
+        header = read_npy_header(start, path=path)
     except FileNotFoundError:
         return State.damaged, f"{path}: must be there, found nothing"
     except OSError as error:
         return State.damaged, f"{path}: {error.strerror}"
     except FormatError as error:
         # The header of a small array has 128 bytes: a shorter file was truncated while it was written.
-        is_damaged = size < 128 or _begins_with_zeros(path)
+        is_damaged = size < 128 or (start is not None and not any(start[:128]))
         return State.damaged if is_damaged else State.foreign, str(error)
     if wanted is not None and (header.dtype, header.shape) != (wanted.dtype, wanted.shape):
         found = f"{header.dtype} of shape {header.shape}"
@@ -315,21 +300,6 @@ def _array_problem(path: Path, wanted: ArraySpec | None) -> tuple[State, str] | 
 
 
 def _is_zeroed(found: bytes, wanted: bytes) -> bool:
-    """True if `found` is a prefix of `wanted` in which some bytes, or all, are zero."""
-    if not any(found):
-        return True
-    if len(found) > len(wanted):
-        return False
-    left = np.frombuffer(found, dtype=np.uint8)
-    return bool(((left == np.frombuffer(wanted, dtype=np.uint8)[: len(left)]) | (left == 0)).all())
-
-
-def _begins_with_zeros(path: Path) -> bool:
-    try:
-        descriptor, _ = open_regular(path)
-    except FormatError:
-        return False
-    try:
-        return not any(os.read(descriptor, 128))
-    finally:
-        os.close(descriptor)
+    """True if `found` is a prefix of `wanted` in which some bytes are zero, or is nothing but zeros, however many."""
+    is_prefix = len(found) <= len(wanted) and all(one in (0, other) for one, other in zip(found, wanted, strict=False))
+    return is_prefix or not any(found)

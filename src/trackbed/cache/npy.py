@@ -17,7 +17,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import map_readonly, open_regular
 
-__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_spec"]
+__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_start"]
 
 _LONGEST_HEADER: Final = 4096
 _ALIGNMENT: Final = 64
@@ -64,16 +64,16 @@ def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
     return NpyHeader(np.dtype(header["dtype"].decode()), shape, data_at)
 
 
-def read_npy_spec(path: Path) -> NpyHeader:
-    """Reads the header of the file at `path`.
+def read_npy_start(path: str | Path) -> bytes:
+    """Reads as much of the file at `path` as the longest header has.
 
     Raises:
-        FormatError: there is none that can be read.
+        FormatError: `path` is no regular file.
         OSError: the file cannot be read.
     """
     descriptor, _ = open_regular(path)
     try:
-        return read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
+        return os.pread(descriptor, _LONGEST_HEADER, 0)
     finally:
         os.close(descriptor)
 
@@ -120,11 +120,11 @@ def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return _MAGIC + len(filled).to_bytes(2, "little") + filled.encode()
 
 
-def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap, int]:
+def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], mmap.mmap]:
     """Creates a file whose array is mapped for writing. Its space on the disk is reserved at once.
 
     Returns:
-        The array, the map of the whole file, and the file, open: the caller closes it.
+        The array, and the map of the whole file.
 
     Raises:
         FileExistsError: there is a file of that name.
@@ -137,9 +137,9 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
         os.posix_fallocate(descriptor, 0, size)  # else a full disk would be a bus error while the array is filled
         mapped = mmap.mmap(descriptor, size)
         mapped[: len(header)] = header
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, OSError):
-            error.filename = path
+    except OSError as error:
+        error.filename = path
         raise
-    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped, descriptor
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(mapped, dtype=dtype, offset=len(header)).reshape(shape), mapped

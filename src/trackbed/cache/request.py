@@ -75,11 +75,6 @@ class Request(NamedTuple):
     ingredients: Any
     """`Ingredients`, of the type that `kind` builds."""
 
-    @property
-    def is_small(self) -> bool:
-        """True if the entry is built in batches with others, in less time than its files take."""
-        return self.kind.is_small(self)
-
 
 class _InMemory:
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:  # noqa: ARG002  Allocate's signature

@@ -1,11 +1,10 @@
 """Verification of a cache: every byte is compared with the manifests."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from trackbed.cache.entry import fingerprint
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
-from trackbed.cache.npy import read_npy_spec
+from trackbed.cache.npy import read_npy_header, read_npy_start
 from trackbed.errors import FormatError
 from trackbed.files import Chunk, Writer, chunks_of, compare_chunks
 
@@ -50,7 +49,7 @@ def _compare_headers(entry: StoredEntry) -> Iterator[str]:
     for name, wanted in entry.record.arrays.items():
         path = f"{entry.path}-{name}.npy"
         try:
-            header = read_npy_spec(Path(path))
+            header = read_npy_header(read_npy_start(path), path=path)
         except (FormatError, OSError) as error:
             yield str(error) if isinstance(error, FormatError) else f"{path}: {error.strerror}"
             continue

@@ -37,7 +37,7 @@ class IndexedSamples:
         if replaced is not None:
             return len(replaced) - 1
         if isinstance(arrays, LazyArrays):
-            return arrays.specs["sample_index"].shape[0] - 1
+            return arrays.resolve().specs["sample_index"].shape[0] - 1
         return self.indices.plan.num_samples if arrays is None else len(arrays["sample_index"]) - 1
 
     def can_give(self, num_samples: int) -> bool:
@@ -61,7 +61,7 @@ class IndexedSamples:
     def checksum(self) -> str:
         """Returns the CRC-32 of the split's document lengths."""
         arrays = self.index.arrays
-        found = arrays.data_crc32 if isinstance(arrays, LazyArrays) else ""
+        found = arrays.resolve().data_crc32 if isinstance(arrays, LazyArrays) else ""
         return found or self.indices.checksum
 
     def layout(self) -> Visits:

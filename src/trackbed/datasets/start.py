@@ -31,37 +31,28 @@ class Start:
         self.leave_notes = leave_notes
         self.requested: list[LazyArrays] = []
         """Indices that are wanted, in the order in which they were requested."""
+        self.made: dict[tuple[object, ...], tuple[tuple[object, ...], Any]] = {}
+        """What its datasets share, see `shared`, and the objects that it depends on: no other object gets their id."""
         self._headers: dict[str, PairHeader] = {}
-        self._shared: dict[tuple[object, ...], tuple[tuple[object, ...], Any]] = {}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Makes this the start of the calling context. At the end, records that its entries are in use."""
         token = _START.set(self)
-        entries = []
         try:
             yield
-            entries = [one.entry for one in self.requested]
         finally:
             _START.reset(token)
         if self.leave_notes:
-            note_use(entries)
+            note_use(one.entry for one in self.requested)
 
     def read_headers(self, prefixes: Iterable[str]) -> None:
         """Reads the headers of many pairs at once, for datasets that are about to open them."""
-        self._headers.update(read_headers(dict.fromkeys(prefixes)))
+        self._headers.update(read_headers(prefixes))
 
     def header(self, prefix: str) -> PairHeader | None:
         """Returns the header of a pair that was read ahead, once: later the pair may be another one."""
         return self._headers.pop(prefix, None)
-
-    def shared(self, what: str, make: Callable[[], _Made], *about: object) -> _Made:
-        """Returns `make()`, called once for each `what` and the same objects `about`, on which alone it depends."""
-        key = (what, *map(id, about))
-        if key not in self._shared:
-            self._shared[key] = about, make()  # kept, so that no other object gets their id
-        made: _Made = self._shared[key][1]
-        return made
 
 
 _START: Final[ContextVar[Start | None]] = ContextVar("start", default=None)
@@ -73,9 +64,15 @@ def current_start() -> Start | None:
 
 
 def shared(what: str, make: Callable[[], _Made], *about: object) -> _Made:
-    """Returns `make()`, shared by all datasets of a start; see `Start.shared`."""
+    """Returns `make()`, called once in a start for each `what` and the objects `about`, on which alone it depends."""
     start = _START.get()
-    return make() if start is None else start.shared(what, make, *about)
+    if start is None:
+        return make()
+    key = (what, *map(id, about))
+    if key not in start.made:
+        start.made[key] = about, make()
+    made: _Made = start.made[key][1]
+    return made
 
 
 def open_index(request: Request, *, advice: str = "") -> Arrays:

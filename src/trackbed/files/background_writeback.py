@@ -3,6 +3,7 @@
 import mmap
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Final
 
@@ -22,12 +23,12 @@ class BackgroundWriteback:
     pages than that; faulting a fresh page in takes longer than computing its part of an index.
 
     Args:
-        descriptor: descriptor of the open file; closed at the end.
+        path: the file, which keeps that name until `finish` or `stop` returns.
         mapped: map of the whole file.
     """
 
-    def __init__(self, descriptor: int, mapped: mmap.mmap) -> None:
-        self._descriptor = descriptor
+    def __init__(self, path: str, mapped: mmap.mmap) -> None:
+        self._path = path
         self._mapped = mapped
         self._final_bytes = 0
         self._ended = Event()
@@ -51,16 +52,13 @@ class BackgroundWriteback:
             self.stop()
 
     def stop(self) -> None:
-        """Stops the thread, even before the file is complete, and closes the descriptor."""
+        """Stops the thread, even before the file is complete."""
         self._ended.set()
         self._pool.shutdown()
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
     def _follow(self) -> Checksum:
         checksum, size = Checksum(), len(self._mapped)
-        with memoryview(self._mapped) as data:
+        with memoryview(self._mapped) as data, Path(self._path).open("rb", buffering=0) as file:
             while checksum.size_bytes < size and not self._ended.is_set():
                 start = checksum.size_bytes
                 stop = min(start + CHUNK_BYTES, size)
@@ -68,8 +66,8 @@ class BackgroundWriteback:
                     self._ended.wait(_POLL_SECONDS)
                     continue
                 checksum.update(data[start:stop])
-                write_out(self._descriptor, start, stop - start)
+                write_out(file.fileno(), start, stop - start)
                 if hasattr(mmap, "MADV_DONTNEED") and hasattr(os, "posix_fadvise"):
                     self._mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
-                    os.posix_fadvise(self._descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(file.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
         return checksum
