@@ -134,6 +134,27 @@ def test_a_request_saves_when_it_is_executed(tmp_path):
     assert torch.equal(load(wanted("a"), path)["a"], torch.arange(4.0))
 
 
+@pytest.mark.parametrize("strategy", [None, ("torch_dist", 1)])
+def test_a_request_saves_to_the_folder_that_its_path_named_when_it_was_made(strategy, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    request = save(state("a"), "checkpoint", strategy, async_sharded_save=True)
+    monkeypatch.chdir(tmp_path / "there")
+    request.execute_sync()
+    assert list(open_checkpoint(tmp_path / "here" / "checkpoint")) == ["a"]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_request_of_a_strategy_writes_to_the_folder_that_its_path_named_when_it_was_made(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    request = TorchDistSaveShardedStrategy().async_save(state("a"), ".")
+    monkeypatch.chdir(tmp_path)
+    request.execute_sync()
+    assert (tmp_path / "here" / "__0_0.distcp").exists()
+
+
 def test_a_request_that_fails_leaves_nothing_behind(tmp_path):
     request = save(state("a"), tmp_path / "checkpoint", ("torch_dist", 1), async_sharded_save=True)
     (folder,) = tmp_path.iterdir()

@@ -99,7 +99,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             CheckpointError: a rank failed.
         """
         shards = list(filter(has_elements, nested_values(sharded_state_dict)))
-        folder = Path(checkpoint_dir)
+        folder = Path(checkpoint_dir).absolute()  # the working directory may change until the request is executed
         written: list[WrittenFiles] = []
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
