@@ -116,7 +116,6 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
                 found = collect(meeting, written[0])
                 if meeting.rank == 0:
                     write_descriptions(folder, plan, found, {})
-                meeting.group.barrier()
 
         return AsyncRequest(write, (), [finalize])
 
