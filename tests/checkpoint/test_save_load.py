@@ -29,6 +29,16 @@ def tensor(key, data, *cuts, **options):
     return ShardedTensor.from_rank_offsets(key, data, *cuts, **options)
 
 
+def save_by_megatrons_function(state, path, *, group):
+    with meet("save", group):
+        serialization.save(state, path)
+
+
+def load_by_megatrons_function(state, path, *, group):
+    with meet("load", group):
+        return serialization.load(state, path)
+
+
 @with_files
 @given(st.data())
 def test_what_is_saved_in_one_layout_is_loaded_in_any_other(data):
@@ -255,6 +265,25 @@ def test_objects_count_in_the_balance(tmp_path):
     assert max(sizes) < 1.1 * min(sizes)
 
 
+@pytest.mark.parametrize("name", ["metadata.json", ".metadata", "common.pt"])
+@pytest.mark.parametrize("loads", [load, load_by_megatrons_function])
+def test_a_flipped_byte_of_a_description_is_an_error_on_every_rank(name, loads, tmp_path):
+    path = tmp_path / "checkpoint"
+    save({"w": tensor("w", torch.ones(5))}, path)
+    file = path / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert any(text.startswith(f"{name}: ") for text in find_damage(path))
+
+    def work(group):
+        with pytest.raises(CheckpointError, match=rf"rank 0.*: {name}: must "):
+            loads({"w": tensor("w", torch.zeros(5), replica_id=group.rank)}, path, group=group)
+
+    run_ranks(1, work)
+    run_ranks(2, work)
+
+
 def test_each_flipped_byte_gives_right_values_or_an_error_with_the_file(tmp_path):
     path = tmp_path / "checkpoint"
     state = {"w": tensor("w", torch.arange(50.0)), "o": ShardedObject("o", {"x": 3}, (1,), (0,)), "common": [1, 2]}
@@ -326,12 +355,7 @@ def test_a_plan_that_was_not_checked_is_not_used_by_a_save_that_checks(tmp_path)
     run_ranks(2, work)
 
 
-def by_megatrons_function(state, path, *, group):
-    with meet("save", group):
-        serialization.save(state, path)
-
-
-@pytest.mark.parametrize(("saves", "first", "later"), [(save, 5, 4), (by_megatrons_function, 8, 7)])
+@pytest.mark.parametrize(("saves", "first", "later"), [(save, 5, 4), (save_by_megatrons_function, 8, 7)])
 def test_an_unchanged_save_takes_few_meetings(saves, first, later, tmp_path, monkeypatch):
     counts = Counter()
 
