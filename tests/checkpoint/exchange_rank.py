@@ -58,4 +58,5 @@ def main(way, folder):
     print(json.dumps([counts["exchange_by_distribution"], counts["_all_to_all"] > 0]))
 
 
-main(sys.argv[1], Path(sys.argv[2]))
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -38,4 +38,5 @@ def main(folder):
     print(json.dumps({"more": seen[0] - before, "sums": sums}))
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

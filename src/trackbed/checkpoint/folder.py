@@ -173,7 +173,8 @@ def _open_whole(path: Path) -> CheckpointFolder:
     """
     opened = open_folder(path)
     if opened.side is not None:
-        for name in (METADATA_NAME, CONFIG_NAME):
+        # A strategy that is used alone writes no `metadata.json`.
+        for name in sorted({METADATA_NAME, CONFIG_NAME} & opened.side.files.keys()):
             opened.check(name, maybe_read_file(path, name) or b"")
     return opened
 
