@@ -134,6 +134,65 @@ def test_a_request_saves_when_it_is_executed(tmp_path):
     assert torch.equal(load(wanted("a"), path)["a"], torch.arange(4.0))
 
 
+def test_phases_are_observed_in_order(tmp_path):
+    def work(group):
+        found = []
+        observe = lambda phase, seconds: found.append((phase, seconds))  # noqa: E731
+        entry = tensor("a", torch.arange(4.0), replica_id=group.rank)
+        save({"a": entry}, tmp_path / "checkpoint", group=group, observe=observe)
+        load({"a": entry.without_data()}, tmp_path / "checkpoint", group=group, observe=observe)
+        assert all(0 <= seconds < 60 for _, seconds in found)
+        return [phase for phase, _ in found]
+
+    assert run_ranks(2, work) == [["describe", "plan", "write", "collect", "commit", "open", "read", "merge"]] * 2
+
+
+def test_a_phase_that_fails_is_not_observed(checkpoint):
+    found = []
+    with pytest.raises(CheckpointError, match="missing: must be a tensor of the checkpoint"):
+        load(wanted("missing"), checkpoint, observe=lambda phase, _: found.append(phase))
+    assert found == []
+
+
+def test_what_an_observer_raises_is_raised_on_every_rank_and_the_folder_is_as_it_was(checkpoint):
+    def observe(phase, _):
+        if phase == "write":
+            raise ValueError("no")
+
+    def work(group):
+        with pytest.raises(CheckpointError, match="save: rank 1: ValueError: no"):
+            save(
+                {"a": tensor("a", torch.zeros(4), replica_id=group.rank)},
+                checkpoint,
+                group=group,
+                observe=observe if group.rank == 1 else None,
+            )
+
+    run_ranks(2, work)
+    assert torch.equal(load(wanted("a"), checkpoint)["a"], torch.arange(4.0))
+
+
+@pytest.mark.parametrize("strategy", [None, ("torch_dist", 1)])
+def test_a_request_saves_to_the_folder_that_its_path_named_when_it_was_made(strategy, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    request = save(state("a"), "checkpoint", strategy, async_sharded_save=True)
+    monkeypatch.chdir(tmp_path / "there")
+    request.execute_sync()
+    assert list(open_checkpoint(tmp_path / "here" / "checkpoint")) == ["a"]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_request_of_a_strategy_writes_to_the_folder_that_its_path_named_when_it_was_made(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    request = TorchDistSaveShardedStrategy().async_save(state("a"), ".")
+    monkeypatch.chdir(tmp_path)
+    request.execute_sync()
+    assert (tmp_path / "here" / "__0_0.distcp").exists()
+
+
 def test_a_request_that_fails_leaves_nothing_behind(tmp_path):
     request = save(state("a"), tmp_path / "checkpoint", ("torch_dist", 1), async_sharded_save=True)
     (folder,) = tmp_path.iterdir()

@@ -1,6 +1,7 @@
 """Saved on some ranks, loaded on others."""
 
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from tiers import with_files
 from trackbed.checkpoint import find_damage, open_checkpoint
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedObject, ShardedTensor
-from trackbed.checkpoint.meeting import Meeting
+from trackbed.checkpoint.meeting import Meeting, meet
+from trackbed.checkpoint.megatron import serialization
+from trackbed.checkpoint.megatron.strategy_base import SaveShardedStrategy
 from trackbed.checkpoint.save import save
 from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup
@@ -24,6 +27,16 @@ from trackbed.errors import CheckpointError
 
 def tensor(key, data, *cuts, **options):
     return ShardedTensor.from_rank_offsets(key, data, *cuts, **options)
+
+
+def save_by_megatrons_function(state, path, *, group):
+    with meet("save", group):
+        serialization.save(state, path)
+
+
+def load_by_megatrons_function(state, path, *, group):
+    with meet("load", group):
+        return serialization.load(state, path)
 
 
 @with_files
@@ -252,6 +265,25 @@ def test_objects_count_in_the_balance(tmp_path):
     assert max(sizes) < 1.1 * min(sizes)
 
 
+@pytest.mark.parametrize("name", ["metadata.json", ".metadata", "common.pt"])
+@pytest.mark.parametrize("loads", [load, load_by_megatrons_function])
+def test_a_flipped_byte_of_a_description_is_an_error_on_every_rank(name, loads, tmp_path):
+    path = tmp_path / "checkpoint"
+    save({"w": tensor("w", torch.ones(5))}, path)
+    file = path / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert any(text.startswith(f"{name}: ") for text in find_damage(path))
+
+    def work(group):
+        with pytest.raises(CheckpointError, match=rf"rank 0.*: {name}: must "):
+            loads({"w": tensor("w", torch.zeros(5), replica_id=group.rank)}, path, group=group)
+
+    run_ranks(1, work)
+    run_ranks(2, work)
+
+
 def test_each_flipped_byte_gives_right_values_or_an_error_with_the_file(tmp_path):
     path = tmp_path / "checkpoint"
     state = {"w": tensor("w", torch.arange(50.0)), "o": ShardedObject("o", {"x": 3}, (1,), (0,)), "common": [1, 2]}
@@ -323,7 +355,8 @@ def test_a_plan_that_was_not_checked_is_not_used_by_a_save_that_checks(tmp_path)
     run_ranks(2, work)
 
 
-def test_an_unchanged_save_takes_four_meetings(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("saves", "first", "later"), [(save, 5, 4), (save_by_megatrons_function, 8, 7)])
+def test_an_unchanged_save_takes_few_meetings(saves, first, later, tmp_path, monkeypatch):
     counts = Counter()
 
     def count(group, *arguments, rendezvous=StoreGroup._rendezvous):
@@ -336,8 +369,34 @@ def test_an_unchanged_save_takes_four_meetings(tmp_path, monkeypatch):
         used = []
         for step in range(3):
             before = counts[group.rank]
-            save({"w": tensor("w", torch.ones(5), replica_id=group.rank)}, tmp_path / str(step), group=group)
+            saves({"w": tensor("w", torch.ones(5), replica_id=group.rank)}, tmp_path / str(step), group=group)
             used.append(counts[group.rank] - before)
         return used
 
-    assert run_ranks(2, work) == [[5, 4, 4]] * 2
+    assert run_ranks(2, work) == [[first, later, later]] * 2
+
+
+class OwnStrategy(SaveShardedStrategy):
+    """Strategy of a program, whose ranks do not meet."""
+
+    def __init__(self, rank):
+        super().__init__("torch_dist", 1)
+        self.rank = rank
+
+    def save(self, sharded_state_dict, checkpoint_dir):
+        if self.rank == 1:
+            time.sleep(0.3)
+            raise ValueError("no")
+
+
+def test_what_a_strategy_raises_on_one_rank_keeps_the_folder_as_it_was(tmp_path):
+    path = tmp_path / "checkpoint"
+    save({"w": tensor("w", torch.ones(5))}, path)
+
+    def work(group):
+        with pytest.raises(CheckpointError, match="rank 1: ValueError: no"), meet("save", group):
+            serialization.save({"w": tensor("w", torch.zeros(5), replica_id=group.rank)}, path, OwnStrategy(group.rank))
+
+    run_ranks(2, work)
+    assert load({"w": tensor("w", torch.zeros(5))}, path)["w"].tolist() == [1] * 5
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,15 +1,19 @@
 """Records and files of a checkpoint, against torch and Python's own modules."""
 
+import errno
 import io
 import os
+import tempfile
 import zipfile
 import zlib
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+from trackbed.checkpoint import ShardedTensor, load, save
 from trackbed.checkpoint.storage import write_items
 from trackbed.checkpoint.storage.file_writer import FileWriter
 from trackbed.checkpoint.storage.rank_file import bytes_of
@@ -82,6 +86,49 @@ def test_a_file_has_its_bytes_and_checksums(tmp_path, count, direct):
     assert (file.position, file.crc) == (len(content), zlib.crc32(content))
     assert whole == zlib.crc32(payload.tobytes())
     assert sums == [zlib.crc32(payload[start : start + MIB].tobytes()) for start in range(0, count, MIB)]
+
+
+def num_open_files():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def refuse_direct(monkeypatch, error):
+    """Has the system refuse to open files past the page cache."""
+
+    def refuse(path, flags, *mode, open_=os.open, **options):
+        if flags & os.O_DIRECT:
+            raise OSError(error, os.strerror(error), str(path))
+        return open_(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_file_system_that_refuses_direct_writes_gets_the_same_bytes(error, tmp_path, monkeypatch):
+    items = [torch.arange(3_000_000.0), b"object", torch.arange(5)]
+    wanted = write_items(tmp_path / "wanted", items)
+    refuse_direct(monkeypatch, error)
+    assert write_items(tmp_path / "found", items) == wanted
+    assert (tmp_path / "found").read_bytes() == (tmp_path / "wanted").read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
+def test_other_refusals_are_errors_and_leave_no_file_open(tmp_path, monkeypatch):
+    refuse_direct(monkeypatch, errno.EACCES)
+    before = num_open_files()
+    with pytest.raises(PermissionError, match=r"'.*/file'"):
+        write_items(tmp_path / "file", [torch.zeros(3)])
+    assert num_open_files() == before
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no file system in memory")
+def test_a_checkpoint_in_memory_is_saved_and_loaded():
+    """Some versions of the system refuse direct writes there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        entry = ShardedTensor.from_rank_offsets("w", torch.arange(300_000.0))
+        save({"w": entry}, Path(folder, "checkpoint"))
+        assert torch.equal(load({"w": entry.without_data()}, Path(folder, "checkpoint"))["w"], entry.data)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):

@@ -85,7 +85,7 @@ class CheckpointFolder:
                 msg = f"{COMMON_NAME}: must be in {self.path}, but is not"
                 raise CheckpointError(msg)
             return self._load_common_object(self.common_row)
-        self._check(COMMON_NAME, content)
+        self.check(COMMON_NAME, content)
         return _dictionary(load_torch_item(content, COMMON_NAME), COMMON_NAME)
 
     def _load_common_object(self, row: int) -> dict[str, Any]:
@@ -93,8 +93,12 @@ class CheckpointFolder:
         with BoxReader(self.path, catalogue) as reader:
             return _dictionary(reader.read_object(_COMMON_OBJECT), _COMMON_OBJECT)
 
-    def _check(self, name: str, content: bytes) -> None:
-        """Compares a file with the side file."""
+    def check(self, name: str, content: bytes) -> None:
+        """Compares a file with the side file, if there is one.
+
+        Raises:
+            CheckpointError: they differ.
+        """
         if self.side is None:
             return
         stored = self.side.files.get(name)
@@ -161,17 +165,31 @@ def _check_size(path: Path, name: str, num_bytes: int) -> None:
         raise CheckpointError(msg)
 
 
+def _open_whole(path: Path) -> CheckpointFolder:
+    """Opens a checkpoint, and checks the files that other programs read in the place of the side file.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    opened = open_folder(path)
+    if opened.side is not None:
+        # A strategy that is used alone writes no `metadata.json`.
+        for name in sorted({METADATA_NAME, CONFIG_NAME} & opened.side.files.keys()):
+            opened.check(name, maybe_read_file(path, name) or b"")
+    return opened
+
+
 def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
-    """Collective over the ranks: opens a checkpoint. Rank 0 alone reads the `.metadata` of another program.
+    """Collective over the ranks: opens a checkpoint. Rank 0 alone reads `.metadata`, and checks the small files.
 
     Raises:
         CheckpointError: there is none, it is damaged, or this rank sees another one than rank 0.
     """
     if meeting.size == 1:
-        return open_folder(path)
+        return _open_whole(path)
     opened, content = None, b""
     if meeting.rank == 0:
-        opened = open_folder(path)
+        opened = _open_whole(path)
         content = orjson.dumps([opened.side and opened.side.save_id, opened.is_plain])
         if opened.side is None:
             content += b"\n" + SideFile("", {}, opened.all_items).encode()

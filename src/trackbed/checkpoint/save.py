@@ -103,6 +103,7 @@ def save(
             )
 
     if async_sharded_save:
+        checkpoint_dir = Path(checkpoint_dir).absolute()  # the program may change its working directory meanwhile
         return AsyncRequest(write, (), [])
     write()
     return None

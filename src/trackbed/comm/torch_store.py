@@ -35,6 +35,9 @@ class TimeoutStore:
     A request to a TCPStore whose host is stopped never returns and ignores Ctrl-C, and a wait blocks its connection. So
     one thread makes the requests, and other threads wait, each on a connection of its own.
 
+    After one request without an answer, further requests of this store and of those below it fail at once: ranks that
+    are in several steps end each of them with requests, and would wait for each.
+
     Args:
         store: store for requests; None if `connect` opens it too, before the first request.
         connect: opens a connection to the same keys; called on the threads of this store.
@@ -47,6 +50,8 @@ class TimeoutStore:
         self._request_timeout_seconds = request_timeout_seconds
         self._worker = Worker()
         self._idle: list[_Waiter] = []
+        self._losses: list[str] = []
+        """Reasons why the host is given up, shared with the stores below."""
 
     def set(self, key: str, value: bytes) -> None:
         """Sets `key` to `value`, replacing any previous value."""
@@ -77,7 +82,7 @@ class TimeoutStore:
             return int(self._request(lambda: self._store.add(key, amount)))
         except StoreUnreachable:
             # The server closes the connection of a client that adds to a value that is no number. A new connection
-            # shows the value.
+            # shows the value, unless the host is lost.
             self._reconnect()
             if self.has([key]) and not _is_number(self._value(key)):
                 msg = f"{key!r} must be a number, but is something else"
@@ -105,11 +110,16 @@ class TimeoutStore:
         """Opens a store of the keys below `name`, with connections and threads of its own."""
         connect = partial(_connect_below, self._connect, name)
         store = TimeoutStore(None, connect, request_timeout_seconds=self._request_timeout_seconds)
+        store._losses = self._losses
         store._reconnect()
         return store
 
     def _reconnect(self) -> None:
-        self._store = self._request(self._connect)
+        try:
+            self._store = self._request(self._connect)
+        except StoreUnreachable as error:
+            self._losses.append(str(error))
+            raise
 
     def _value(self, key: str) -> bytes:
         # torch's `get` would wait for a missing key.
@@ -119,10 +129,13 @@ class TimeoutStore:
         return value
 
     def _request(self, call: Callable[[], Any]) -> Any:
+        if self._losses:
+            raise StoreUnreachable(self._losses[0])
         try:
             return self._worker.submit(call).result(self._request_timeout_seconds)
         except TimeoutError:
             msg = f"no answer for {self._request_timeout_seconds:g} s"
+            self._losses.append(msg)
             raise StoreUnreachable(msg) from None
         except RuntimeError as error:
             raise _unreachable(error) from None

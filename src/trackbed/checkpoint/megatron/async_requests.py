@@ -47,8 +47,8 @@ class AsyncRequest(NamedTuple):
                 arguments[1] = self.preload_fn()
             if self.async_fn is not None:
                 self.async_fn(*arguments, **self.async_fn_kwargs)
-            meeting.group.barrier()
             for call in self.finalize_fns:
+                meeting.group.barrier()  # all ranks have done what this function may rely on
                 call()
 
     def freeze(self) -> "AsyncRequest":

@@ -110,10 +110,11 @@ def save(
                 if meeting.rank == 0:
                     meeting.partials.append(partial)
                 write()
+                if not isinstance(getattr(strategy, "base_strategy", strategy), AsyncSaveShardedStrategy):
+                    meeting.group.barrier()  # requests meet once all ranks have written; other strategies need not
                 if meeting.rank == 0:
                     _describe(partial, contents)
                     commit_checkpoint(partial, folder)
-                meeting.group.barrier()
 
         if async_sharded_save and isinstance(strategy, AsyncSaveShardedStrategy):
             return AsyncRequest(complete, (strategy.async_save(entries, partial).execute_sync,), [])

@@ -99,7 +99,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
             CheckpointError: a rank failed.
         """
         shards = list(filter(has_elements, nested_values(sharded_state_dict)))
-        folder = Path(checkpoint_dir)
+        folder = Path(checkpoint_dir).absolute()  # the working directory may change until the request is executed
         written: list[WrittenFiles] = []
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
@@ -116,7 +116,6 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
                 found = collect(meeting, written[0])
                 if meeting.rank == 0:
                     write_descriptions(folder, plan, found, {})
-                meeting.group.barrier()
 
         return AsyncRequest(write, (), [finalize])
 

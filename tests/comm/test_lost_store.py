@@ -1,0 +1,106 @@
+"""A store that is lost: a rank waits for one answer, however many steps it is in."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from torch.distributed import PrefixStore
+
+from contracts.group import result_of
+from trackbed.comm import run_ranks
+from trackbed.comm.torch_store import TimeoutStore, connect_to, share_store
+from trackbed.errors import CollectiveError
+
+pytestmark = pytest.mark.dist
+
+TIMEOUT_SECONDS = 3.0
+SERVER = """
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A process that hosts a store, and its port."""
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def inside(groups, work):
+    """Calls `work()` inside one step of each group."""
+    if not groups:
+        work()
+        return
+    with groups[0].guarded("working"):
+        inside(groups[1:], work)
+
+
+def leave_after(action, group, child, take):
+    """Ends the innermost step in one of several ways."""
+    with group.guarded("the last step") as step:
+        if action == "raise":
+            raise ValueError("no")
+        if action == "interrupt":
+            raise KeyboardInterrupt
+        {"barrier": group.barrier, "poll": lambda: step.poll(0), "counter": take, "child": child.barrier}[action]()
+
+
+@pytest.mark.parametrize(
+    ("action", "end"),
+    [
+        *((action, signal.SIGSTOP) for action in ("barrier", "poll", "raise", "interrupt", "counter", "child")),
+        *((action, signal.SIGKILL) for action in ("barrier", "raise", "child")),
+    ],
+)
+def test_nested_steps_wait_for_one_answer(server, action, end):
+    process, port = server
+    all_are_there = threading.Barrier(2, action=lambda: process.send_signal(end))
+
+    def work(group):
+        child, take, lost_at = group.child("side"), group.counter("numbers"), []
+        child.barrier()
+
+        def act():
+            group.barrier()
+            all_are_there.wait(30)
+            lost_at.append(time.monotonic())
+            leave_after(action, group, child, take)
+
+        error = result_of(lambda: inside([group, child, group, group], act))
+        group.leave("has left")
+        return error, time.monotonic() - lost_at[0]
+
+    def connect():
+        return share_store(connect_to("127.0.0.1", port, timeout_seconds=20), "", timeout_seconds=TIMEOUT_SECONDS)
+
+    for error, seconds in run_ranks(2, work, connect=connect, timeout_seconds=TIMEOUT_SECONDS):
+        assert isinstance(error, KeyboardInterrupt if action == "interrupt" else CollectiveError)
+        if action != "interrupt":
+            assert "its host (usually rank 0) cannot be reached" in str(error)
+        assert seconds < 0.75 * TIMEOUT_SECONDS
+
+
+def test_a_store_that_has_not_answered_is_not_asked_again(server):
+    process, port = server
+    base = connect_to("127.0.0.1", port, timeout_seconds=20)
+    store = TimeoutStore(PrefixStore("", base), lambda: base, request_timeout_seconds=0.5)
+    below = store.below("child")
+    process.send_signal(signal.SIGSTOP)
+    first = result_of(lambda: store.get("key"))
+    process.send_signal(signal.SIGCONT)
+    began = time.monotonic()
+    for request in (lambda: store.set("key", b""), lambda: store.add("key", 1), lambda: below.has(["key"])):
+        assert str(result_of(request)) == str(first) == "no answer for 0.5 s"
+    assert time.monotonic() - began < 0.2
