@@ -165,6 +165,19 @@ def test_a_parameter_without_a_state_begins_anew_with_a_warning(options, caplog)
     assert "0.weight" not in optimizer.full_state_dict()["state"]
 
 
+@pytest.mark.parametrize("options", WAYS)
+def test_a_state_of_an_earlier_version_of_torch_is_converted(options):
+    optimizer = trained(options)
+    wanted = copy.deepcopy(optimizer.full_state_dict())
+    state = copy.deepcopy(wanted)
+    for option in ("decoupled_weight_decay", "fused", "foreach", "capturable", "differentiable", "maximize"):
+        state["param_groups"][0].pop(option, None)
+    for own in state["state"].values():
+        own["step"] = int(own["step"])
+    optimizer.load_full_state_dict(state)
+    assert same(optimizer.full_state_dict(), wanted)
+
+
 def test_parameters_without_elements_need_no_state(caplog):
     model = torch.nn.Linear(4, 3)
     model.register_parameter("empty", torch.nn.Parameter(torch.empty(0, 5)))

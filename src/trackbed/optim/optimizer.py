@@ -254,6 +254,8 @@ class DataParallelOptimizer:
         for piece in self._pieces:
             if cuts[piece.name]:
                 self.optimizer.state[piece.main] = cuts[piece.name]
+        # As at the end of torch's own load_state_dict: this converts states of earlier versions.
+        self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
         self._set_mains(mains)
 
     def _check_loaded(self, groups: list[State], members: list[list[tuple[str, Any, torch.Size]]]) -> None:
