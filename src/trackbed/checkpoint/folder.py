@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import stat
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
+_DATA_FILE: Final = re.compile(r"__\d+_\d+\.distcp")
 _OWN_NAMES: Final = (CONFIG_NAME, METADATA_NAME, SIDE_NAME, COMMON_NAME, "integrity.json")
 """Names of files of a checkpoint besides those with items; the last may have been written by Megatron Core 0.19."""
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
@@ -235,7 +237,7 @@ def _take_over_others(final: Path, partial: Path) -> None:
         OSError: a file can be neither linked nor copied.
     """
     for path in final.iterdir():
-        if path.suffix == ".distcp" or path.name in _OWN_NAMES or (partial / path.name).exists():
+        if _DATA_FILE.fullmatch(path.name) or path.name in _OWN_NAMES or (partial / path.name).exists():
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, partial / path.name, symlinks=True, copy_function=link_or_copy)
@@ -254,16 +256,27 @@ def link_or_copy(source: str, target: str) -> None:
 
 def is_checkpoint(path: Path) -> bool:
     """True if a folder looks like a complete checkpoint, which may be replaced by another."""
-    return any((path / name).exists() for name in (CONFIG_NAME, METADATA_NAME, SIDE_NAME))
+    return any((path / name).is_file() for name in (METADATA_NAME, SIDE_NAME)) or _has_config(path)
+
+
+def _has_config(path: Path) -> bool:
+    try:
+        return maybe_load_config(path) is not None
+    except CheckpointError:
+        return False
 
 
 def target_folder(path: str | Path) -> Path:
     """Absolute path of a folder that is to become a checkpoint.
 
     Raises:
-        ArgumentError: it is the working directory of this process, which would be left in a removed folder.
+        ArgumentError: it is the working directory of this process, which would be left in a removed folder; or it is no
+            checkpoint, and has files that a checkpoint would replace.
     """
     found = Path(path).absolute()
+    if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
+        msg = f"checkpoint_dir: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not"
+        raise ArgumentError(msg)
     if found.is_dir() and found.samefile("."):
         msg = (
             f"checkpoint_dir: must be another folder than the working directory, which it replaces, found {str(path)!r}"
@@ -280,6 +293,7 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
     `metadata.json` last, without which it is no checkpoint.
 
     Raises:
+        CheckpointError: a folder has the name of a file of the checkpoint.
         OSError: a file cannot be renamed or flushed.
     """
     if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
@@ -289,6 +303,10 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
             logger.warning("%s: a checkpoint that was there has been replaced", final)
         return
     names = sorted(os.listdir(partial), key=lambda name: (name == CONFIG_NAME, name == METADATA_NAME, name))  # noqa: PTH208
+    for name in names:
+        if (final / name).is_dir():
+            msg = f"{final / name}: must be no folder, because a file of the checkpoint takes its place"
+            raise CheckpointError(msg)
     for name in names:
         if name == CONFIG_NAME:
             flush_to_disk(final)

@@ -5,6 +5,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, open_folder
@@ -67,11 +68,12 @@ class TensorReader:
             if isinstance(part, slice) and part.step in (None, 1):
                 start, stop, _ = part.indices(size)
                 slices.append(slice(start, max(start, stop)))
-            elif isinstance(part, int) and not isinstance(part, bool):
-                if not -size <= part < size:
-                    msg = f"{self._key}: axis {axis} has {size} elements, but element {part} is wanted"
+            elif isinstance(part, int | np.integer) and not isinstance(part, bool):
+                place = int(part)
+                if not -size <= place < size:
+                    msg = f"{self._key}: axis {axis} has {size} elements, but element {place} is wanted"
                     raise IndexError(msg)
-                slices.append(slice(part % size, part % size + 1))
+                slices.append(slice(place % size, place % size + 1))
                 dropped.add(axis)
             else:
                 msg = f"{self._key}: an index must have integers and slices with steps of 1, found {part!r}"

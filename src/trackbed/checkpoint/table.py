@@ -10,6 +10,7 @@ import numpy.typing as npt
 import orjson
 import torch
 
+from trackbed.checkpoint.catalogue import DTYPE_OF
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.errors import CheckpointError
@@ -114,6 +115,9 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
         shards: tensors and objects.
         rank: number of this rank.
         object_bytes: size of each object in order; by default zeros.
+
+    Raises:
+        CheckpointError: a tensor has elements that cannot be stored: quantized, sparse or without values.
     """
     keys: dict[str, int] = {}
     rows, boxes = [], []
@@ -125,12 +129,13 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
             rows.append((key, _OBJECT, len(shard.global_shape), next(sizes, 0), is_main, 1, 0, rank))
             boxes.append((shard.global_shape, shard.global_offset, (1,) * len(shard.global_shape)))
             continue
+        _check_type(shard)
         shape = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
         num_bytes = int(np.prod(shape, dtype=np.int64)) * shard.dtype.itemsize
         flags = (is_main, int(shard.has_regular_grid), int(shard.allow_shape_mismatch))
         rows.append((key, _NUMBER_OF_DTYPE[shard.dtype], len(shape), num_bytes, *flags, rank))
         boxes.append((tuple(shard.global_shape), tuple(shard.global_offset), shape))
-    num_axes = max((len(box[0]) for box in boxes), default=0)
+    num_axes = max((len(box[0]) for box in boxes), default=1) or 1  # one for the sake of those without axes
     padded = np.zeros((len(_BOXES), len(boxes), num_axes), dtype=np.int64)
     padded[0] = padded[2] = 1
     for row, box in enumerate(boxes):
@@ -141,6 +146,17 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
         tuple(keys), **dict(zip(_COLUMNS, map(np.ascontiguousarray, columns), strict=True)),
         **dict(zip(_BOXES, padded, strict=True)),
     )  # fmt: skip
+
+
+def _check_type(shard: ShardedTensor) -> None:
+    """Raises CheckpointError unless the elements of a tensor can be stored as they are."""
+    data = shard.data
+    if str(shard.dtype).removeprefix("torch.") not in DTYPE_OF:
+        msg = f"{shard.key}: must be of a type whose elements are their values, but is of {shard.dtype}"
+        raise CheckpointError(msg)
+    if data is not None and (data.layout is not torch.strided or data.device.type == "meta"):
+        msg = f"{shard.key}: must be a dense tensor with values, but is {data.layout} on {data.device}"
+        raise CheckpointError(msg)
 
 
 def gather_table(meeting: Meeting, own: Table) -> tuple[Table, int]:

@@ -1,5 +1,6 @@
 """Writes the shards of all ranks to a folder, and what describes them."""
 
+import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class _LastPlan:
     plan: SavePlan
 
 
+_SAVE: Final = "save"
+"""Word with which ranks that save begin, so that one at another operation is noticed."""
 _OBJECT_STEP: Final = 64 << 10
 
 _last_plans: Final[WeakKeyDictionary[Any, _LastPlan]] = WeakKeyDictionary()
@@ -108,8 +111,12 @@ def agree_on_plan(
     if last is not None and ((last.digest, last.choose) != (digest, choose) or (validates and not last.is_validated)):
         last = None
     if meeting.size > 1:
-        names = meeting.group.all_gather(None if last is None else last.name)
-        if last is not None and names == [last.name] * meeting.size:
+        said = meeting.group.all_gather([_SAVE, None if last is None else last.name])
+        for rank, one in enumerate(said):
+            if not isinstance(one, list) or one[:1] != [_SAVE]:
+                msg = f"all ranks must save at the same time, but rank {rank} is at another operation"
+                raise CheckpointError(msg)
+        if last is not None and all(name == last.name for _, name in said):
             return last.plan
     table, first_row = gather_table(meeting, own)
     if validates:
@@ -126,15 +133,26 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
     It is removed if the meeting fails.
 
     Raises:
-        CheckpointError: this rank does not see the folder that rank 0 has made.
+        CheckpointError: this rank saves to another folder than rank 0, or does not see the partial one.
     """
-    path = None
+    final = folder.absolute()
+    offer = None
     if meeting.rank == 0:
-        final = folder.absolute()
         final.parent.mkdir(parents=True, exist_ok=True)
         path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
         meeting.partials.append(path)
-    partial = Path(meeting.group.broadcast(None if path is None else str(path)))
+        offer = [_SAVE, str(path), os.path.realpath(final)]
+    offered = meeting.group.broadcast(offer)
+    if not isinstance(offered, list) or offered[:1] != [_SAVE]:
+        msg = "all ranks must save at the same time, but rank 0 is at another operation"
+        raise CheckpointError(msg)
+    partial, real = Path(offered[1]), offered[2]
+    if os.path.realpath(final) != real:
+        msg = (
+            f"checkpoint_dir must be the same folder on all ranks, but rank {meeting.rank} saves to {final}, and "
+            f"rank 0 to {real}"
+        )
+        raise CheckpointError(msg)
     if not partial.is_dir():
         msg = f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
         raise CheckpointError(msg)

@@ -91,9 +91,13 @@ def catalogue_of(table: Table, assignment: Assignment, found: Sequence[WrittenFi
     is_object = table.is_object[row]
     order = np.lexsort((*offsets.T[::-1], table.key[row], is_object))
     row, num_tensors = row[order], int((~is_object).sum())
+    tensors, objects = _tensors(table, row[:num_tensors]), _objects(table, row[num_tensors:], num_tensors)
+    if both := tensors.keys() & objects.keys():
+        msg = f"{min(both)}: must be the key of a tensor or the unique key of an object, but is both"
+        raise CheckpointError(msg)
     return Catalogue(
-        tensors=_tensors(table, row[:num_tensors]),
-        objects=_objects(table, row[num_tensors:], num_tensors),
+        tensors=tensors,
+        objects=objects,
         files=tuple(name for written in found for name in written.files),
         file=items[order, 0],
         start=items[order, 1],

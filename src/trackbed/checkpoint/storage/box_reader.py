@@ -1,9 +1,10 @@
 """Reads parts of stored tensors, and objects, into their places."""
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from trackbed.checkpoint.storage.verified_reader import FileReader
 from trackbed.errors import CheckpointError
 
 __all__ = ["BoxReader"]
+
+_SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
+"""End of the unique key of a `ShardedObject`: its place and its grid."""
 
 Numbers = tuple[int, ...]
 
@@ -53,7 +57,8 @@ class BoxReader:
         """
         content = self._read_item(self._catalogue.objects[unique_key], unique_key)
         found = load_torch_item(content, f"{self._file_of(self._catalogue.objects[unique_key])}: {unique_key}")
-        return found[0] if isinstance(found, list) and len(found) == 1 else found
+        is_sharded = _SHARDED_OBJECT.search(unique_key) is not None  # others are those of torch's own checkpoints
+        return found[0] if is_sharded and isinstance(found, list) and len(found) == 1 else found
 
     def read_box(self, key: str, target: torch.Tensor, offset: Numbers) -> int:
         """Fills a tensor with those elements of a stored tensor that lie at its place.
@@ -91,8 +96,9 @@ class BoxReader:
 
     def _read_whole(self, key: str, row: int, target: torch.Tensor, offset: Numbers) -> bool:
         """Fills a tensor that is one stored box, if its bytes are those of the box. Returns True if they are."""
-        is_plain = target.device.type == "cpu" and target.is_contiguous()
-        if not is_plain or target.dtype != self._catalogue.tensors[key].dtype or self._catalogue.payload_start[row] < 0:
+        if not _holds_bytes(target) or not target.is_contiguous():
+            return False
+        if target.dtype != self._catalogue.tensors[key].dtype or self._catalogue.payload_start[row] < 0:
             return False
         if self._catalogue.box(row, target.ndim) != (offset, tuple(target.shape)):
             return False
@@ -113,7 +119,7 @@ class BoxReader:
         dtype = self._catalogue.tensors[key].dtype
         if not size:
             size, low, high, part = (1,), (0,), (1,), part.view(1)
-        is_direct = part.device.type == "cpu" and part.dtype == dtype
+        is_direct = _holds_bytes(part) and part.dtype == dtype
         for slab in slabs_of(size, low, high, dtype.itemsize):
             axis = len(slab.index)
             inside = tuple(place - at for place, at in zip(slab.index, low, strict=False))
@@ -169,3 +175,8 @@ class BoxReader:
                 FileReader.open(self._folder, self._catalogue.files[number])
             )
         return self._readers[number]
+
+
+def _holds_bytes(tensor: torch.Tensor) -> bool:
+    """True if the memory of a tensor on the CPU holds its values, and not their conjugates or negatives."""
+    return tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()

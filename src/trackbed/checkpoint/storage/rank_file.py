@@ -92,5 +92,6 @@ def _write_object(file: FileWriter, content: bytes) -> WrittenItem:
 def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Bytes of the elements in row-major order: a view where the tensor is contiguous and on the CPU."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    flat: npt.NDArray[np.uint8] = plain.view(-1).view(torch.uint8).numpy()
+    # A single element may have any stride.
+    flat: npt.NDArray[np.uint8] = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
     return flat
