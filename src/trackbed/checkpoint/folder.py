@@ -41,7 +41,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
-_DATA_FILE: Final = re.compile(r"__\d+_\d+\.distcp")
+_DATA_FILE: Final = re.compile(r".*__\d+_\d+\.distcp")
 _OWN_NAMES: Final = (CONFIG_NAME, METADATA_NAME, SIDE_NAME, COMMON_NAME, "integrity.json")
 """Names of files of a checkpoint besides those with items; the last may have been written by Megatron Core 0.19."""
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
