@@ -141,3 +141,11 @@ def test_what_a_terminal_would_obey_is_escaped(tmp_path):
     for found in (run("ls", path), run("inspect", path), run("inspect", path, "--json"), run("diff", path, other)):
         assert "\x1b" not in found[1]
     assert run("diff", path, other) == (1, "only in A: \\x1b[31m\n")
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect"])
+def test_a_terminal_without_unicode_gets_escapes(tmp_path, command):
+    save({"g": ShardedTensor.from_rank_offsets("gewicht_\xfc", torch.ones(2)), "\xfc": 1}, tmp_path / "saved")
+    found = CliRunner(charset="ascii").invoke(trackbed, ["ckpt", command, str(tmp_path / "saved")])
+    assert found.exception is None, found.exception
+    assert "\\xfc" in found.output

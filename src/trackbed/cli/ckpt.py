@@ -1,6 +1,7 @@
 """`trackbed ckpt`: contents, checks and comparison of checkpoints."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,9 @@ def _key_text(key: Any) -> str:
 
 def _printable(text: str) -> str:
     """Text with escapes in the place of what a terminal cannot print, or would obey."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    shown = text if text.isprintable() else repr(text)[1:-1]
+    encoding = sys.stdout.encoding or "utf-8"
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _contents(folder: Path) -> list[dict[str, Any]]:
