@@ -222,11 +222,33 @@ def a_work_tells_when_it_is_done(rank):
     assert buffer[0] == rank.size
 
 
+def several_threads_may_wait_for_a_work(rank):
+    for _ in range(20):
+        buffers = [rank.buffer(torch.full((12,), float(rank.number))) for _ in range(16)]
+        work = rank.collectives.all_gather(buffers, label=Label())
+        errors = []
+
+        def wait(work=work, errors=errors):
+            try:
+                work.wait()
+            except Exception as error:
+                errors.append(repr(error))
+
+        threads = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert all(buffer[-1] == rank.size - 1 for buffer in buffers)
+
+
 CASES = {
     case.__name__: case
     for case in (
         ranks_and_sizes_are_numbered,
         an_all_reduce_sums_on_every_rank,
+        several_threads_may_wait_for_a_work,
         a_reduce_scatter_sums_the_own_shard_and_scales_the_others,
         an_all_gather_brings_all_shards,
         an_operation_takes_several_buffers_even_empty_ones,

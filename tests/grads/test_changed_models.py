@@ -17,7 +17,8 @@ from wrapped import backward, inputs, layers, wrap
 
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 10}
 GATHER = {**OVERLAP, "use_distributed_optimizer": True, "overlap_param_gather": True}
-WAYS = [{}, OVERLAP, {"use_distributed_optimizer": True}, GATHER]
+SHARDED_ONLY = {"use_distributed_optimizer": True}
+WAYS = [{}, OVERLAP, SHARDED_ONLY, GATHER]
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +141,20 @@ def test_a_parameter_that_was_not_there_when_the_model_was_wrapped_is_refused_by
     change(model)
     optimizer.zero_grad()
     with pytest.raises(GradientError, match=r"^rank 0: 0\..* must stay frozen, or the parameter that it was"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [SHARDED_ONLY, GATHER])
+@pytest.mark.parametrize("turn", [torch.t, lambda data: data[:1], lambda data: data.view(-1)])
+def test_data_that_is_turned_or_cut_in_its_place_is_refused(turn, options):
+    model = layers(4, 4, 2)
+    wrapper, optimizer = optimized(SOLO, model, **options)
+    train(wrapper, optimizer, 1)
+    wrapper.wait_for_params()
+    optimizer.zero_grad()
+    backward(wrapper, 1)
+    model[0].weight.data = turn(model[0].weight.data)
+    with pytest.raises(GradientError, match=r"the data of 0\.weight must stay where it was"):
         optimizer.step()
 
 

@@ -67,6 +67,13 @@ def test_a_sharded_model_with_parameters_of_one_memory_is_refused(requires_grad)
     wrap(SOLO, model(requires_grad))
 
 
+def test_parameters_of_16_bits_in_one_memory_are_refused_because_copies_are_updated():
+    shared = model().bfloat16()
+    shared[1].weight = nn.Parameter(shared[0].weight.data)
+    with pytest.raises(ArgumentError, match=r"^1\.weight must .* shares some with 0\.weight"):
+        wrap(SOLO, shared)
+
+
 def test_a_sharded_model_with_a_buffer_in_the_memory_of_a_parameter_is_refused():
     layer = nn.Linear(4, 4)
     layer.register_buffer("first_row", layer.weight.data[0])

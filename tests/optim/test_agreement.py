@@ -1,9 +1,10 @@
 """Ranks whose updates would differ are refused in the first step that they do."""
 
+import numpy as np
 import pytest
 import torch
 
-from trackbed.comm import run_ranks
+from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CollectiveError
 from trackbed.optim import DataParallelOptimizer
 from trackbed.optim.agreement import describe_options
@@ -101,6 +102,70 @@ def test_a_schedule_that_all_ranks_follow_is_no_difference(options):
         for _ in range(3):
             step(wrapper, optimizer)
             inner.param_groups[0]["lr"] = inner.param_groups[0]["lr"] * 0.5
+
+    run_ranks(2, work)
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_numbers_of_other_types_are_no_difference(options):
+    rates = (1, 1.0, np.float64(1), torch.tensor(1.0))
+
+    def work(group):
+        model = layers(4, 3, 2)
+        optimizer = DataParallelOptimizer(
+            torch.optim.SGD(model.parameters(), lr=rates[group.rank]), wrap(group, model, **options)
+        )
+        step(optimizer.model, optimizer)
+        optimizer.param_groups[0]["lr"] = np.float32(0.5 if group.rank else 0.25)
+        with pytest.raises(CollectiveError, match=r"rank \d has lr=0\.(5|25), "):
+            step(optimizer.model, optimizer)
+
+    run_ranks(4, work)
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_experts_of_other_names_are_no_difference_but_other_options_of_the_same_experts_are(options):
+    def work(group, is_shared):
+        model = layers(4, 3, 2)
+        for param in model[1].parameters():
+            param.allreduce = False
+        alone = {} if is_shared else {"expert_process_group": SOLO}
+        wrapper = wrap(group, model, **options, **alone)
+        named = [
+            (f"{name} of rank {group.rank}" if name[0] == "1" else name, p) for name, p in model.named_parameters()
+        ]
+        groups = [{"params": named[:2]}, {"params": named[2:], "lr": 0.1 * (1 + group.rank)}]
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(groups), wrapper)
+        if not is_shared:
+            step(wrapper, optimizer)
+            return
+        with pytest.raises(CollectiveError, match="the options of parameter groups must be the same on every rank"):
+            step(wrapper, optimizer)
+
+    for is_shared in (False, True):
+        run_ranks(2, lambda group, is_shared=is_shared: work(group, is_shared))
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_ranks_with_other_optimizers_or_states_are_refused(options):
+    def work(group):
+        kinds = torch.optim.Adam, torch.optim.AdamW
+        model = layers(4, 3, 2)
+        wrapper = wrap(group, model, **options)
+        optimizer = DataParallelOptimizer(kinds[group.rank](model.parameters(), weight_decay=0.0), wrapper)
+        with pytest.raises(
+            CollectiveError, match=r"the class of the optimizer must be the same .* has AdamW?, and rank"
+        ):
+            step(wrapper, optimizer)
+        model = layers(4, 3, 2)
+        wrapper = wrap(group, model, **options)
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+        step(wrapper, optimizer)
+        state = optimizer.full_state_dict()
+        if group.rank == 1:
+            optimizer.load_full_state_dict(state)
+        with pytest.raises(CollectiveError, match="the number of states that were loaded must be the same"):
+            step(wrapper, optimizer)
 
     run_ranks(2, work)
 

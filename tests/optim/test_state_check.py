@@ -207,6 +207,28 @@ def test_an_optimizer_that_is_not_elementwise_loads_its_state_where_nothing_is_s
     assert same(optimizer.full_state_dict(), state)
 
 
+def test_a_learning_rate_in_a_tensor_is_not_shared_with_a_state():
+    optimizer = trained({})
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    state = optimizer.full_state_dict()
+    other = trained({})
+    other.load_full_state_dict(state)
+    other.param_groups[0]["lr"].fill_(0.25)
+    assert state["param_groups"][0]["lr"] == 0.5
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+class Derived(torch.optim.SGD):
+    """An update that may not be elementwise."""
+
+
+def test_a_class_derived_from_one_of_torch_must_say_that_it_is_elementwise():
+    with pytest.raises(ArgumentError, match="must be elementwise to be sharded, which is not known of Derived"):
+        trained(SHARDED, kind=Derived)
+    trained({}, kind=Derived)
+    trained(SHARDED, kind=type("Known", (Derived,), {"is_elementwise": True}))
+
+
 def test_an_optimizer_that_needs_a_closure_is_refused():
     with pytest.raises(ArgumentError, match=r"^optimizer: its step\(\) must need no closure, but that of LBFGS does"):
         trained({}, kind=torch.optim.LBFGS)

@@ -173,10 +173,14 @@ class _ParamAndGradBuffer:
         return [self._grad_memory, *([] if self._param_memory is None else [self._param_memory])]
 
     def first_moved(self) -> str | None:
-        """Name of the first parameter whose data does not lie where it lay at first; None if there is none."""
+        """Name of the first parameter whose data does not lie as it lay at first; None if there is none."""
         first = 0 if self.param_data is None else self.param_data.data_ptr()
         for param, offset in zip(self.params, self._offsets, strict=True):
-            if param.data_ptr() != first + offset and param.numel() > 0 and quantized_data(param) is None:
+            shape = param.main_grad.shape  # type: ignore[attr-defined]
+            if quantized_data(param) is not None or shape.numel() == 0:
+                continue
+            is_turned = self.param_data is not None and not param.is_contiguous()
+            if param.data_ptr() != first + offset or param.shape != shape or is_turned:
                 return self.param_to_name[param]
         return None
 

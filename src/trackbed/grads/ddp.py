@@ -445,9 +445,11 @@ class DistributedDataParallel(torch.nn.Module):
         """Moves the parameters to buffers."""
         named = [(name, param) for name, param in self.module.named_parameters() if param.requires_grad]
         check_supported(named)
-        if self.ddp_config.use_distributed_optimizer:
-            frozen = [(name, param) for name, param in self.module.named_parameters() if not param.requires_grad]
-            check_separate(named, [*frozen, *self.module.named_buffers()])
+        is_sharded = self.ddp_config.use_distributed_optimizer
+        apart = [(name, param) for name, param in named if is_sharded or param.itemsize < torch.float32.itemsize]
+        separate = {param for _, param in apart}
+        others = [(name, param) for name, param in self.module.named_parameters() if param not in separate]
+        check_separate(apart, [*others, *self.module.named_buffers()])
         names = {param: name for name, param in named}
         self.params_with_grad = [param for _, param in named]
         claim(self.params_with_grad, self)

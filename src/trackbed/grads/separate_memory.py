@@ -1,4 +1,4 @@
-"""Check that tensors of a model do not share memory, from which moving one of them would part it."""
+"""Check that tensors of a model do not share memory, where one of them is updated apart from the others."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,10 +25,10 @@ class _Placed(NamedTuple):
 
 
 def check_separate(moved: Iterable[tuple[str, torch.Tensor]], others: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Checks that no tensor that is moved to a buffer shares an element with another tensor.
+    """Checks that no tensor that is moved to a buffer, or updated in a copy, shares an element with another tensor.
 
     Args:
-        moved: tensors that are moved, by name, each once.
+        moved: tensors that are moved or copied, by name, each once.
         others: tensors of the same model that stay where they are.
 
     Raises:
@@ -47,8 +47,8 @@ def check_separate(moved: Iterable[tuple[str, torch.Tensor]], others: Iterable[t
         for one, other in combinations(placed, 2):
             if (one.is_moved or other.is_moved) and _share_an_element(one, other):
                 msg = (
-                    f"{other.name} must have memory of its own where the optimizer is sharded, but shares some with "
-                    f"{one.name}: give the model one parameter under both names to tie them"
+                    f"{other.name} must have memory of its own where the optimizer is sharded or updates copies, but "
+                    f"shares some with {one.name}: give the model one parameter under both names to tie them"
                 )
                 raise ArgumentError(msg)
 

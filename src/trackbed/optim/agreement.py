@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,12 @@ from trackbed.errors import CollectiveError
 __all__ = ["check_same", "describe_options", "digest_of", "digests_of"]
 
 
+_NOT_OPTIONS: Final = ("params", "param_names")
+
+
 def describe_options(options: Mapping[str, Any]) -> str:
     """Text of the options of a parameter group that are numbers, words or lists of them."""
-    found = {key: _plain(value) for key, value in options.items() if key != "params"}
+    found = {key: _plain(value) for key, value in options.items() if key not in _NOT_OPTIONS}
     return ", ".join(f"{key}={value!r}" for key, value in found.items() if _is_plain(value))
 
 
@@ -51,13 +54,16 @@ def check_same(texts: Mapping[str, str], rows: npt.NDArray[np.int64], rank: int)
 
 
 def _plain(value: Any) -> Any:
-    """Tensors of one number as that number."""
+    """Numbers of any type, and tensors of one, as floats; lists as tuples."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool | np.complexfloating)
+    return float(value) if is_number else value
 
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(_is_plain(one) for one in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | float | str)

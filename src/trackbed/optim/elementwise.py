@@ -26,13 +26,14 @@ _ELEMENTWISE: Final = (
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Checks that an optimizer may update parts of parameters.
 
-    Known are those of torch; another class says so with an attribute `is_elementwise = True`.
+    Known are those of torch; another class, also one derived from them, says so with an attribute
+    `is_elementwise = True`.
 
     Raises:
         ArgumentError: it may not, or it is unknown.
     """
     known = tuple(getattr(torch.optim, name) for name in _ELEMENTWISE if hasattr(torch.optim, name))
-    if not getattr(optimizer, "is_elementwise", isinstance(optimizer, known)):
+    if not getattr(optimizer, "is_elementwise", type(optimizer) in known):
         msg = (
             "optimizer: its update must be elementwise to be sharded, which is not known of "
             f"{type(optimizer).__name__}: set is_elementwise = True on the class if it is, or "

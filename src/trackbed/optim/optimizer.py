@@ -87,9 +87,13 @@ class DataParallelOptimizer:
         _check_known(optimizer, names)
         found = pieces_of(model)
         self._group_names = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
-        self._dense_names = [
-            [name for name in group if not is_expert(self._params[name])] for group in self._group_names
+        has_same_experts = model.expt_dp_group.size() == model.dp_cp_group.size()
+        self._common_names = [
+            [name for name in group if has_same_experts or not is_expert(self._params[name])]
+            for group in self._group_names
         ]
+        """Names of the parameters that all ranks have."""
+        self._num_loaded = 0
         self._pieces: list[Piece] = []
         before = dict(optimizer.state)
         for group in optimizer.param_groups:
@@ -192,6 +196,7 @@ class DataParallelOptimizer:
         for piece in self._pieces:
             if piece.is_copied:
                 check_state(piece.name, {MAIN: mains.get(piece.name)}, {MAIN: piece.main}, piece.main.shape)
+        self._num_loaded += 1
         self._loss_scale.load_state_dict(scale)
         self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
         self._set_mains(mains)
@@ -208,7 +213,7 @@ class DataParallelOptimizer:
             dense = gather_parts(dense, model.dense_collectives, model.waiter)
             experts = gather_parts(experts, model.expert_collectives, model.waiter)
         groups = [
-            {**{key: value for key, value in group.items() if key != "params"}, "params": list(names)}
+            {**{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}, "params": list(names)}
             for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True)
         ]
         states = assemble(dense + experts, self._params)
@@ -245,10 +250,11 @@ class DataParallelOptimizer:
             [[(name, states.get(name, {}), params[name].shape) for name in names] for names in self._group_names],
         )
         cuts = {piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}
+        self._num_loaded += 1
         if scale is not None:
             self._loss_scale.load_state_dict(scale)
         for own, other in zip(self.optimizer.param_groups, groups, strict=True):
-            own.update({key: value for key, value in other.items() if key != "params"})
+            own.update({key: copy.deepcopy(value) for key, value in other.items() if key != "params"})
         mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
         self.optimizer.state.clear()
         for piece in self._pieces:
@@ -303,10 +309,12 @@ class DataParallelOptimizer:
 
     def _describe_update(self) -> dict[str, str]:
         """Texts that must be the same on all ranks, by name. Experts, of which ranks may have others, are left out."""
-        groups = zip(self.optimizer.param_groups, self._dense_names, strict=True)
-        frozen = [name for names in self._dense_names for name in names if not self._params[name].requires_grad]
+        groups = zip(self.optimizer.param_groups, self._common_names, strict=True)
+        frozen = [name for names in self._common_names for name in names if not self._params[name].requires_grad]
         return {
-            "the parameter groups": f"{_brief(self._dense_names)} ({digest_of(repr(self._dense_names)):x})",
+            "the class of the optimizer": type(self.optimizer).__qualname__,
+            "the number of states that were loaded": str(self._num_loaded),
+            "the parameter groups": f"{_brief(self._common_names)} ({digest_of(repr(self._common_names)):x})",
             "the options of parameter groups": "; ".join(describe_options(group) for group, names in groups if names),
             "parameters that are frozen after wrapping": ", ".join(frozen) or "none",
             "max_norm": repr(self._max_norm),

@@ -365,10 +365,12 @@ def _stop(collectives_of: "weakref.ref[SharedMemoryCollectives]", meeting: _Meet
     if not meeting.number or os.getpid() != meeting.process:  # a forked child has no such thread
         return
     end = worker.submit(lambda: None)
-    if collectives_of() is not None:
+    is_exit = collectives_of() is not None
+    if is_exit:
         wait([end], _DRAIN_SECONDS)
     meeting.stop("the collectives have been stopped")
-    end.exception(_STOP_SECONDS)
+    if is_exit:
+        end.exception(_STOP_SECONDS)
 
 
 def _first_problem(what: str, problems: Sequence[str | None]) -> str | None:

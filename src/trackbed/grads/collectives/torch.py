@@ -210,10 +210,11 @@ class TorchWork:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for all works."""
-        while self.works:
-            if not self._wait_for(self.works[0], seconds):
+        for work in tuple(self.works):
+            if not self._wait_for(work, seconds):
                 return False
-            del self.works[0]
+            with contextlib.suppress(ValueError):  # another thread has waited too
+                self.works.remove(work)
         return True
 
     def _wait_for(self, work: Any, seconds: float | None) -> bool:
