@@ -39,7 +39,7 @@ def test_trackbed_loads_what_it_saves_in_another_layout(tmp_path, saved, loaded)
     ("saver", "saved", "loaded"),
     [
         ("trackbed", "2x2", "1x2"),
-        ("megatron", "1x2", "2x2"),
+        pytest.param("megatron", "1x2", "2x2", marks=pytest.mark.slow),
         *(
             pytest.param(saver, *layouts, marks=pytest.mark.slow)
             for saver in ("trackbed", "megatron")

@@ -170,6 +170,25 @@ def test_ranks_with_other_optimizers_or_states_are_refused(options):
     run_ranks(2, work)
 
 
+def test_a_state_that_one_rank_has_alone_is_not_filled_up_with_anything():
+    def work(group):
+        model = layers(4, 300, 2)
+        wrapper = wrap(group, model, **{**GATHER, "bucket_size": None})
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+        step(wrapper, optimizer)
+        state = optimizer.full_state_dict()
+        model = layers(4, 300, 2)
+        fresh = DataParallelOptimizer(
+            torch.optim.AdamW(model.parameters()), wrap(group, model, **{**GATHER, "bucket_size": None})
+        )
+        if group.rank == 0:
+            fresh.load_full_state_dict(state)
+        with pytest.raises(CollectiveError, match=r"of .* is there for [\d,]+ of [\d,]+ elements: load the same state"):
+            fresh.full_state_dict()
+
+    run_ranks(2, work)
+
+
 def test_options_are_described_as_numbers_and_words():
     options = {"params": [1], "lr": torch.tensor(0.5), "betas": (0.5, torch.tensor(0.25)), "foreach": None, "x": {}}
     assert describe_options(options) == "lr=0.5, betas=(0.5, 0.25), foreach=None"

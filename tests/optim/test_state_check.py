@@ -148,6 +148,20 @@ def test_a_main_parameter_of_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize(
+    "value", [torch.zeros(4, 3), torch.zeros(3, 4).long(), torch.zeros(1), torch.zeros(3), None, 1.0]
+)
+def test_a_main_parameter_that_is_none_is_refused_in_a_full_state(value, options):
+    optimizer = trained(options, dtype=torch.bfloat16)
+    before = copy.deepcopy(optimizer.full_state_dict())
+    state = copy.deepcopy(before)
+    state["state"]["0.weight"]["main_param"] = value
+    with pytest.raises(ArgumentError, match=r"'main_param' of 0\.weight must"):
+        optimizer.load_full_state_dict(state)
+    assert same(optimizer.full_state_dict(), before)
+
+
+@pytest.mark.parametrize("options", WAYS)
 def test_the_state_of_another_optimizer_is_refused(options):
     state = trained(options, kind=torch.optim.SGD).full_state_dict()
     with pytest.raises(ArgumentError, match="must have 2 numbers for 'betas', but has none"):

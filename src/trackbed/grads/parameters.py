@@ -169,7 +169,7 @@ def check_taken_over(buffers: Iterable[_ParamAndGradBuffer], rank: int) -> None:
             if param.grad is not None:
                 msg = (
                     f"rank {rank}: gradients must be in main_grad, but {buffer.param_to_name[param]} has one in grad, "
-                    "set by the program, or left by a backward pass that failed: add it to main_grad, or call "
-                    "zero_grad() and repeat the step"
+                    "set by the program, or left by a backward pass that failed: call zero_grad() and repeat the step, "
+                    "and add gradients of your own to main_grad before the last backward pass"
                 )
                 raise GradientError(msg)

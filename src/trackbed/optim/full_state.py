@@ -6,6 +6,7 @@
 Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ import numpy as np
 import orjson
 import torch
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.waiting import Waiter
@@ -67,8 +68,12 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
     Args:
         parts: those of all ranks.
         params: parameters by name, for their shapes.
+
+    Raises:
+        CollectiveError: a rank has no state of its part of a parameter, and others have.
     """
     whole: dict[str, State] = {}
+    found: Counter[tuple[str, str]] = Counter()
     for part in parts:
         state = whole.setdefault(part.name, {})
         if part.span is None:
@@ -77,6 +82,14 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
         shape = params[part.name].shape
         tensor = state.setdefault(part.key, torch.empty(shape, dtype=part.value.dtype, device=part.value.device))
         tensor.view(-1)[slice(*part.span)] = part.value.reshape(-1)
+        found[part.name, part.key] += part.span[1] - part.span[0]
+    for (name, key), count in found.items():
+        if count != params[name].numel():
+            msg = (
+                f"optimizer: all ranks must have the state of their parts, but {key!r} of {name} is there for "
+                f"{count:,} of {params[name].numel():,} elements: load the same state on every rank"
+            )
+            raise CollectiveError(msg)
     return whole
 
 

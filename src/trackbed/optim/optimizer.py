@@ -276,6 +276,8 @@ class DataParallelOptimizer:
             expected = expected_state(self.optimizer, {**own, **other})
             for name, state, shape in group:
                 check_state(name, state, expected, shape)
+                if MAIN in state:
+                    check_state(name, {MAIN: state[MAIN]}, {MAIN: torch.zeros(2)}, shape)
         warn_of_missing({name: state for group in members for name, state, _ in group if self._is_updated(name)})
 
     def _is_updated(self, name: str) -> bool:
