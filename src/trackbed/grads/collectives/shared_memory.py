@@ -6,6 +6,7 @@ meet before and after each operation at counters in shared memory, on which they
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -28,6 +29,7 @@ __all__ = ["SharedMemoryCollectives"]
 
 Bytes = npt.NDArray[np.uint8]
 
+_THREAD_NAME: Final = "trackbed-collectives"
 _LABEL_WORDS: Final = 8
 _SCRATCH_BYTES: Final = 1 << 20
 _DRAIN_SECONDS: Final = 5.0
@@ -54,7 +56,7 @@ class SharedMemoryCollectives:
         self._meeting = _Meeting(rank, size, control)
         self._views: list[list[Bytes]] = [[memory.view(np.uint8) for memory in ranks] for ranks in memories]
         self._scratch = self._meeting.scratch
-        self._worker = Worker("trackbed-collectives")
+        self._worker = Worker(_THREAD_NAME)
         # A thread must not wait in compiled code while the interpreter ends.
         weakref.finalize(self, _stop, weakref.ref(self), self._meeting, self._worker)
 
@@ -360,17 +362,17 @@ def _stop(collectives_of: "weakref.ref[SharedMemoryCollectives]", meeting: _Meet
     """Ends the operations that are running.
 
     Where the program has ended while the collectives were in use, the operations have some time, because other ranks
-    may need them. Garbage is collected on any thread, which must not wait.
+    may need them. The thread must have left compiled code before the interpreter ends, so it is waited for; garbage may
+    also be collected on that thread itself, which must not wait.
     """
     if not meeting.number or os.getpid() != meeting.process:  # a forked child has no such thread
         return
     end = worker.submit(lambda: None)
-    is_exit = collectives_of() is not None
-    if is_exit:
+    if collectives_of() is not None:
         wait([end], _DRAIN_SECONDS)
     meeting.stop("the collectives have been stopped")
-    if is_exit:
-        end.exception(_STOP_SECONDS)
+    if threading.current_thread().name != _THREAD_NAME:
+        wait([end], _STOP_SECONDS)
 
 
 def _first_problem(what: str, problems: Sequence[str | None]) -> str | None:
