@@ -173,7 +173,10 @@ def forked(work, output):
         result = work()
     except BaseException as error:
         result = {"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-3000:]}
-    output.write_text(json.dumps(result))
+    # Renamed once whole, as this process may be killed while it writes.
+    new = output.with_name(f"{output.name}.new")
+    new.write_text(json.dumps(result))
+    new.rename(output)
     os._exit(0)
 
 

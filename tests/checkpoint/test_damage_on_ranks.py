@@ -32,7 +32,7 @@ def save_on_ranks(path, first=0.0):
 
 
 def errors_of(path):
-    """What each rank raises, None for right values."""
+    """Error that each rank raises; None for right values."""
 
     def work(group):
         try:

@@ -1,5 +1,6 @@
 """A store that is lost: a rank waits for one answer, however many steps it is in."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def test_a_store_that_has_not_answered_is_not_asked_again(server):
     store = TimeoutStore(PrefixStore("", base), lambda: base, request_timeout_seconds=0.5)
     below = store.below("child")
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     first = result_of(lambda: store.get("key"))
     process.send_signal(signal.SIGCONT)
     began = time.monotonic()

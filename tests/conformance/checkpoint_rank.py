@@ -2,9 +2,9 @@
 
     checkpoint_rank.py trackbed|megatron save|load TPxPP FOLDER
 
-The same program runs on Trackbed and on Megatron Core, and checks what it loads, whoever has saved it and on however
-many ranks. Rank `tp + TP * pp` has a part of each layer of a pipeline stage. Prints, as JSON, what the two must have in
-common besides: how they list the checkpoints, the order of fields, and that of calls.
+The same program runs on Trackbed and on Megatron Core, and checks what it loads, which either may have saved, on any
+number of ranks. Rank `tp + TP * pp` has a part of each layer of a pipeline stage. Prints, as JSON, what the two must
+have in common besides: how they list the checkpoints, the order of fields, and that of calls.
 """
 
 import json

@@ -12,7 +12,7 @@ LIMIT_SECONDS = 300
 
 
 def run(program, action, layout, folder):
-    """What the ranks of a layout find, which is the same on all: as many as the product of its numbers."""
+    """Runs the ranks of a layout, as many as the product of its numbers. Returns what all of them find."""
     tensor_parallel, pipeline_parallel = map(int, layout.split("x"))
     size = tensor_parallel * pipeline_parallel
     script = HERE / "checkpoint_rank.py"

@@ -4,11 +4,13 @@ import copy
 import gc
 import io
 import pickle
+import time
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
@@ -306,3 +308,94 @@ def test_parameters_made_in_inference_mode_are_refused():
 def test_what_is_no_process_group_is_refused(group):
     with pytest.raises(ArgumentError, match=r"^process_group must be one of torch or a Group"):
         wrap(group, layers(4, 3, 2))
+
+
+class Listing(nn.Module):
+    """A model that reads its weights from a list, tuple or dictionary of its own."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.inner = layers(4, 30, 2)
+        named = dict(self.inner.named_parameters())
+        self.held = named if kind is dict else kind(named.values())
+
+    def forward(self, x):
+        first, bias, second, last = self.held.values() if isinstance(self.held, dict) else self.held
+        return (x @ first.T + bias) @ second.T + last
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_a_model_waits_for_parameters_that_it_has_in_a_list_of_its_own(kind):
+    def work(group):
+        model = Listing(kind)
+        wrapper, optimizer = optimized(group, model, **GATHER)
+        handle = optimizer.optimizer.register_step_pre_hook(lambda *unused: time.sleep(0.2 * group.rank))
+        for number in range(2):
+            optimizer.zero_grad()
+            backward(wrapper, number)
+            optimizer.step()
+            with torch.no_grad():
+                at_once = wrapper(inputs(0))
+                wrapper.wait_for_params()
+                assert torch.equal(at_once, wrapper(inputs(0)))
+        handle.remove()
+
+    run_ranks(2, work)
+
+
+def test_parameters_stay_current_until_the_optimizer_steps():
+    wrapper, optimizer = optimized(SOLO, layers(4, 3, 2), **GATHER)
+    optimizer.zero_grad()
+    backward(wrapper, 0)
+    for group in wrapper.bucket_groups:
+        group.start_grad_sync()
+        group.wait_for_grads()
+        assert group.param_gather_dispatched  # a forward pass on another thread begins no gather
+
+
+def test_parameters_whose_data_lie_elsewhere_are_refused_by_name():
+    model = nn.Linear(4, 3)
+    model.weight = nn.Parameter(TwoTensor(torch.ones(3, 4), torch.ones(3, 4)))
+    with pytest.raises(ArgumentError, match=r"^weight must be a plain tensor, but is of TwoTensor"):
+        wrap(SOLO, model, use_distributed_optimizer=True)
+
+
+def test_a_wrapper_whose_model_was_wrapped_again_does_not_run():
+    model = layers(4, 3, 2)
+    old = wrap(SOLO, model)
+    wrap(SOLO, model)
+    with pytest.raises(GradientError, match="its model was wrapped again"):
+        old(inputs(0))
+
+
+@pytest.mark.parametrize("options", [OVERLAP, GATHER])
+def test_gradients_that_are_changed_while_they_are_reduced_are_refused(options):
+    def work(group):
+        model = layers(4, 3, 2)
+        wrapper, optimizer = optimized(group, model, **options)
+        with wrapper.guarded():
+            for step in range(3):
+                optimizer.zero_grad()
+                with wrapper.no_sync():
+                    backward(wrapper, step)
+                next(model.parameters()).main_grad.add_(1)  # before the last backward pass
+                backward(wrapper, group.rank + step)
+                if step == 2 and group.rank == 1:
+                    next(model.parameters()).main_grad.add_(1)
+                optimizer.step()
+
+    with pytest.raises(CollectiveError, match=r"rank 1: gradients must stay as they are from the last backward pass"):
+        run_ranks(2, work)
+
+
+def test_a_broadcast_that_fails_on_one_rank_fails_on_all():
+    def work(group):
+        model = layers(4, 3, 2)
+        model.frozen = nn.Parameter(torch.zeros(1).expand(3) if group.rank else torch.zeros(3), requires_grad=False)
+        wrapper = wrap(group, model)
+        began = time.monotonic()
+        with pytest.raises(CollectiveError, match=r"broadcast_params: rank 1: .*single memory location"):
+            wrapper.broadcast_params()
+        assert time.monotonic() - began < 3
+
+    run_ranks(2, work)

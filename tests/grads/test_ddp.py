@@ -488,7 +488,9 @@ def test_gradients_can_be_scaled_offloaded_and_restored():
     check(wrapper, gradients(layers(4, 2), 1, [2]))
 
 
-@pytest.mark.parametrize("tokens", [lambda rank: 3 + rank, lambda rank: torch.tensor(3 + rank), lambda rank: 0])
+@pytest.mark.parametrize(
+    "tokens", [lambda rank: 3 + rank, lambda rank: torch.tensor(3 + rank), lambda rank: 0, lambda rank: 2**62]
+)
 def test_gradients_may_be_divided_by_the_tokens_of_all_ranks(tokens):
     def work(group):
         config = SimpleNamespace(calculate_per_token_loss=True)

@@ -1,5 +1,6 @@
 """Tensors that share memory are found, and no others."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -46,6 +47,14 @@ def test_views_of_one_tensor_are_refused_exactly_where_they_share_an_element(mov
 def test_tensors_without_memory_share_none():
     tensors = [torch.empty(3, device="meta"), torch.empty(0), torch.eye(2).to_sparse(), nn.UninitializedParameter()]
     check_separate([(str(number), tensor) for number, tensor in enumerate(tensors * 2)], [])
+
+
+def test_tensors_over_one_array_of_numpy_share_its_memory():
+    array = np.zeros(80, dtype=np.float32)
+    one, other, apart = (torch.from_numpy(array[part]) for part in (slice(0, 64), slice(8, 72), slice(72, 80)))
+    with pytest.raises(ArgumentError, match=r"^other must have memory of its own"):
+        check_separate([("one", one), ("other", other)], [])
+    check_separate([("one", one), ("apart", apart)], [])
 
 
 def test_ranges_of_other_types_that_intersect_are_shared():

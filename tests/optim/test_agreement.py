@@ -1,10 +1,14 @@
 """Ranks whose updates would differ are refused in the first step that they do."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from trackbed.comm import SOLO, run_ranks
+from trackbed.comm.store import MemoryStore
+from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CollectiveError
 from trackbed.optim import DataParallelOptimizer
 from trackbed.optim.agreement import describe_options
@@ -161,13 +165,60 @@ def test_ranks_with_other_optimizers_or_states_are_refused(options):
         wrapper = wrap(group, model, **options)
         optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
         step(wrapper, optimizer)
-        state = optimizer.full_state_dict()
-        if group.rank == 1:
-            optimizer.load_full_state_dict(state)
-        with pytest.raises(CollectiveError, match="the number of states that were loaded must be the same"):
-            step(wrapper, optimizer)
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_ranks_that_load_other_states_are_refused_and_one_may_load_the_same_twice(options):
+    def work(group):
+        model = layers(4, 3, 2)
+        wrapper = wrap(group, model, **options)
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+        step(wrapper, optimizer)
+        full, own = optimizer.full_state_dict(), copy.deepcopy(optimizer.state_dict())
+        step(wrapper, optimizer)
+        later, own_later = optimizer.full_state_dict(), copy.deepcopy(optimizer.state_dict())
+        for load, one, other in (
+            (optimizer.load_full_state_dict, full, later),
+            (optimizer.load_state_dict, own, own_later),
+        ):
+            for _ in range(1 + group.rank):
+                load(one)
+            step(wrapper, optimizer)
+            load(other if group.rank else one)
+            with pytest.raises(CollectiveError, match="the state that was loaded must be the same on every rank, but"):
+                step(wrapper, optimizer)
+
+    run_ranks(2, work)
+
+
+@pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_experts_of_some_of_the_ranks_are_compared_among_these(change, options):
+    stores = [MemoryStore(), MemoryStore()]
+
+    def work(group):
+        experts = StoreGroup(lambda: stores[group.rank % 2], rank=group.rank // 2, size=2, timeout_seconds=30)
+        model = layers(4, 3, 2)
+        for param in model[1].parameters():
+            param.allreduce = False
+        wrapper = wrap(group, model, expert_process_group=experts, allow_unused=True, **options)
+        groups = [{"params": list(model[number].parameters()), "lr": 0.1} for number in (1, 0)]
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(groups), wrapper)
+        step(wrapper, optimizer)
+        if group.rank % 2 == 1:  # both ranks of the second group
+            optimizer.param_groups[0]["lr"] = 0.2
+        step(wrapper, optimizer)
+        if group.rank == 2:
+            change(optimizer, model)
+        if group.rank % 2 == 1:
+            step(wrapper, optimizer)
+            return
+        with pytest.raises(CollectiveError, match=CHANGES[change]):
+            step(wrapper, optimizer)
+
+    run_ranks(4, work)
 
 
 def test_a_state_that_one_rank_has_alone_is_not_filled_up_with_anything():

@@ -2,12 +2,14 @@
 
 import copy
 import logging
+from functools import partial
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 
-from trackbed.comm import SOLO
+from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError
 from trackbed.optim import DataParallelOptimizer
 from wrapped import backward, layers, wrap
@@ -277,3 +279,90 @@ def test_a_dynamic_loss_scale_is_part_of_the_full_state(options):
     for damage in ({}, {"scale": 0.0, "good_steps": 1}, {"scale": 2.0, "good_steps": "x"}):
         with pytest.raises(ArgumentError, match="loss_scale must have a 'scale' from 1 to"):
             other.load_full_state_dict({**state, "loss_scale": damage})
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_the_state_of_parameters_that_are_frozen_for_a_while_is_kept(options):
+    def frozen(state):
+        model = layers(4, 3, 2)
+        model[0].weight.requires_grad_(False)
+        wrapper = wrap(SOLO, model, **options)
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), wrapper)
+        optimizer.load_full_state_dict(state)
+        backward(wrapper, 5)
+        optimizer.step()
+        return optimizer
+
+    before = copy.deepcopy(trained(options).full_state_dict())
+    optimizer = frozen(before)
+    after = optimizer.full_state_dict()
+    assert same(after["state"]["0.weight"], before["state"]["0.weight"])
+    assert after["state"]["1.weight"]["step"] == 3
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert same(optimizer.full_state_dict(), after)
+    trained(options).load_full_state_dict(after)
+
+
+def test_the_state_of_an_optimizer_with_frozen_parameters_is_kept_when_it_is_wrapped():
+    model = layers(4, 3, 2)
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    backward(model, 0)
+    inner.step()
+    model[0].weight.requires_grad_(False)
+    optimizer = DataParallelOptimizer(inner, wrap(SOLO, model, **SHARDED))
+    assert set(optimizer.full_state_dict()["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_the_state_of_another_parameter_is_refused():
+    model = layers(4, 3, 2)
+    inner = torch.optim.AdamW(model.parameters())
+    inner.state[torch.nn.Parameter(torch.ones(7))] = {"step": torch.tensor(1.0)}
+    with pytest.raises(ArgumentError, match=r"^optimizer: its states must be of .* but one of shape \[7\] is not"):
+        DataParallelOptimizer(inner, wrap(SOLO, model))
+
+
+def test_a_momentum_that_is_none_begins_anew_as_in_torch():
+    optimizer = trained(SHARDED, kind=partial(torch.optim.SGD, momentum=0.9))
+    state = optimizer.full_state_dict()
+    state["state"]["0.weight"]["momentum_buffer"] = None
+    optimizer.load_full_state_dict(state)
+    optimizer.zero_grad()
+    backward(optimizer.model, 5)
+    optimizer.step()
+
+
+class Noting(torch.optim.SGD):
+    """An optimizer with a value of its own in each state."""
+
+    is_elementwise = True
+    value: object = 1.5
+
+    def step(self, closure=None):
+        for param in self.param_groups[0]["params"]:
+            self.state[param]["note"] = self.value
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), (1, 2), np.float32(1), {"x": torch.ones(2)}])
+def test_values_of_a_state_that_cannot_be_sent_are_refused_by_name(value):
+    optimizer = trained(SHARDED, kind=type("Own", (Noting,), {"value": value}))
+    with pytest.raises(ArgumentError, match=r"'note' of \S+ must be a tensor, or a value that JSON has"):
+        optimizer.full_state_dict()
+    assert trained(SHARDED, kind=Noting).full_state_dict()["state"]["0.weight"]["note"] == 1.5
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_parameters_of_16_bits_are_whole_on_every_rank_after_their_main_parameters_were_loaded(size):
+    def work(group):
+        def build(seed):
+            model = layers(4, 300, 2, seed=seed).bfloat16()
+            wrapper = wrap(group, model, use_distributed_optimizer=True)
+            return model, DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+
+        model, optimizer = build(0)
+        other, fresh = build(1)
+        fresh.load_full_state_dict(optimizer.full_state_dict())
+        for param, wanted in zip(other.parameters(), model.parameters(), strict=True):
+            assert torch.equal(param, wanted)
+
+    run_ranks(size, work)

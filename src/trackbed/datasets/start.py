@@ -32,7 +32,7 @@ class Start:
         self.requested: list[LazyArrays] = []
         """Indices that are wanted, in the order in which they were requested."""
         self.made: dict[tuple[object, ...], tuple[tuple[object, ...], Any]] = {}
-        """What its datasets share, see `shared`, and the objects that it depends on: no other object gets their id."""
+        """Values that datasets share, see `shared`, with the objects that they depend on, whose ids stay taken so."""
         self._headers: dict[str, PairHeader] = {}
 
     @contextlib.contextmanager

@@ -95,6 +95,8 @@ class _ParamAndGradBucketGroup:
         self.grad_reduce_handle: Work | None = None
         self.param_gather_handle: Work | None = None
         self.param_gather_dispatched = False
+        self.is_gathered_by_step = False
+        """True if the optimizer's step begins the gather, so that parameters stay current until then."""
 
         self._params = list(self.param_to_bucket)
         self._slots = {param: slot for slot, param in enumerate(self._params)}
@@ -252,7 +254,7 @@ class _ParamAndGradBucketGroup:
             CollectiveError: the reduction failed.
         """
         if not self.ddp_config.overlap_grad_reduce:
-            self.param_gather_dispatched = False
+            self._note_old_params()
             self.start_grad_sync(force_all_reduce)
             return
         if self.grad_reduce_handle is None and (self.is_first_batch or all(self._counts)) and not self._is_reduced():
@@ -275,7 +277,7 @@ class _ParamAndGradBucketGroup:
     def wait_for_grads(self) -> None:
         """Waits for a reduction that is running, if any. Parameters that were gathered count as old from then on."""
         self.wait_for_params()  # a gather that no module of the last forward pass has waited for
-        self.param_gather_dispatched = False
+        self._note_old_params()
         if self._has_instances and self.communication_stream is not None:
             torch.cuda.current_stream().wait_stream(self.communication_stream)
         if self.grad_reduce_handle is not None:
@@ -338,6 +340,10 @@ class _ParamAndGradBucketGroup:
         if self.param_gather_handle is not None:
             self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
             self.param_gather_handle = None
+
+    def _note_old_params(self) -> None:
+        """Has the next forward pass gather the parameters, unless the optimizer's step does."""
+        self.param_gather_dispatched = self.is_gathered_by_step
 
     def _is_reduced(self) -> bool:
         return self.is_issued and self.grad_reduce_handle is None and not self._has_instances

@@ -99,6 +99,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._agree_and_connect(is_one_bucket=is_one_bucket)
         self._is_finished = False
         self._is_used = False
+        self._is_released = False
         self._order_groups(observer)
         self._no_sync_depth = 0
         self._forces_all_reduce = [False]
@@ -131,7 +132,13 @@ class DistributedDataParallel(torch.nn.Module):
         weakref.finalize(self, _remove_hooks, handles, self._gather.hooked).atexit = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Calls the model."""
+        """Calls the model.
+
+        Raises:
+            GradientError: the model was wrapped again.
+        """
+        if self._is_released:
+            self._order.check_usable()
         if torch.is_grad_enabled():
             # Its backward pass may fail before any gradient arrives: the step counts all the same.
             self._is_touched[0] = True
@@ -160,16 +167,9 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
         """
-        with self._messages.guarded("training", max_heartbeat_gap_seconds=float("inf")) as step:
-            outer, self.waiter.step = self.waiter.step, step
-            try:
-                yield
-                self._leave()
-            except BaseException:
-                self._give_up()
-                raise
-            finally:
-                self.waiter.step = outer
+        with self._guarded("training", "a failure has ended guarded()"):
+            yield
+            self._leave()
 
     def start_grad_sync(self, *unused: Any) -> None:  # noqa: ARG002  Megatron Core's schedules pass the parameters
         """Begins to reduce all gradients; without `overlap_grad_reduce`, waits for the end.
@@ -187,8 +187,9 @@ class DistributedDataParallel(torch.nn.Module):
             force_all_reduce: True for all-reduces even where the optimizer is sharded.
 
         Raises:
-            GradientError: a gradient is missing with `overlap_grad_reduce` and without `allow_unused`, or is NaN or
-                infinite and that is checked; or `zero_grad_buffer()` was not called since the last time.
+            GradientError: a gradient is missing with `overlap_grad_reduce` and without `allow_unused`, was changed
+                while it was being reduced, or is NaN or infinite and that is checked; or `zero_grad_buffer()` was not
+                called since the last time.
             CollectiveError: another rank failed.
         """
         self._order.check_usable()
@@ -198,12 +199,12 @@ class DistributedDataParallel(torch.nn.Module):
                 "finish_grad_sync(), but was not"
             )
             raise GradientError(msg)
-        if self.ddp_config.overlap_grad_reduce and not self.allow_unused:
-            self._check_missing()
+        if self.ddp_config.overlap_grad_reduce:
+            self._order.check_untouched()
+            if not self.allow_unused:
+                self._check_missing()
         self._order.issue_rest(force_all_reduce=bool(force_all_reduce))
         self._order.finish(self.waiter)
-        if self._attached() is not None:
-            self._gather.note_gathered()  # parameters change in its step(), which gathers them
         self._is_finished = True
 
     def zero_grad_buffer(self) -> None:
@@ -221,12 +222,15 @@ class DistributedDataParallel(torch.nn.Module):
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
 
-    def exchange(self, numbers: npt.NDArray[np.int64], label: Label = NO_LABEL) -> npt.NDArray[np.int64]:
+    def exchange(
+        self, numbers: npt.NDArray[np.int64], label: Label = NO_LABEL, collectives: Collectives | None = None
+    ) -> npt.NDArray[np.int64]:
         """Collective over the ranks that share one optimizer: sends a few numbers to all of them.
 
         Args:
             numbers: `[K]` at most 32, as many on every rank.
             label: name of the operation, the same on all ranks.
+            collectives: collectives of other ranks, such as those with the same experts.
 
         Returns:
             `[ranks, K]` numbers of all ranks.
@@ -238,7 +242,7 @@ class DistributedDataParallel(torch.nn.Module):
         if len(numbers) > MAX_NUMBERS:
             msg = f"numbers must be at most {MAX_NUMBERS}, but are {len(numbers)}"
             raise ArgumentError(msg)
-        exchange = self.dense_collectives.exchange(numbers, label=label)
+        exchange = (collectives or self.dense_collectives).exchange(numbers, label=label)
         self.waiter.wait(exchange.work, "exchange of numbers")
         return exchange.read()
 
@@ -247,9 +251,11 @@ class DistributedDataParallel(torch.nn.Module):
 
         Args:
             optimizer: object with a method `reload_model_params`, called whenever parameters were replaced by
-                `broadcast_params` or by a state that was loaded.
+                `broadcast_params` or by a state that was loaded. Its steps call `start_param_sync`.
         """
         self._optimizer = weakref.ref(optimizer)
+        for group in self._groups():
+            group.is_gathered_by_step = True
 
     def take_gradients(self, optimizer: Any) -> None:
         """Collective over the ranks: finishes the gradients, for an optimizer that is about to use and change them.
@@ -293,6 +299,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._gather.wait()
         _remove_hooks([*self.grad_accs, *self._state_hooks], self._gather.hooked)
         self._order.give_up("its model was wrapped again")
+        self._is_released = True
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor."""
@@ -338,15 +345,20 @@ class DistributedDataParallel(torch.nn.Module):
             self.start_param_sync(force_sync=True)
 
     def broadcast_params(self) -> None:
-        """Collective over the ranks: replaces all parameters by those of the first rank."""
-        self.wait_for_params()
+        """Collective over the ranks: replaces all parameters by those of the first rank.
+
+        Raises:
+            CollectiveError: a rank failed.
+        """
         params = list(self.module.parameters())
-        for collectives, chosen in (
-            (self.dense_collectives, [param.data for param in params if not is_expert(param)]),
-            (self.expert_collectives, [param.data for param in params if is_expert(param)]),
-        ):
-            self.waiter.wait(collectives.broadcast(chosen, source=0), "broadcast of parameters")
-        self.note_change()
+        with self._guarded("broadcast_params", "broadcast_params() has failed"):
+            self.wait_for_params()
+            for collectives, chosen in (
+                (self.dense_collectives, [param.data for param in params if not is_expert(param)]),
+                (self.expert_collectives, [param.data for param in params if is_expert(param)]),
+            ):
+                self.waiter.wait(collectives.broadcast(chosen, source=0), "broadcast of parameters")
+            self.note_change()
 
     def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
         """Frees the memory of the gradients, which are lost. They must not be used before `restore_grad_buffers`.
@@ -589,9 +601,24 @@ class DistributedDataParallel(torch.nn.Module):
         """Handles of the hooks with which modules wait for their parameters."""
         return self._gather.handles
 
-    def _give_up(self) -> None:
+    @contextlib.contextmanager
+    def _guarded(self, what: str, refusal: str) -> Iterator[None]:
+        """Runs a block in which a failure of one rank is raised on all.
+
+        Args:
+            what: description of the block, with which an error begins.
+            refusal: reason why no further step is possible after a failure.
+        """
+        guarded = self._messages.guarded(what, max_heartbeat_gap_seconds=float("inf"))
+        with guarded as step, self.waiter.inside(step):
+            try:
+                yield
+            except BaseException:
+                self._give_up(refusal)
+                raise
+
+    def _give_up(self, reason: str) -> None:
         """Refuses further steps, and ends operations that are running, for which other ranks may not come."""
-        reason = "a failure has ended guarded()"
         self._order.give_up(reason)
         for collectives in (self.dense_collectives, self.expert_collectives):
             if isinstance(collectives, SharedMemoryCollectives):

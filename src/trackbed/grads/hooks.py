@@ -173,7 +173,8 @@ def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, l
     """Yields each module that needs a hook, the parameters that its hook waits for, and True if it is compiled.
 
     A compiled module waits for all its parameters before it runs, because hooks inside would end up in its graph. A
-    module of torch with others inside does too, because some, such as MultiheadAttention, do not call them.
+    module of torch with others inside does too, because some, such as MultiheadAttention, do not call them. A module
+    also waits for parameters that it has in lists or dictionaries of its own.
     """
     inside: set[torch.nn.Module] = set()
     for module in model.modules():
@@ -183,7 +184,8 @@ def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, l
             inside.update(module.modules())
             yield module, list(module.parameters()), True
         else:
-            yield module, list(module.parameters(recurse=_reads_inside(module))), False
+            own = list(module.parameters(recurse=_reads_inside(module)))
+            yield module, own + list(_held_elsewhere(module)), False
 
 
 class GatheredParameters(dict[str, Parameter | None]):
@@ -227,6 +229,16 @@ class GatheredParameters(dict[str, Parameter | None]):
         for group in self._groups:
             if group.param_gather_handle is not None:
                 group.wait_for_params()
+
+
+def _held_elsewhere(module: torch.nn.Module) -> Iterator[Parameter]:
+    """Yields the parameters in lists and dictionaries of a module, which it reads without asking for their names."""
+    for name, value in vars(module).items():
+        if name.startswith("_") or not isinstance(value, list | tuple | set | dict):
+            continue
+        for one in value.values() if isinstance(value, dict) else value:
+            if isinstance(one, Parameter):
+                yield one
 
 
 def _reads_inside(module: torch.nn.Module) -> bool:

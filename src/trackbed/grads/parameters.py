@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.buffer import _ParamAndGradBuffer, quantized_data
@@ -54,8 +55,8 @@ def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
     """Checks that parameters can be moved to buffers.
 
     Raises:
-        ArgumentError: one is complex, has no data yet, was made in inference mode, or lies on another device than the
-            first.
+        ArgumentError: one is a DTensor or the like, is complex, has no data yet, was made in inference mode, or lies on
+            another device than the first.
     """
     device = None
     for name, param in named:
@@ -64,6 +65,9 @@ def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
             raise ArgumentError(msg)
         if param.device.type == "meta":
             msg = f"{name} must have data, but lies on the device meta: call to_empty() before wrapping the model"
+            raise ArgumentError(msg)
+        if is_traceable_wrapper_subclass(param) and quantized_data(param) is None:
+            msg = f"{name} must be a plain tensor, but is of {type(param.data).__name__}, which has its data elsewhere"
             raise ArgumentError(msg)
         if param.is_inference():
             msg = f"{name} must be a parameter that can be trained, but was made in torch.inference_mode()"

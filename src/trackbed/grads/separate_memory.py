@@ -1,11 +1,11 @@
 """Check that tensors of a model do not share memory, where one of them is updated apart from the others."""
 
-from collections import defaultdict
-from collections.abc import Iterable
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trackbed.errors import ArgumentError
 
@@ -13,12 +13,13 @@ __all__ = ["check_separate"]
 
 
 class _Placed(NamedTuple):
-    """Tensor and its place in its storage."""
+    """Tensor and its place in memory."""
 
+    device: str
     start: int
-    """First byte."""
+    """Address of the first byte."""
     stop: int
-    """Byte after the last one."""
+    """Address after the last one."""
     name: str
     tensor: torch.Tensor
     is_moved: bool
@@ -34,17 +35,14 @@ def check_separate(moved: Iterable[tuple[str, torch.Tensor]], others: Iterable[t
     Raises:
         ArgumentError: one does; the message has both names.
     """
-    storages: defaultdict[tuple[torch.device, int], list[_Placed]] = defaultdict(list)
-    for tensors, is_moved in ((moved, True), (others, False)):
-        for name, tensor in tensors:
-            if _has_memory(tensor):
-                key = (tensor.device, tensor.untyped_storage().data_ptr())
-                storages[key].append(_place(name, tensor, is_moved=is_moved))
-    for placed in storages.values():
-        placed.sort(key=lambda one: (one.start, one.stop))
-        if all(one.stop <= following.start for one, following in pairwise(placed)):
-            continue
-        for one, other in combinations(placed, 2):
+    placed = [
+        _place(name, tensor, is_moved=is_moved)
+        for tensors, is_moved in ((moved, True), (others, False))
+        for name, tensor in tensors
+        if _has_memory(tensor)
+    ]
+    for cluster in _clusters(placed):
+        for one, other in combinations(cluster, 2):
             if (one.is_moved or other.is_moved) and _share_an_element(one, other):
                 msg = (
                     f"{other.name} must have memory of its own where the optimizer is sharded or updates copies, but "
@@ -54,30 +52,41 @@ def check_separate(moved: Iterable[tuple[str, torch.Tensor]], others: Iterable[t
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided or tensor.numel() == 0:
+    if torch.nn.parameter.is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
         return False
-    return tensor.device.type != "meta" and tensor.untyped_storage().data_ptr() != 0
+    return tensor.layout is torch.strided and tensor.numel() > 0 and tensor.device.type != "meta"
 
 
 def _place(name: str, tensor: torch.Tensor, *, is_moved: bool) -> _Placed:
-    start = int(tensor.storage_offset())
-    stop = start + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    size = tensor.element_size()
-    return _Placed(start * size, stop * size, name, tensor, is_moved)
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    start = tensor.data_ptr()
+    return _Placed(str(tensor.device), start, start + reach * tensor.element_size(), name, tensor, is_moved)
+
+
+def _clusters(placed: list[_Placed]) -> Iterator[list[_Placed]]:
+    """Yields tensors whose ranges of bytes hang together."""
+    cluster: list[_Placed] = []
+    for one in sorted(placed, key=lambda one: one[:3]):
+        if cluster and (one.device != cluster[0].device or one.start >= max(each.stop for each in cluster)):
+            yield cluster
+            cluster = []
+        cluster.append(one)
+    if cluster:
+        yield cluster
 
 
 def _share_an_element(one: _Placed, other: _Placed) -> bool:
-    """True if two tensors of one storage do; for different types, if their ranges of bytes intersect."""
-    start, stop = min(one.start, other.start), max(one.stop, other.stop)
+    """True if two tensors do; where their elements do not lie alike, if their ranges of bytes intersect."""
     if one.stop <= other.start or other.stop <= one.start:
         return False
+    start, stop = min(one.start, other.start), max(one.stop, other.stop)
     size = one.tensor.element_size()
-    if other.tensor.element_size() != size:
+    if other.tensor.element_size() != size or (one.start - other.start) % size:
         return True
     is_used = torch.zeros((stop - start) // size, dtype=torch.bool)
     views = [
-        is_used.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - start // size)
-        for tensor in (one.tensor, other.tensor)
+        is_used.as_strided(each.tensor.shape, each.tensor.stride(), (each.start - start) // size)
+        for each in (one, other)
     ]
     views[0].fill_(1)
     return bool(views[1].any())

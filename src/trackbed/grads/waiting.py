@@ -1,6 +1,8 @@
 """Waiting for collectives, with an eye on the other ranks."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 from trackbed.comm import Group, Step
@@ -32,6 +34,15 @@ class Waiter:
         self.step: Step | None = None
         """Guarded step that is running; None if there is none."""
         self.observer: BucketObserver | None = None
+
+    @contextlib.contextmanager
+    def inside(self, step: Step) -> Iterator[None]:
+        """In the block, waits are part of a guarded step."""
+        outer, self.step = self.step, step
+        try:
+            yield
+        finally:
+            self.step = outer
 
     def wait(self, work: Work, what: str) -> None:
         """Waits for an operation.

@@ -21,9 +21,10 @@ from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
-__all__ = ["MAIN", "Part", "State", "assemble", "cut_state", "gather_parts", "parts_of"]
+__all__ = ["MAIN", "WHERE", "Part", "State", "assemble", "cut_state", "gather_parts", "parts_of"]
 
 MAIN: Final = "main_param"
+WHERE: Final = "state of the optimizer"
 
 State = dict[str, Any]
 
@@ -124,6 +125,12 @@ def _encode(parts: Iterable[Part]) -> torch.Tensor:
             rows.append([part.name, part.key, part.span, str(value.dtype).removeprefix("torch."), list(value.shape)])
             contents.append(value.view(-1).view(torch.uint8))
         else:
+            if orjson.loads(orjson.dumps(part.value, default=str)) != part.value:
+                msg = (
+                    f"{WHERE}: {part.key!r} of {part.name} must be a tensor, or a value that JSON has, but is "
+                    f"{part.value!r}"
+                )
+                raise ArgumentError(msg)
             rows.append([part.name, part.key, part.span, None, part.value])
     text = orjson.dumps(rows)
     head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)

@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives.protocol import NORM
 from trackbed.grads.parameters import is_expert
-from trackbed.optim.agreement import check_same, describe_options, digest_of, digests_of
+from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
+from trackbed.optim.arguments import check_kinds, check_known
 from trackbed.optim.elementwise import check_elementwise
-from trackbed.optim.full_state import MAIN, Part, State, assemble, cut_state, gather_parts, parts_of
+from trackbed.optim.full_state import MAIN, WHERE, Part, State, assemble, cut_state, gather_parts, parts_of
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
-from trackbed.optim.state_check import WHERE, check_options, check_state, expected_state, field_of, warn_of_missing
+from trackbed.optim.state_check import check_options, check_state, expected_state, field_of, warn_of_missing
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
 
@@ -74,7 +74,7 @@ class DataParallelOptimizer:
         if max_norm is not None and not (is_number(max_norm) and max_norm >= _SMALLEST_NORM):
             msg = f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}"
             raise ArgumentError(msg)
-        _check_kinds(optimizer, model)
+        check_kinds(optimizer, model)
         model.check_unchanged()
         if model.ddp_config.use_distributed_optimizer:
             check_elementwise(optimizer)
@@ -84,16 +84,19 @@ class DataParallelOptimizer:
         self._loss_scale = LossScale(loss_scale)
         self._params = dict(model.module.named_parameters())
         names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
-        _check_known(optimizer, names)
+        check_known(optimizer, names)
         found = pieces_of(model)
         self._group_names = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
-        has_same_experts = model.expt_dp_group.size() == model.dp_cp_group.size()
-        self._common_names = [
-            [name for name in group if has_same_experts or not is_expert(self._params[name])]
-            for group in self._group_names
-        ]
-        """Names of the parameters that all ranks have."""
-        self._num_loaded = 0
+        self._names_of = {
+            of_experts: [
+                [name for name in group if is_expert(self._params[name]) == of_experts] for group in self._group_names
+            ]
+            for of_experts in (False, True)
+        }
+        self._origin = "none"
+        """Description of the state that was loaded last, the same on all ranks."""
+        self._num_steps = 0
+        """Number of updates of this optimizer, and of those whose state of a rank was loaded."""
         self._pieces: list[Piece] = []
         before = dict(optimizer.state)
         for group in optimizer.param_groups:
@@ -101,8 +104,11 @@ class DataParallelOptimizer:
             group["params"] = [piece.main for piece in pieces]
             self._pieces += pieces
         self._group_sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._frozen_states: dict[str, State] = {}
+        """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
         optimizer.state.clear()
-        self._set_states({names[param]: state for param, state in before.items()})
+        states = {names[param]: state for param, state in before.items()}
+        self._set_states({piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}, states)
         model.attach_optimizer(self)
 
     @property
@@ -139,6 +145,7 @@ class DataParallelOptimizer:
         is_finite = math.isfinite(norm)
         if is_finite:
             self._update(self._factors(norm, scale))
+            self._num_steps += 1
         self._loss_scale.update(is_finite=is_finite)
         return StepReport(not is_finite, norm, scale)
 
@@ -162,10 +169,14 @@ class DataParallelOptimizer:
             "optimizer": self.optimizer.state_dict(),
             "main_params": {piece.name: piece.main.detach() for piece in self._pieces if piece.is_copied},
             "loss_scale": self._loss_scale.state_dict(),
+            "num_steps": self._num_steps,
+            "frozen": copy.deepcopy(self._frozen_states),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the state of this rank. Parameters of 16 bits are set from their copies in float32.
+        """Loads the state of this rank. Its parts of parameters of 16 bits are set from their copies in float32.
+
+        The state of the model is loaded too, on which the parts of other ranks depend.
 
         Raises:
             ArgumentError: the state is of another version, number of ranks or layout; the message has both values.
@@ -196,9 +207,11 @@ class DataParallelOptimizer:
         for piece in self._pieces:
             if piece.is_copied:
                 check_state(piece.name, {MAIN: mains.get(piece.name)}, {MAIN: piece.main}, piece.main.shape)
-        self._num_loaded += 1
         self._loss_scale.load_state_dict(scale)
         self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
+        self._frozen_states = copy.deepcopy(dict(state.get("frozen", {})))
+        self._num_steps = state.get("num_steps", 0)
+        self._origin = f"that of a rank after {self._num_steps} steps"
         self._set_mains(mains)
 
     def full_state_dict(self) -> dict[str, Any]:
@@ -216,7 +229,7 @@ class DataParallelOptimizer:
             {**{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}, "params": list(names)}
             for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True)
         ]
-        states = assemble(dense + experts, self._params)
+        states = assemble(dense + experts, self._params) | copy.deepcopy(self._frozen_states)
         ordered = {name: states[name] for names in self._group_names for name in names if name in states}
         scale = {"loss_scale": self._loss_scale.state_dict()} if self._loss_scale.is_dynamic else {}
         return {"state": ordered, "param_groups": groups, **scale}
@@ -238,7 +251,7 @@ class DataParallelOptimizer:
         scale = field_of(state, "loss_scale", Mapping) if "loss_scale" in state else None
         theirs = [list(field_of(group, "params", list)) for group in groups]
         if theirs != self._group_names:
-            msg = f"{WHERE}: the parameter groups must be {_brief(self._group_names)}, but are {_brief(theirs)}"
+            msg = f"{WHERE}: the parameter groups must be {brief(self._group_names)}, but are {brief(theirs)}"
             raise ArgumentError(msg)
         unknown = sorted(map(repr, set(states) - {name for names in self._group_names for name in names}))
         if unknown:
@@ -250,19 +263,17 @@ class DataParallelOptimizer:
             [[(name, states.get(name, {}), params[name].shape) for name in names] for names in self._group_names],
         )
         cuts = {piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}
-        self._num_loaded += 1
         if scale is not None:
             self._loss_scale.load_state_dict(scale)
         for own, other in zip(self.optimizer.param_groups, groups, strict=True):
             own.update({key: copy.deepcopy(value) for key, value in other.items() if key != "params"})
-        mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
-        self.optimizer.state.clear()
-        for piece in self._pieces:
-            if cuts[piece.name]:
-                self.optimizer.state[piece.main] = cuts[piece.name]
+        for cut in cuts.values():
+            cut.pop(MAIN, None)
+        self._set_states(cuts, states)
         # As at the end of torch's own load_state_dict: this converts states of earlier versions.
         self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
-        self._set_mains(mains)
+        self._origin = f"a full one ({digest_of_state(states):08x})"
+        self._set_whole_mains(states)
 
     def _check_loaded(self, groups: list[State], members: list[list[tuple[str, Any, torch.Size]]]) -> None:
         """Checks states that are about to be loaded.
@@ -287,11 +298,21 @@ class DataParallelOptimizer:
     def _parts_of(self, piece: Piece) -> list[Part]:
         return list(parts_of(piece, self.optimizer.state.get(piece.main, {})))
 
-    def _set_states(self, states: Mapping[str, State]) -> None:
-        """Cuts the states that the torch optimizer had of whole parameters."""
+    def _set_states(self, cuts: Mapping[str, State], whole: Mapping[str, State]) -> None:
+        """Sets the states of the pieces, and keeps those of frozen parameters.
+
+        Args:
+            cuts: state of each piece.
+            whole: state of each parameter.
+        """
+        self.optimizer.state.clear()
         for piece in self._pieces:
-            if states.get(piece.name):
-                self.optimizer.state[piece.main] = cut_state(piece, states[piece.name])
+            if cuts[piece.name]:
+                self.optimizer.state[piece.main] = cuts[piece.name]
+        trained = set(self.model.params_with_grad)
+        self._frozen_states = {
+            name: copy.deepcopy(dict(state)) for name, state in whole.items() if self._params[name] not in trained
+        }
 
     @torch.no_grad()
     def _set_mains(self, mains: Mapping[str, torch.Tensor]) -> None:
@@ -301,27 +322,37 @@ class DataParallelOptimizer:
                 piece.main.copy_(mains[piece.name].reshape(piece.main.shape))
                 piece.data.copy_(piece.main)
 
+    @torch.no_grad()
+    def _set_whole_mains(self, states: Mapping[str, State]) -> None:
+        """Sets the parameters of 16 bits, also the parts of other ranks, and the copies that this rank has."""
+        self.model.wait_for_params()
+        for name, state in states.items():
+            if MAIN in state and is_low_precision(self._params[name]):
+                self._params[name].copy_(state[MAIN])
+        for piece in self._pieces:
+            main = states.get(piece.name, {}).get(MAIN)
+            if piece.is_copied and main is not None:
+                piece.main.copy_(main.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape))
+
     def _norm(self) -> float:
-        """Norm of the reduced gradients of the whole model, the same bits for every layout and number of ranks."""
+        """Norm of the reduced gradients of the whole model, the same bits for every layout and number of ranks.
+
+        Beside the numbers of which it is made, the ranks exchange digests of what they are about to do.
+        """
         own = SquareSum.of(shared_gradients(self.model)).numbers()
-        texts = self._describe_update()
-        rows = self.model.exchange(np.concatenate([own, digests_of(texts)]), NORM)
-        check_same(texts, rows[:, len(own) :], self.model.dense_collectives.rank())
+        dense, experts = (self._describe_update(of_experts=of_experts) for of_experts in (False, True))
+        rows = self.model.exchange(np.concatenate([own, digests_of(dense)]), NORM)
+        check_same(dense, rows[:, len(own) :], self.model.dense_collectives.rank())
+        if self.model.expert_parallel_buffers:
+            collectives = self.model.expert_collectives
+            check_same(experts, self.model.exchange(digests_of(experts), NORM, collectives), collectives.rank())
         return SquareSum.total(rows[:, : len(own)]).norm()
 
-    def _describe_update(self) -> dict[str, str]:
-        """Texts that must be the same on all ranks, by name. Experts, of which ranks may have others, are left out."""
-        groups = zip(self.optimizer.param_groups, self._common_names, strict=True)
-        frozen = [name for names in self._common_names for name in names if not self._params[name].requires_grad]
-        return {
-            "the class of the optimizer": type(self.optimizer).__qualname__,
-            "the number of states that were loaded": str(self._num_loaded),
-            "the parameter groups": f"{_brief(self._common_names)} ({digest_of(repr(self._common_names)):x})",
-            "the options of parameter groups": "; ".join(describe_options(group) for group, names in groups if names),
-            "parameters that are frozen after wrapping": ", ".join(frozen) or "none",
-            "max_norm": repr(self._max_norm),
-            "the loss scale": repr(self._loss_scale.value),
-        }
+    def _describe_update(self, *, of_experts: bool) -> dict[str, str]:
+        groups = self._names_of[of_experts]
+        frozen = [name for names in groups for name in names if not self._params[name].requires_grad]
+        more = {"max_norm": repr(self._max_norm), "the loss scale": repr(self._loss_scale.value)}
+        return describe_update(self.optimizer, groups, frozen) | {"the state that was loaded": self._origin} | more
 
     def _factors(self, norm: float, scale: float) -> list[float]:
         """Factors by which the gradients are multiplied, one after the other, each in float32."""
@@ -365,30 +396,6 @@ class DataParallelOptimizer:
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
-def _check_kinds(optimizer: object, model: object) -> None:
-    if not isinstance(model, DistributedDataParallel):
-        msg = f"model must be a DistributedDataParallel, but is of {type(model).__name__}"
-        raise ArgumentError(msg)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        msg = f"optimizer must be one of torch, but is of {type(optimizer).__name__}"
-        raise ArgumentError(msg)
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        msg = f"optimizer: its step() must need no closure, but that of {type(optimizer).__name__} does"
-        raise ArgumentError(msg)
-
-
-def _check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-    for number, group in enumerate(optimizer.param_groups):
-        for place, param in enumerate(group["params"]):
-            if param not in names:
-                msg = (
-                    "optimizer: its parameters must be those of the model, but number "
-                    f"{place} of group {number}, of shape {list(param.shape)}, is not"
-                )
-                raise ArgumentError(msg)
-
-
 def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
     """Gradient of a piece, in the type of its main parameter."""
     gradient = piece.gradient
@@ -398,8 +405,3 @@ def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
             for factor in factors:
                 gradient *= factor
     return gradient
-
-
-def _brief(groups: list[list[str]]) -> str:
-    """Sizes of parameter groups, and the first name of each."""
-    return ", ".join(f"{len(names)} parameters from {names[0]!r}" if names else "none" for names in groups)

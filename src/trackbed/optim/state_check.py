@@ -7,14 +7,15 @@ from typing import Any, Final
 import torch
 
 from trackbed.errors import ArgumentError
-from trackbed.optim.full_state import MAIN
+from trackbed.optim.full_state import MAIN, WHERE
 
-__all__ = ["WHERE", "check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
+__all__ = ["check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
 
 logger = logging.getLogger(__name__)
 
-WHERE: Final = "state of the optimizer"
 _PROBE_NUMEL: Final = 2
+_MAY_BE_NONE: Final = ("momentum_buffer",)
+"""Keys whose tensor torch's optimizers make in the next step where it is None."""
 
 State = Mapping[str, Any]
 
@@ -98,6 +99,8 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
     has_stepped = any(key in expected or key != MAIN for key in state)
     for key, like in expected.items() if has_stepped else ():
         value = state.get(key)
+        if key in _MAY_BE_NONE and key in state and value is None:
+            continue
         if not isinstance(value, torch.Tensor | float | int) or (like.numel() > 1 and not torch.is_tensor(value)):
             msg = f"{WHERE}: {key!r} of {name} must be a tensor, but is {value!r}"
             raise ArgumentError(msg)
