@@ -135,9 +135,9 @@ def test_a_factory_that_fails_on_one_rank_fails_on_all(tmp_path, place):
         functions = {place: fail} if group.rank == FAILING else {}
         if place == "build":
             text, _ = outcome(save, state_of(group.rank, 2.0, **functions), path, group=group)
-            assert "rank 2: KeyError: 'lost'" in text
+            assert "rank 2: CheckpointError: f: build_fn failed, KeyError: 'lost'" in text
         text, _ = outcome(load, state_of(group.rank, 2.0, **functions), path, group=group)
-        assert "rank 2: KeyError: 'lost'" in text
+        assert f"rank 2: CheckpointError: f: {place}_fn failed, KeyError: 'lost'" in text
         check_intact(group, path)
 
     run_ranks(3, work)
@@ -149,5 +149,5 @@ def test_one_process_raises_the_same_errors(tmp_path):
 
     factory = ShardedTensorFactory("f", torch.zeros(2), fail, fail)
     for call in (save, load):
-        with pytest.raises(CheckpointError, match=f"{call.__name__}: rank 0: KeyError: 'lost'"):
+        with pytest.raises(CheckpointError, match=f"{call.__name__}: rank 0: .*f: build_fn failed, KeyError: 'lost'"):
             call({"f": factory}, tmp_path / "checkpoint")

@@ -176,3 +176,11 @@ def test_nothing_is_moved_to_a_folder_with_a_folder_of_the_name_of_a_file(tmp_pa
 def test_an_index_may_be_a_number_of_numpy(tmp_path):
     save({"w": tensor("w", torch.arange(3.0))}, tmp_path / "saved")
     assert open_checkpoint(tmp_path / "saved")["w"][np.int64(2)] == 2.0
+
+
+def test_a_value_that_cannot_be_pickled_is_named_by_its_place(tmp_path):
+    with pytest.raises(CheckpointError, match=r"common\.pt: a\.b\.1 must be a value that can be pickled, but"):
+        save({"w": tensor("w", torch.ones(2)), "a": {"b": [1, lambda: 0]}}, tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"o/shard_0_1: must be a value that can be pickled, but"):
+        save({"o": ShardedObject("o", lambda: 0, (1,), (0,))}, tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []

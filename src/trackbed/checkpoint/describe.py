@@ -1,7 +1,8 @@
 """State dictionaries as shards and a rest, and back. The caller's containers and entries are left as they are."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -109,17 +110,42 @@ def describe_request(state: dict[str, Any]) -> Request:
     local, _ = extract_matching_values(rest, lambda value: isinstance(value, LocalNonpersistentObject))
     return Request(
         tree,
-        dict_list_map_outplace(ShardedTensorFactory.without_data, factories),
+        dict_list_map_outplace(_named_in_errors, factories),
         dict_list_map_outplace(LocalNonpersistentObject.unwrap, local),
         list(nested_values(tree)),
     )
+
+
+@contextmanager
+def _naming(function: str) -> Iterator[None]:
+    """Begins an error in the block with the name of a function of the program.
+
+    Raises:
+        CheckpointError: the function failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        msg = f"{function} failed, {type(error).__name__}: {error}"
+        raise CheckpointError(msg) from error
+
+
+def _named_in_errors(factory: ShardedTensorFactory) -> ShardedTensorFactory:
+    """Copy of a factory without data, whose merges name it when they fail."""
+
+    def merge(state: Any) -> Any:
+        with _naming(f"{factory.key}: merge_fn"):
+            return factory.merge_fn(state)
+
+    return replace(factory, data=None, merge_fn=merge)
 
 
 def _built(value: Any) -> Any:
     """Result of a factory, with those of factories in it; another value as it is."""
     if not isinstance(value, ShardedTensorFactory):
         return value
-    built = value.build()
+    with _naming(f"{value.key}: build_fn"):
+        built = value.build()
     return dict_list_map_outplace(_built, built) if isinstance(built, dict | list) else built
 
 

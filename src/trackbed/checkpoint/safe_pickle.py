@@ -2,7 +2,7 @@
 
 import re
 from io import BytesIO
-from pickle import UnpicklingError
+from pickle import PicklingError, UnpicklingError
 from typing import Any, Final
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
@@ -15,6 +15,8 @@ __all__ = ["load_torch_item", "torch_bytes"]
 
 _GLOBAL: Final = re.compile(r"GLOBAL ([\w.<>]+)|(?:class|operand|global)[^\w]*([\w<>]+\.[\w.<>]+)")
 _READ_BYTES: Final = 4 << 20
+_PICKLE_ERRORS: Final = (PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
+"""Errors of values that cannot be pickled."""
 
 
 def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: bool = True) -> Any:
@@ -59,12 +61,29 @@ def torch_bytes(value: Any, where: str) -> bytes:
         where: name of file or item, for errors.
 
     Raises:
-        CheckpointError: the value has a class that is not allowed, so that it could not be loaded.
+        CheckpointError: the value cannot be pickled, or has a class that is not allowed, so that it could not be
+            loaded.
     """
     stream = BytesIO()
-    torch.save(value, stream)
+    try:
+        torch.save(value, stream)
+    except _PICKLE_ERRORS as error:
+        place = _place_of_failure(value) if isinstance(value, dict) else ""  # the lists of one are our own
+        msg = f"{where}: {place}must be a value that can be pickled, but: {error}"
+        raise CheckpointError(msg) from error
     load_torch_item(stream.getbuffer(), where, checks_members=False)
     return stream.getvalue()
+
+
+def _place_of_failure(value: Any, place: str = "") -> str:
+    """Place of the first value in dictionaries and lists that cannot be pickled, with a blank; empty for the top."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, below in pairs:
+        try:
+            torch.save(below, BytesIO())
+        except _PICKLE_ERRORS:
+            return _place_of_failure(below, f"{place}.{key}" if place else str(key))
+    return f"{place} " if place else ""
 
 
 def _check_members(content: bytes | memoryview, where: str) -> None:
