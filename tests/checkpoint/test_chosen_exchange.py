@@ -13,7 +13,13 @@ RANK = Path(__file__).with_name("exchange_rank.py")
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("way", "by_megatrons", "sends"), [("not", 1, False), ("none", 0, False), ("flat", 0, True), ("auto", 0, False)]
+    ("way", "by_megatrons", "sends"),
+    [
+        ("not", 1, False),
+        pytest.param("none", 0, False, marks=pytest.mark.slow),
+        ("flat", 0, True),
+        ("auto", 0, False),
+    ],
 )
 def test_wrappers_exchange_as_installed(way, by_megatrons, sends, tmp_path):
     """Both ranks are on one host, where "auto" has each read for itself."""
