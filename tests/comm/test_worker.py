@@ -53,3 +53,22 @@ def test_the_interpreter_waits_two_seconds_for_a_call_that_runs_and_not_for_an_i
     process = run(script)
     assert process.returncode == 0
     assert time.monotonic() - float(process.stdout) < limit_seconds
+
+
+SUBMITS_AT_EXIT = """
+import atexit
+
+def submit():
+    print(worker.submit(lambda: 7).result(10), flush=True)
+
+atexit.register(submit)
+from trackbed.comm.worker import Worker
+
+worker = Worker()
+worker.submit(lambda: None)
+"""
+
+
+def test_calls_are_made_until_the_interpreter_has_ended():
+    process = run(SUBMITS_AT_EXIT)
+    assert (process.returncode, process.stdout) == (0, "7\n"), process.stderr

@@ -6,6 +6,7 @@ import io
 import pickle
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -310,24 +311,41 @@ def test_what_is_no_process_group_is_refused(group):
         wrap(group, layers(4, 3, 2))
 
 
-class Listing(nn.Module):
-    """A model that reads its weights from a list, tuple or dictionary of its own."""
+KEPT = {
+    "a list": lambda params: params,
+    "a tuple": tuple,
+    "a dictionary": lambda params: dict(enumerate(params)),
+    "a list of lists": lambda params: [[param] for param in params],
+    "a dictionary of lists": lambda params: {"all": params},
+    "an object": lambda params: SimpleNamespace(params=params),
+}
 
-    def __init__(self, kind):
+
+def flat(kept):
+    if isinstance(kept, SimpleNamespace):
+        return flat(kept.params)
+    if isinstance(kept, dict):
+        return flat(list(kept.values()))
+    return [param for one in kept for param in (flat(one) if isinstance(one, list) else [one])]
+
+
+class Keeping(nn.Module):
+    """A model that reads its weights from a container or object of its own."""
+
+    def __init__(self, keep):
         super().__init__()
         self.inner = layers(4, 30, 2)
-        named = dict(self.inner.named_parameters())
-        self.held = named if kind is dict else kind(named.values())
+        self._kept = keep(list(self.inner.parameters()))
 
     def forward(self, x):
-        first, bias, second, last = self.held.values() if isinstance(self.held, dict) else self.held
+        first, bias, second, last = flat(self._kept)
         return (x @ first.T + bias) @ second.T + last
 
 
-@pytest.mark.parametrize("kind", [list, tuple, dict])
-def test_a_model_waits_for_parameters_that_it_has_in_a_list_of_its_own(kind):
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_model_waits_for_parameters_that_it_has_in_a_container_of_its_own(kind):
     def work(group):
-        model = Listing(kind)
+        model = Keeping(KEPT[kind])
         wrapper, optimizer = optimized(group, model, **GATHER)
         handle = optimizer.optimizer.register_step_pre_hook(lambda *unused: time.sleep(0.2 * group.rank))
         for number in range(2):
@@ -368,10 +386,41 @@ def test_a_wrapper_whose_model_was_wrapped_again_does_not_run():
         old(inputs(0))
 
 
+def add_after_backward(model, wrapper, step):
+    backward(wrapper, step)
+    model[2].bias.main_grad.add_(1)
+
+
+def freeze_and_add_after_backward(model, wrapper, step):
+    """The group of the frozen parameter is never ready, so it is reduced in `finish_grad_sync`."""
+    model[0].weight.requires_grad_(False)
+    model[0].bias.requires_grad_(False)
+    add_after_backward(model, wrapper, step)
+
+
+def add_in_a_hook(model, wrapper, step):
+    def hook(param):
+        param.main_grad.add_(1)
+
+    handles = [param.register_post_accumulate_grad_hook(hook) for param in model.parameters()]
+    backward(wrapper, step)
+    for handle in handles:
+        handle.remove()
+
+
+def change_the_bucket(model, wrapper, step):
+    backward(wrapper, step)
+    wrapper.bucket_groups[0].buckets[0].grad_data.mul_(2)
+
+
 @pytest.mark.parametrize("options", [OVERLAP, GATHER])
-def test_gradients_that_are_changed_while_they_are_reduced_are_refused(options):
+@pytest.mark.parametrize(
+    "change", [add_after_backward, freeze_and_add_after_backward, add_in_a_hook, change_the_bucket]
+)
+@pytest.mark.parametrize("who", [0, 1])
+def test_gradients_that_are_changed_while_they_are_reduced_are_refused(change, options, who):
     def work(group):
-        model = layers(4, 3, 2)
+        model = layers(4, 3, 2, 2)
         wrapper, optimizer = optimized(group, model, **options)
         with wrapper.guarded():
             for step in range(3):
@@ -379,13 +428,33 @@ def test_gradients_that_are_changed_while_they_are_reduced_are_refused(options):
                 with wrapper.no_sync():
                     backward(wrapper, step)
                 next(model.parameters()).main_grad.add_(1)  # before the last backward pass
-                backward(wrapper, group.rank + step)
-                if step == 2 and group.rank == 1:
-                    next(model.parameters()).main_grad.add_(1)
+                if step == 2 and group.rank == who:
+                    change(model, wrapper, step)
+                else:
+                    backward(wrapper, group.rank + step)
                 optimizer.step()
 
-    with pytest.raises(CollectiveError, match=r"rank 1: gradients must stay as they are from the last backward pass"):
+    with pytest.raises(CollectiveError, match=rf"rank {who}: gradients must stay as they are from the moment"):
         run_ranks(2, work)
+
+
+@pytest.mark.parametrize("options", [{}, OVERLAP])
+def test_gradients_that_are_scaled_after_the_backward_pass_are_scaled_on_all_ranks(options):
+    def work(group):
+        model = layers(4, 3, 2)
+        wrapper = wrap(group, model, **options)
+        found = []
+        for factor in (1.0, 1.0, 0.5):
+            wrapper.zero_grad_buffer()
+            backward(wrapper, group.rank)
+            wrapper.scale_gradients(factor)
+            wrapper.finish_grad_sync()
+            found.append([param.main_grad.clone() for param in model.parameters()])
+        return found
+
+    for _, before, after in run_ranks(2, work):
+        for own, scaled in zip(before, after, strict=True):
+            torch.testing.assert_close(own * 0.5, scaled)
 
 
 def test_a_broadcast_that_fails_on_one_rank_fails_on_all():

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -130,3 +132,24 @@ def test_a_rank_without_shared_memory_has_all_reduce_by_torch():
 def test_a_rank_that_ends_lets_others_finish_their_gathers():
     found = run_script(HERE / "leaving_rank.py", 2, limit_seconds=60)
     assert found == [[True], []]
+
+
+KEEPS_ITS_WRAPPERS = """
+import time
+import torch
+from data_parallel import Case, run_steps, wrap
+from trackbed.comm import run_ranks
+
+OPTIONS = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+kept = run_ranks(2, lambda group: wrap(group, Case(options=OPTIONS)))
+run_ranks(2, lambda group: run_steps(*kept[group.rank], Case(), 0, 2))
+print(time.monotonic(), flush=True)
+"""
+
+
+def test_a_program_that_keeps_its_wrappers_ends_at_once():
+    command = [sys.executable, "-W", "ignore", "-c", KEEPS_ITS_WRAPPERS]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert time.monotonic() - float(process.stdout) < 4

@@ -215,10 +215,36 @@ def test_experts_of_some_of_the_ranks_are_compared_among_these(change, options):
         if group.rank % 2 == 1:
             step(wrapper, optimizer)
             return
-        with pytest.raises(CollectiveError, match=CHANGES[change]):
+        with pytest.raises(CollectiveError, match=CHANGES[change]) as raised:
             step(wrapper, optimizer)
+        assert f"rank {group.rank} has" in str(raised.value)
+        assert f"and rank {2 - group.rank} does not" in str(raised.value)
 
     run_ranks(4, work)
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_the_full_state_of_a_rank_with_experts_of_its_own_is_loaded_on_that_rank(options):
+    def work(group, is_interrupted):
+        model = layers(4, 3, 2)
+        for param in model[1].parameters():
+            param.allreduce = False
+            param.data.add_(group.rank)
+        wrapper = wrap(group, model, expert_process_group=SOLO, **options)
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+        step(wrapper, optimizer)
+        if is_interrupted:
+            state = optimizer.full_state_dict()
+            wrapper = wrap(group, model, expert_process_group=SOLO, **options)
+            optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+            optimizer.load_full_state_dict(state)
+        step(wrapper, optimizer)
+        wrapper.wait_for_params()
+        return [param.detach().clone() for param in model.parameters()]
+
+    kept, loaded = (run_ranks(2, lambda group, is_in=is_in: work(group, is_in)) for is_in in (False, True))
+    for one, other in zip(kept, loaded, strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 def test_a_state_that_one_rank_has_alone_is_not_filled_up_with_anything():

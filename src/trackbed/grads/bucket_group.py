@@ -106,6 +106,8 @@ class _ParamAndGradBucketGroup:
         self._num_incomplete = len(self._params)
         """Number of parameters with fewer gradients than expected."""
         self._norms = NormHistory()
+        self._versions: list[int] | None = None
+        """How often the gradients of each bucket had been changed when their reduction began; None if none runs."""
 
     @property
     def per_param_grad_ready_counts(self) -> dict[Parameter, int]:
@@ -134,6 +136,7 @@ class _ParamAndGradBucketGroup:
     def drop_reduction(self) -> None:
         """Forgets a reduction that is running, for which other ranks may never come."""
         self.grad_reduce_handle = None
+        self._versions = None
 
     def reset(self) -> None:
         """Prepares for the next step: drops what has been counted, after a reduction that is running.
@@ -243,6 +246,7 @@ class _ParamAndGradBucketGroup:
         work = self._reduce(force_all_reduce=bool(force_all_reduce))
         if config.overlap_grad_reduce:
             self.grad_reduce_handle = work
+            self._versions = self._count_changes()
         else:
             self.waiter.wait(work, self._describe("reduction of gradients"))
 
@@ -283,6 +287,17 @@ class _ParamAndGradBucketGroup:
         if self.grad_reduce_handle is not None:
             self.waiter.wait(self.grad_reduce_handle, self._describe("reduction of gradients"))
             self.grad_reduce_handle = None
+            self._versions = None
+
+    def first_changed(self) -> int | None:
+        """Number of the first bucket whose gradients were changed while they are being reduced; None if none was."""
+        if self._versions is None:
+            return None
+        pairs = zip(self.buckets, self._versions, self._count_changes(), strict=True)
+        return next((bucket.bucket_id for bucket, old, new in pairs if old != new), None)
+
+    def _count_changes(self) -> list[int]:
+        return [bucket.grad_data._version for bucket in self.buckets]  # noqa: SLF001  torch has no public name for it
 
     def start_param_sync(self, force_sync: bool = False) -> None:  # noqa: FBT001, FBT002  Megatron Core's signature
         """Begins to gather the parameters, and waits for the end unless `overlap_param_gather` is on.
@@ -410,6 +425,7 @@ class _ParamAndGradBucketGroup:
             except Exception as error:  # noqa: BLE001  the next operation raises it
                 logger.warning("%s failed while it was dropped: %s", what, error)
         self.grad_reduce_handle = None
+        self._versions = None
 
     def _observe(self, kind: str, buffers: Sequence[torch.Tensor], work: Work) -> None:
         if self.observer is not None:

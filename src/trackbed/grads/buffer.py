@@ -159,7 +159,9 @@ class _ParamAndGradBuffer:
             self._param_memory = BufferMemory(self.numel, param_dtype, device)
             self.param_data = self._param_memory.tensor
         self.param_data_cpu: torch.Tensor | None = None
-        self._place_parameters()
+        if self.param_data is not None:
+            for param, (start, _, _) in self.param_index_map.items():
+                _move(param, self.param_data, start)
         first = 0 if self.param_data is None else self.param_data.data_ptr()
         self._offsets = [param.data_ptr() - first for param in params]
         """Bytes from the start of the parameters, which the CPU may have in the meantime, to each of them."""
@@ -224,12 +226,6 @@ class _ParamAndGradBuffer:
         if move_grads:
             self._grad_memory.restore()
 
-    def _place_parameters(self) -> None:
-        for param, (start, _, _) in self.param_index_map.items():
-            if self.param_data is not None:
-                _move(param, self.param_data, start)
-            param.main_grad = self._get(param.shape, start, BufferType.GRAD)  # type: ignore[attr-defined]
-
     def _get(self, shape: torch.Size, start_index: int, buffer_type: BufferType) -> torch.Tensor:
         """View of the elements from `start_index` on, in a shape.
 
@@ -259,10 +255,15 @@ class _ParamAndGradBuffer:
         self, bucket_params: list[Parameter], start_index: int, end_index: int, numel_unpadded: int, bucket_id: int
     ) -> _ParamAndGradBucket:
         shape = torch.Size([end_index - start_index])
+        # `data` is a view whose changes torch counts apart from those of other buckets.
+        grad_data = self._get(shape, start_index, BufferType.GRAD).data
+        for param in bucket_params:
+            start = self.param_index_map[param][0] - start_index
+            param.main_grad = grad_data[start : start + param.nelement()].view(param.shape)  # type: ignore[attr-defined]
         return _ParamAndGradBucket(
             params=bucket_params,
             param_data=None if self.param_data is None else self._get(shape, start_index, BufferType.PARAM),
-            grad_data=self._get(shape, start_index, BufferType.GRAD),
+            grad_data=grad_data,
             offset=start_index,
             numel_unpadded=numel_unpadded,
             gradient_scaling_factor=self.gradient_scaling_factor,

@@ -302,7 +302,10 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_released = True
 
     def scale_gradients(self, scaling_factor: float) -> None:
-        """Multiplies all gradients by a factor."""
+        """Multiplies all gradients by a factor, once reductions that are running have ended."""
+        self._order.check_untouched()
+        for group in self._groups():
+            group.wait_for_grads()
         for buffer in self._buffers_of_parts():
             buffer.scale_gradients(scaling_factor)
 

@@ -1,8 +1,9 @@
 """Functions that torch calls before a module runs, and after a gradient has arrived."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -20,6 +21,9 @@ __all__ = [
 ]
 
 Parameter = torch.nn.Parameter
+
+_MAX_DEPTH: Final = 5
+"""Levels of containers and objects in which parameters of a module are looked for."""
 
 
 def backward_hook(
@@ -174,7 +178,7 @@ def modules_to_hook(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, l
 
     A compiled module waits for all its parameters before it runs, because hooks inside would end up in its graph. A
     module of torch with others inside does too, because some, such as MultiheadAttention, do not call them. A module
-    also waits for parameters that it has in lists or dictionaries of its own.
+    also waits for parameters that it has in containers and objects of its own.
     """
     inside: set[torch.nn.Module] = set()
     for module in model.modules():
@@ -232,13 +236,25 @@ class GatheredParameters(dict[str, Parameter | None]):
 
 
 def _held_elsewhere(module: torch.nn.Module) -> Iterator[Parameter]:
-    """Yields the parameters in lists and dictionaries of a module, which it reads without asking for their names."""
-    for name, value in vars(module).items():
-        if name.startswith("_") or not isinstance(value, list | tuple | set | dict):
+    """Yields the parameters in containers and objects of a module, which it reads without asking for their names."""
+    of_torch = vars(torch.nn.Module())
+    values = [(value, 0) for name, value in vars(module).items() if name not in of_torch]
+    seen: set[int] = set()
+    while values:
+        value, depth = values.pop()
+        if isinstance(value, Parameter):
+            yield value
             continue
-        for one in value.values() if isinstance(value, dict) else value:
-            if isinstance(one, Parameter):
-                yield one
+        if depth == _MAX_DEPTH or id(value) in seen or isinstance(value, torch.nn.Module | torch.Tensor | type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            below: Iterable[Any] = value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            below = value
+        else:
+            below = getattr(value, "__dict__", {}).values()
+        values += [(one, depth + 1) for one in list(below)]
 
 
 def _reads_inside(module: torch.nn.Module) -> bool:

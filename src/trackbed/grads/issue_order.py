@@ -31,8 +31,6 @@ class IssueOrder:
         self._step = 0
         self._ready = [False] * len(self._groups)
         self._num_issued = 0
-        self._versions: list[int] = []
-        """How often the gradients of each bucket had been changed when the last group was issued."""
         self._refusal: str | None = None
         """Reason why no further step is possible."""
 
@@ -85,19 +83,21 @@ class IssueOrder:
             raise GradientError(msg)
 
     def check_untouched(self) -> None:
-        """Checks that no gradient was changed after the last group was issued.
+        """Checks that no gradient was changed after its group was issued.
 
         Raises:
             GradientError: one was. The reduction may or may not have seen the change, and so may those of other ranks.
         """
-        if self._num_issued == len(self._groups) and self._versions != self._count_changes():
-            msg = (
-                f"rank {self._rank}: gradients must stay as they are from the last backward pass to the end of "
-                "finish_grad_sync(), because they are being reduced, but were changed: add to main_grad before that "
-                "pass, or turn overlap_grad_reduce off"
-            )
-            self.give_up("gradients were changed while they were being reduced")
-            raise GradientError(msg)
+        for group in self._groups[: self._num_issued]:
+            bucket = group.first_changed()
+            if bucket is not None:
+                msg = (
+                    f"rank {self._rank}: gradients must stay as they are from the moment when their bucket is reduced "
+                    f"to the end of finish_grad_sync(), but those of bucket {bucket} were changed: change main_grad "
+                    "before the last backward pass, or turn overlap_grad_reduce off"
+                )
+                self.give_up("gradients were changed while they were being reduced")
+                raise GradientError(msg)
 
     def finish(self, waiter: Waiter) -> None:
         """Waits until all groups, which have been issued, are reduced.
@@ -138,8 +138,3 @@ class IssueOrder:
         group = self._groups[self._num_issued]
         group.start_grad_sync(force_all_reduce)
         self._num_issued += 1
-        if self._num_issued == len(self._groups):
-            self._versions = self._count_changes()
-
-    def _count_changes(self) -> list[int]:
-        return [bucket.grad_data._version for group in self._groups for bucket in group.buckets]  # noqa: SLF001

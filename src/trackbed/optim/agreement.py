@@ -70,23 +70,28 @@ def digests_of(texts: Mapping[str, str]) -> npt.NDArray[np.int64]:
     return np.array([_digest_of(text) for text in texts.values()], dtype=np.int64)
 
 
-def check_same(texts: Mapping[str, str], rows: npt.NDArray[np.int64], rank: int) -> None:
+def check_same(
+    texts: Mapping[str, str], rows: npt.NDArray[np.int64], rank: int, ranks: Sequence[int] | None = None
+) -> None:
     """Checks that all ranks have the same texts.
 
     Args:
         texts: those of this rank, by name.
         rows: `[ranks, K]` the `digests_of` the texts of each rank.
         rank: number of this rank.
+        ranks: number of the rank of each row; by default in order from 0.
 
     Raises:
         CollectiveError: they do not. The message has the first name, a rank that differs, and this rank's text.
     """
+    ranks = range(len(rows)) if ranks is None else ranks
+    own = rows[ranks.index(rank)]
     for number, (name, text) in enumerate(texts.items()):
-        other = np.flatnonzero(rows[:, number] != rows[rank, number])
+        other = np.flatnonzero(rows[:, number] != own[number])
         if len(other):
             msg = (
-                f"optimizer: {name} must be the same on every rank, but rank {rank} has {text}, and rank {other[0]} "
-                "does not"
+                f"optimizer: {name} must be the same on every rank, but rank {rank} has {text}, and rank "
+                f"{ranks[other[0]]} does not"
             )
             raise CollectiveError(msg)
 

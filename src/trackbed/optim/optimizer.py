@@ -93,8 +93,8 @@ class DataParallelOptimizer:
             ]
             for of_experts in (False, True)
         }
-        self._origin = "none"
-        """Description of the state that was loaded last, the same on all ranks."""
+        self._origins = dict.fromkeys((False, True), "none")
+        """Description of the state that was loaded last, that of other parameters and that of experts."""
         self._num_steps = 0
         """Number of updates of this optimizer, and of those whose state of a rank was loaded."""
         self._pieces: list[Piece] = []
@@ -211,7 +211,7 @@ class DataParallelOptimizer:
         self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
         self._frozen_states = copy.deepcopy(dict(state.get("frozen", {})))
         self._num_steps = state.get("num_steps", 0)
-        self._origin = f"that of a rank after {self._num_steps} steps"
+        self._origins = dict.fromkeys(self._origins, f"that of a rank after {self._num_steps} steps")
         self._set_mains(mains)
 
     def full_state_dict(self) -> dict[str, Any]:
@@ -272,7 +272,9 @@ class DataParallelOptimizer:
         self._set_states(cuts, states)
         # As at the end of torch's own load_state_dict: this converts states of earlier versions.
         self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
-        self._origin = f"a full one ({digest_of_state(states):08x})"
+        for of_experts, names in self._names_of.items():
+            own = {name: states[name] for group in names for name in group if name in states}
+            self._origins[of_experts] = f"a full one ({digest_of_state(own):08x})"
         self._set_whole_mains(states)
 
     def _check_loaded(self, groups: list[State], members: list[list[tuple[str, Any, torch.Size]]]) -> None:
@@ -342,17 +344,23 @@ class DataParallelOptimizer:
         own = SquareSum.of(shared_gradients(self.model)).numbers()
         dense, experts = (self._describe_update(of_experts=of_experts) for of_experts in (False, True))
         rows = self.model.exchange(np.concatenate([own, digests_of(dense)]), NORM)
-        check_same(dense, rows[:, len(own) :], self.model.dense_collectives.rank())
+        rank = self.model.dense_collectives.rank()
+        check_same(dense, rows[:, len(own) :], rank)
         if self.model.expert_parallel_buffers:
-            collectives = self.model.expert_collectives
-            check_same(experts, self.model.exchange(digests_of(experts), NORM, collectives), collectives.rank())
+            numbers = np.concatenate([[rank], digests_of(experts)])
+            of_experts = self.model.exchange(numbers, NORM, self.model.expert_collectives)
+            check_same(experts, of_experts[:, 1:], rank, of_experts[:, 0].tolist())
         return SquareSum.total(rows[:, : len(own)]).norm()
 
     def _describe_update(self, *, of_experts: bool) -> dict[str, str]:
         groups = self._names_of[of_experts]
         frozen = [name for names in groups for name in names if not self._params[name].requires_grad]
         more = {"max_norm": repr(self._max_norm), "the loss scale": repr(self._loss_scale.value)}
-        return describe_update(self.optimizer, groups, frozen) | {"the state that was loaded": self._origin} | more
+        return (
+            describe_update(self.optimizer, groups, frozen)
+            | {"the state that was loaded": self._origins[of_experts]}
+            | more
+        )
 
     def _factors(self, norm: float, scale: float) -> list[float]:
         """Factors by which the gradients are multiplied, one after the other, each in float32."""
