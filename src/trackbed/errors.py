@@ -74,8 +74,11 @@ class PlanError(TrackbedError):
     """The data cannot give what the configuration asks for."""
 
 
-class OversampleError(PlanError, IndexError):
-    """A blend draws more samples from a dataset than it has. Megatron Core raises an IndexError here."""
+class OversampleError(PlanError, IndexError, RuntimeError):
+    """A blend draws more samples from a dataset than it has.
+
+    Megatron Core raises an IndexError here; its documentation says RuntimeError.
+    """
 
 
 class CollectiveError(TrackbedError):

@@ -4,12 +4,14 @@ This module alone determines the processes that take part.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from trackbed.builder.agreement import request_of
+from trackbed.builder.constructors import constructor_of_ours, constructs_in_turn
 from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
@@ -22,6 +24,7 @@ from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import local_host_path
@@ -31,10 +34,30 @@ from trackbed.index.splits import Split, split_range
 
 __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
+_NEVER_CALLED = (
+    "_build_blended_dataset_splits",
+    "_build_megatron_dataset_splits",
+    "_build_megatron_datasets_parallel",
+    "build_generic_dataset",
+)
 _NOT_FAST = "fast_cache_load needs every index to be there: build this cache without it first"
 
+logger = logging.getLogger(__name__)
+
+_Make = Callable[..., Any]
+"""Constructs a dataset: its class, or a function with the same arguments."""
+_Members = list[list[Any]]
+"""For each low-level dataset, the dataset of each split."""
 _Settle = Callable[[Sequence[Any]], None]
 """Called with the datasets that were made."""
+
+
+class _Opened(NamedTuple):
+    """A low-level dataset."""
+
+    prefix: str | None
+    dataset: Any
+    num_elements: int
 
 
 class _LengthsUnknown(Exception):  # noqa: N818  it is caught in this module
@@ -44,7 +67,7 @@ class _LengthsUnknown(Exception):  # noqa: N818  it is caught in this module
 def build_generic_dataset(
     cls: Callable[..., Any],
     is_built_on_rank: Callable[[], bool],
-    synchronize_ranks: bool,  # noqa: FBT001, ARG001  Megatron Core's signature
+    synchronize_ranks: bool,  # noqa: FBT001  Megatron Core's signature
     *args: Any,
 ) -> Any | None:
     """`cls(*args)`, or None on a rank that does not want it.
@@ -52,12 +75,23 @@ def build_generic_dataset(
     Args:
         cls: a dataset class, or anything that makes one.
         is_built_on_rank: whether this process wants it; asked only under `torch.distributed`.
-        synchronize_ranks: of no effect, as no rank waits for another.
+        synchronize_ranks: True to call `cls` on rank 0 first, which may write files, and on the others once it has
+            returned: this is collective over the ranks. False to wait for no other rank.
         *args: what `cls` is called with.
+
+    Raises:
+        CollectiveError: with `synchronize_ranks` among several ranks, `cls` failed on one of them.
     """
-    if current_group() is not None and not is_built_on_rank():
-        return None
-    return cls(*args)
+    group = current_group()
+    if group is None:
+        return cls(*args)
+    if not synchronize_ranks or group.size == 1:
+        return cls(*args) if is_built_on_rank() else None
+    with group.guarded("building a dataset") as step, polling(step.poll):
+        wants, is_first = is_built_on_rank(), group.rank == 0
+        built = cls(*args) if wants and is_first else None
+        group.barrier()
+        return cls(*args) if wants and not is_first else built
 
 
 class BlendedMegatronDatasetBuilder:
@@ -85,6 +119,7 @@ class BlendedMegatronDatasetBuilder:
         group: Group | None = None,
         progress: Progress | None = None,
     ) -> None:
+        check_overrides(type(self), *_NEVER_CALLED, advice="override build, or the methods of the dataset class")
         check_sizes(sizes, config)
         self.cls = cls
         self.sizes = [None if size is None else index(size) for size in sizes]
@@ -157,6 +192,8 @@ class BlendedMegatronDatasetBuilder:
                 progress=self._progress,
             )
             if not asked():
+                if group.size > 1 and constructs_in_turn(self.cls):
+                    self._attend_construction(coordinator)
                 coordinator.attend()
                 return [None] * len(Split)
             with start.active():
@@ -165,7 +202,8 @@ class BlendedMegatronDatasetBuilder:
                     request = partial(request_of, built, self.cls, self.sizes, self.config)
                     coordinator.settle(start.requested, request, is_last=is_last)
 
-                built = self._build(settle)
+                is_in_turn = group.size > 1 and constructs_in_turn(self.cls)
+                built = self._build(settle, coordinator if is_in_turn else None)
                 settle(built, is_last=True)
                 clear_shuffle_cache()
                 for dataset in built:
@@ -177,26 +215,34 @@ class BlendedMegatronDatasetBuilder:
         )
         return built
 
-    def _build(self, settle: _Settle = lambda _built: None) -> list[Any]:
+    def _build(self, settle: _Settle = lambda _built: None, coordinator: Coordinator | None = None) -> list[Any]:
         """Builds the datasets, whose indices may still be pending.
 
         Args:
             settle: finds or builds the indices so far requested, where a blend needs the lengths of its datasets.
+            coordinator: given where ranks construct datasets in turn.
         """
         specs = [plan_split(split, self.sizes[split.value], self.config) for split in Split]
-        if self.config.blend is not None:
-            return self._build_splits(specs, settle)
-        if self.config.mock:
-            try:
-                return self._build_splits(specs, settle)
-            except (TrackbedError, ArgumentError) as error:
-                msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
-                raise PlanError(msg) from error
-        return [self._build_splits([spec], settle)[0] for spec in specs]
+        # Splits of the same low-level datasets are built together.
+        is_shared = self.config.blend is not None or self.config.mock
+        together = [specs] if is_shared else [[spec] for spec in specs]
+        try:
+            opened = [self._open(part) for part in together]
 
-    def _build_splits(self, specs: Sequence[SplitSpec | None], settle: _Settle) -> list[Any]:
-        """Builds splits of the same low-level datasets."""
-        members = self._build_members(specs)
+            def construct(make: _Make) -> list[_Members]:
+                return [self._construct(make, *pair) for pair in zip(together, opened, strict=True)]
+
+            members = construct(self.cls) if coordinator is None else self._construct_in_turn(construct, coordinator)
+            pairs = zip(together, members, strict=True)
+            return [dataset for part, datasets in pairs for dataset in self._blend_splits(part, datasets, settle)]
+        except (TrackbedError, ArgumentError) as error:
+            if not self.config.mock:
+                raise
+            msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
+            raise PlanError(msg) from error
+
+    def _blend_splits(self, specs: Sequence[SplitSpec | None], members: _Members, settle: _Settle) -> list[Any]:
+        """Blends the datasets of splits."""
         if any(spec is not None and spec.is_blended and spec.weights is None for spec in specs):
             settle(members)
         return [
@@ -204,19 +250,26 @@ class BlendedMegatronDatasetBuilder:
             for number, spec in enumerate(specs)
         ]
 
-    def _build_members(self, specs: Sequence[SplitSpec | None]) -> list[list[Any]]:
-        """Builds, for each low-level dataset, the dataset of each split."""
+    def _open(self, specs: Sequence[SplitSpec | None]) -> list[_Opened]:
+        """Opens the low-level datasets of splits that share them."""
         prefixes = next((spec.prefixes for spec in specs if spec is not None), ())
         if self.cls.build_low_level_dataset is GPTDataset.build_low_level_dataset:  # others open their own files
             groups = getattr(self.config, "groups", None) or {}
             start = current_start()
             if start is not None:
                 start.read_headers(prefix for prefix in prefixes if prefix is not None and prefix not in groups)
-        members = []
-        for number, prefix in enumerate(prefixes):
+        opened = []
+        for prefix in prefixes:
             check_cancelled()  # there may be thousands, on a slow file system
             low_level = self.cls.build_low_level_dataset(prefix, self.config)  # type: ignore[arg-type]
-            num_elements = self.cls.numel_low_level_dataset(low_level)
+            opened.append(_Opened(prefix, low_level, self.cls.numel_low_level_dataset(low_level)))
+        return opened
+
+    def _construct(self, make: _Make, specs: Sequence[SplitSpec | None], opened: Sequence[_Opened]) -> _Members:
+        """Constructs, for each low-level dataset, the dataset of each split."""
+        members = []
+        for number, (prefix, low_level, num_elements) in enumerate(opened):
+            check_cancelled()
             datasets: list[Any] = []
             for spec in specs:
                 if spec is None:
@@ -224,9 +277,37 @@ class BlendedMegatronDatasetBuilder:
                     continue
                 documents = number_range(*split_range(spec.bounds, num_elements))
                 size = spec.requested[number]
-                datasets.append(self.cls(low_level, prefix, documents, size, spec.split, self.config))
+                datasets.append(make(low_level, prefix, documents, size, spec.split, self.config))
             members.append(datasets)
         return members
+
+    def _construct_in_turn(
+        self, construct: Callable[[_Make], list[_Members]], coordinator: Coordinator
+    ) -> list[_Members]:
+        """Collective over the group: builds the indices of the cache, and constructs the datasets in turn.
+
+        Args:
+            construct: constructs all datasets.
+            coordinator: the ranks.
+        """
+        make = constructor_of_ours(self.cls)
+        if make is not None:
+            start = Start(leave_notes=False)
+            with start.active():
+                try:
+                    construct(make)
+                except Exception as error:  # noqa: BLE001  its own constructor says what is wrong, if anything is
+                    logger.debug("%s: indices are built when it is constructed: %s", self.cls.__name__, error)
+                    start.requested.clear()
+                coordinator.settle(start.requested, is_last=False)
+        made = coordinator.take_turns(lambda: construct(self.cls))
+        return [] if made is None else made
+
+    def _attend_construction(self, coordinator: Coordinator) -> None:
+        """Collective over the group: `_construct_in_turn` for a rank that wants no datasets."""
+        if constructor_of_ours(self.cls) is not None:
+            coordinator.attend_once()
+        coordinator.take_turns(None)
 
     def _blend(self, spec: SplitSpec, datasets: list[Any]) -> Any:
         """Blends the datasets of a split, unless they are used as they are."""

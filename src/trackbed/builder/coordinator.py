@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trackbed.builder.agreement import RankRequest, find_difference, first_difference
 from trackbed.builder.executor import Executor, Progress
@@ -19,6 +19,8 @@ from trackbed.errors import CollectiveError
 __all__ = ["Coordinator", "find_missing"]
 
 logger = logging.getLogger(__name__)
+
+_Made = TypeVar("_Made")
 
 _LEAST_SHARED: Final = 2e8
 """Nanoseconds of a rank's fair part below which chunks are dealt out in turn, without asking."""
@@ -102,6 +104,26 @@ class Coordinator:
         """
         while not self._look((), None, "", is_last=True).is_last:
             self._group.barrier()
+
+    def attend_once(self) -> None:
+        """Collective over the group: takes part in one `settle` after which another round follows."""
+        self._look((), None, "", is_last=True)
+        self._group.barrier()
+
+    def take_turns(self, construct: Callable[[], _Made] | None) -> _Made | None:
+        """Collective over the group: calls `construct` on one rank of each cache, the lowest, and then on the others.
+
+        Args:
+            construct: reads files that it has written on the first rank; None on a rank that wants nothing.
+
+        Returns:
+            What this rank has made; None if it wants nothing.
+        """
+        cache = None if construct is None else self._cache
+        first = self._group.combine(cache, _first_by_cache).get(cache)
+        made = construct() if construct is not None and first == self._group.rank else None
+        self._group.barrier()
+        return construct() if construct is not None and first != self._group.rank else made
 
     def _look(
         self, wanted: Sequence[LazyArrays], request: RankRequest | None, share: str, *, is_last: bool
@@ -228,6 +250,11 @@ def _by_cache(said: list[tuple[str, list[int]]]) -> dict[str, list[int]]:
     for cache, found in said:
         missing.setdefault(cache, []).extend(found)
     return missing
+
+
+def _first_by_cache(said: list[str | None]) -> dict[str, int]:
+    """Returns the lowest rank of each cache."""
+    return {cache: said.index(cache) for cache in said if cache is not None}
 
 
 def _first_unlike(said: Sequence[Any], ranks: Sequence[int]) -> list[int] | None:

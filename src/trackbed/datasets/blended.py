@@ -30,6 +30,7 @@ from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.megatron import MegatronDataset, description_now
+from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError
 from trackbed.index import Order
@@ -78,6 +79,7 @@ class BlendedDataset(_Dataset, Gathering):
         size: int | None,
         config: BlendedMegatronDatasetConfig,
     ) -> None:
+        check_overrides(type(self), "_build_indices", advice="wrap the datasets of the blend, or override __getitem__")
         _check_members(datasets, weights, size)
         if len(datasets) == 1:
             logger.info("%s: a blend of one dataset", datasets[0].dataset_path)

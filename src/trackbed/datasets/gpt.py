@@ -23,14 +23,16 @@ from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.gpt_kind import GPT_KIND
 from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
+from trackbed.datasets.indexed import IndexedDataset
 from trackbed.datasets.low_level import has_stamps, identify, num_sequences
 from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
+from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
 from trackbed.datasets.sources import SampleLayout
 from trackbed.datasets.start import current_start
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.index.splits import Split
-from trackbed.tokens import IndexedDataset, IndexedGroup
+from trackbed.tokens import IndexedGroup
 
 __all__ = ["GPTDataset", "Piece"]
 
@@ -100,6 +102,12 @@ class GPTDataset(MegatronDataset, Gathering):
         index_split: Split,
         config: GPTDatasetConfig,
     ) -> None:
+        check_overrides(
+            type(self),
+            "_get_num_epochs",
+            "_get_num_tokens_per_epoch",
+            advice="override _build_document_sample_shuffle_indices",
+        )
         super().__init__(
             indexed_dataset,
             dataset_path,
@@ -109,8 +117,16 @@ class GPTDataset(MegatronDataset, Gathering):
             config,
         )
         self._samples = self._instant_samples() if config.order == "instant" else self._indexed_samples()
-        if self._index.is_missing and not config.defer_npy_index_mmap:
+        if self.builds_its_indices():
+            self._take_indices()
+        elif self._index.is_missing and not config.defer_npy_index_mmap:
             self._index.open(self._request(), self._indices.build)
+
+    @classmethod
+    def builds_its_indices(cls) -> bool:
+        """True for a subclass that overrides `_build_document_sample_shuffle_indices`."""
+        hook = cls._build_document_sample_shuffle_indices
+        return hook is not GPTDataset._build_document_sample_shuffle_indices
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
@@ -129,7 +145,9 @@ class GPTDataset(MegatronDataset, Gathering):
             msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
             raise ArgumentError(msg)
         if config.groups is not None and dataset_path in config.groups:
-            group = IndexedGroup.open(dataset_path, config.groups[dataset_path], mmap=config.mmap_bin_files)
+            group = IndexedGroup.open(
+                dataset_path, config.groups[dataset_path], mmap=config.mmap_bin_files, pair_class=IndexedDataset
+            )
             _check_type(group)
             return group
         counts = config.sequences_per_dataset
@@ -149,6 +167,32 @@ class GPTDataset(MegatronDataset, Gathering):
         )
         _check_type(dataset)
         return dataset
+
+    def _build_document_sample_shuffle_indices(
+        self,
+    ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]:
+        """Returns `document_index`, `sample_index` and `shuffle_index`, which are built first if they are missing.
+
+        Subclasses override this, under Megatron Core's name, to change the order of the samples. It is called when the
+        dataset is constructed, on one rank of each cache before the others.
+        """
+        if self._index.is_missing:
+            self._index.open(self._request(), self._indices.build)
+        documents, rows, shuffle = self._index.several()
+        return documents, rows, shuffle
+
+    def _take_indices(self) -> None:
+        """Takes the indices of a subclass that builds its own."""
+        if self.config.order == "instant":
+            msg = (
+                f"{type(self).__name__}._build_document_sample_shuffle_indices needs order='megatron' or 'balanced', "
+                "found 'instant', which has no indices"
+            )
+            raise ArgumentError(msg)
+        documents, rows, shuffle = map(np.ascontiguousarray, self._build_document_sample_shuffle_indices())
+        self.document_index = documents
+        self.sample_index = rows
+        self.shuffle_index = shuffle
 
     def _instant_samples(self) -> InstantSamples:
         config = self.config

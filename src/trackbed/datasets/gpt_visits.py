@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays, damage
+from trackbed.datasets.indexed import is_plain
 from trackbed.datasets.samples import SamplePieces
 from trackbed.files import MAPS
 from trackbed.tokens import IndexedDataset, IndexedGroup
@@ -48,7 +49,7 @@ class VisitedSamples:
         self._extra_token = extra_token
         self._may_be_short = may_be_short
         self._is_group = isinstance(dataset, IndexedGroup)
-        self._is_plain = type(dataset) is IndexedDataset
+        self._is_plain = is_plain(dataset)
 
     def pieces(self, visits: VisitArrays, position: int) -> SamplePieces:
         """Returns the pieces of the sample at a position of the shuffled order.

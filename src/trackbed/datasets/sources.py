@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.indexed import is_plain
 from trackbed.datasets.table_lock import TableLock
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, SampleSources, Visits
@@ -220,9 +221,9 @@ class _SizeWatch:
 def _pairs_of(dataset: Any) -> list[IndexedDataset]:
     """Returns the pairs of a dataset if they are mapped and contain integers, else none."""
     # A subclass may override how it reads.
-    pairs = [dataset] if type(dataset) is IndexedDataset else []
+    pairs = [dataset] if is_plain(dataset) else []
     pairs = list(dataset.members) if type(dataset) is IndexedGroup else pairs
-    is_cut = all(type(pair) is IndexedDataset and pair.mmap and not pair.multimodal for pair in pairs)
+    is_cut = all(is_plain(pair) and pair.mmap and not pair.multimodal for pair in pairs)
     return pairs if is_cut and pairs and np.dtype(pairs[0].index.dtype).kind in "iu" else []
 
 

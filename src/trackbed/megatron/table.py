@@ -32,7 +32,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "datasets.indexed_dataset": {
         "DType": "trackbed.tokens.dtype:DType",
-        "IndexedDataset": "trackbed.tokens.reader:IndexedDataset",
+        "IndexedDataset": "trackbed.datasets.indexed:IndexedDataset",
         "IndexedDatasetBuilder": "trackbed.tokens.writer:IndexedDatasetBuilder",
         "_IndexReader": "trackbed.megatron.functions:open_index",
         "get_bin_path": "trackbed.tokens.paths:get_bin_path",

@@ -47,13 +47,21 @@ class IndexedGroup:
         self.index = GroupIndex(self)
 
     @classmethod
-    def open(cls, path_prefix: str, pairs: Sequence[str], *, mmap: bool = True) -> "IndexedGroup":
+    def open(
+        cls,
+        path_prefix: str,
+        pairs: Sequence[str],
+        *,
+        mmap: bool = True,
+        pair_class: type[IndexedDataset] = IndexedDataset,
+    ) -> "IndexedGroup":
         """Opens a group by the prefixes of its pairs.
 
         Args:
             path_prefix: name of the group.
             pairs: `[G]` prefixes, at least one.
             mmap: True to map the `.bin` files, False to read them piece by piece.
+            pair_class: class of the pairs.
 
         Raises:
             ArgumentError: `pairs` is empty, a file is missing, or the pairs have different token types.
@@ -63,7 +71,7 @@ class IndexedGroup:
             msg = f"{path_prefix}: a group must have at least one pair, found none"
             raise ArgumentError(msg)
         headers = read_headers(pairs)
-        members = [IndexedDataset(pair, mmap=mmap, open_when_read=True, header=headers.get(pair)) for pair in pairs]
+        members = [pair_class(pair, mmap=mmap, open_when_read=True, header=headers.get(pair)) for pair in pairs]
         first = np.dtype(members[0].index.dtype).name
         for member in members:
             name = np.dtype(member.index.dtype).name

@@ -69,17 +69,38 @@ class IndexedDataset:
         open_when_read: bool = False,
         header: PairHeader | None = None,
     ) -> None:
-        if object_storage_config is not None or s3_config is not None:
+        self.open_when_read = open_when_read
+        self._header = header if open_when_read and not multimodal else None
+        storage = s3_config if object_storage_config is None else object_storage_config
+        self.initialize(path_prefix, multimodal, mmap, storage, fast_cache_load, sequences_per_dataset, dtype_code)
+
+    def initialize(
+        self,
+        path_prefix: str,
+        multimodal: bool,  # noqa: FBT001  Megatron Core's signature
+        mmap: bool,  # noqa: FBT001
+        object_storage_config: object | None,
+        fast_cache_load: bool = False,  # noqa: FBT001, FBT002
+        sequences_per_dataset: tuple[int, int] | None = None,
+        dtype_code: int | None = None,
+    ) -> None:
+        """Opens a pair, in the place of any other one. Called by the constructor, and by a copy in another process.
+
+        The arguments and errors are those of the class.
+        """
+        if object_storage_config is not None:
             msg = f"{path_prefix}: object_storage_config must be None: object stores are not supported yet"
             raise ArgumentError(msg)
+        for name in _OPENED:
+            vars(self).pop(name, None)
         self.path_prefix = path_prefix
         self.multimodal = multimodal
         self.mmap = mmap
         self.fast_cache_load = fast_cache_load
         self.sequences_per_dataset = sequences_per_dataset
         self.dtype_code = dtype_code
-        self.open_when_read = open_when_read
-        self._open(header if open_when_read and not multimodal else None)
+        header, self._header = self._header, None
+        self._open(header)
 
     def _open(self, header: PairHeader | None = None) -> None:
         header = header or self._read_header()
@@ -141,7 +162,10 @@ class IndexedDataset:
         if self.open_when_read and boot and boot == boot_id():  # on another host, the same files have other inodes
             check_stamp(get_idx_path(self.path_prefix), index_stamp)
             check_stamp(get_bin_path(self.path_prefix), bin_stamp)
-        self._open()
+        counts = self.sequences_per_dataset
+        self.initialize(
+            self.path_prefix, self.multimodal, self.mmap, None, self.fast_cache_load, counts, self.dtype_code
+        )
 
     @cached_property
     def identity(self) -> dict[str, Any]:
