@@ -208,11 +208,7 @@ class BlendedMegatronDatasetBuilder:
                 clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
-        flush_later(  # last: its thread would slow down what follows
-            (one.entry.own, found.stamps)
-            for one in start.requested
-            if (found := one.found) is not None and found.is_built
-        )
+        _flush(start)  # last: its thread would slow down what follows
         return built
 
     def _build(self, settle: _Settle = lambda _built: None, coordinator: Coordinator | None = None) -> list[Any]:
@@ -300,6 +296,7 @@ class BlendedMegatronDatasetBuilder:
                     logger.debug("%s: indices are built when it is constructed: %s", self.cls.__name__, error)
                     start.requested.clear()
                 coordinator.settle(start.requested, is_last=False)
+            _flush(start)
         made = coordinator.take_turns(lambda: construct(self.cls))
         return [] if made is None else made
 
@@ -323,6 +320,12 @@ class BlendedMegatronDatasetBuilder:
             raise PlanError(msg)
         size = None if spec.size is None else min(spec.size, sum(lengths))
         return BlendedDataset(datasets, lengths, size, self.config)
+
+
+def _flush(start: Start) -> None:
+    """Has the indices that this rank has built written to the disk, by another thread."""
+    found = ((one.entry.own, one.found) for one in start.requested)
+    flush_later((own, made.stamps) for own, made in found if made is not None and made.is_built)
 
 
 def _check_length(dataset: Any) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trackbed.datasets.gpt_config import GPTDatasetConfig
     from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
     from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
+    from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
     from trackbed.datasets.tokenizer import MegatronTokenizer
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "MegatronTokenizer",
     "MockGPTDataset",
     "MockGPTLowLevelDataset",
+    "MockMultimodalDataset",
+    "MultimodalDatasetConfig",
     "NullTokenizer",
     "Piece",
 ]
@@ -49,6 +52,8 @@ _MODULES = {
     "MegatronTokenizer": "tokenizer",
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
+    "MockMultimodalDataset": "multimodal",
+    "MultimodalDatasetConfig": "multimodal",
     "NullTokenizer": "adapters",
     "Piece": "gpt",
 }

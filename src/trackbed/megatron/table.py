@@ -46,6 +46,10 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "MegatronLegacyTokenizer": "trackbed.datasets.tokenizer:MegatronTokenizer",
         "MegatronTokenizer": "trackbed.datasets.tokenizer:MegatronTokenizer",
     },
+    "datasets.multimodal_dataset": {
+        "MockMultimodalDataset": "trackbed.datasets.multimodal:MockMultimodalDataset",
+        "MultimodalDatasetConfig": "trackbed.datasets.multimodal:MultimodalDatasetConfig",
+    },
     "datasets.utils": {
         "Split": "trackbed.index.splits:Split",
         "compile_helpers": "trackbed.megatron.functions:compile_helpers",

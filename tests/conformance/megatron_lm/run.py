@@ -59,7 +59,11 @@ SUITES = {
         checkpoint("test_strict"),
     ),
     "data": (
-        Run(("tests/unit_tests/data/test_builder.py", "tests/unit_tests/data/test_gpt_dataset.py"), 1, ("gloo_shim",)),
+        Run(
+            tuple(f"tests/unit_tests/data/test_{name}.py" for name in ("builder", "gpt_dataset", "multimodal_dataset")),
+            1,
+            ("gloo_shim",),
+        ),
     ),
     "distributed": (
         distributed(2, "test_param_and_grad_buffer", "test_distributed_data_parallel"),
