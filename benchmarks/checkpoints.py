@@ -331,7 +331,8 @@ def drop_pages(folder: Path) -> None:
 
 def rows(title: str, times: dict[str, Times]) -> Iterator[str]:
     """A Markdown table."""
-    yield f"\n{title}, {dist.get_world_size()} ranks, {len(times['Trackbed'].wall)} rounds\n"
+    ranks = "1 rank" if dist.get_world_size() == 1 else f"{dist.get_world_size()} ranks"
+    yield f"\n{title}, {ranks}, {len(times['Trackbed'].wall)} rounds\n"
     yield "| | median ms (min-max) | times Trackbed's | CPU ms | times Trackbed's | memory MiB |"
     yield "|---|---:|---:|---:|---:|---:|"
     wall, cpu = (statistics.median(found) for found in (times["Trackbed"].wall, times["Trackbed"].cpu))

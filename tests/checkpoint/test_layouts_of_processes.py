@@ -22,7 +22,7 @@ def layouts(draw):
     return world, before, after, draw(st.sampled_from(["none", "flat", "auto"])), wrapped
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(1000, marks=pytest.mark.slow)])
 def test_processes_load_what_other_numbers_of_processes_have_saved(count, tmp_path):
     cases = []
 
