@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "python.hpp"
@@ -19,6 +20,7 @@
 #include "trackbed/narrow.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
+#include "trackbed/sentence_mapping.hpp"
 #include "trackbed/small_indices.hpp"
 #include "trackbed/square_sum.hpp"
 #include "trackbed/sum_ranks.hpp"
@@ -284,6 +286,34 @@ void assign_least_loaded(Array<const std::int64_t> costs, Array<const std::int64
                                 span_of(chosen));
 }
 
+std::size_t find_documents(Array<const std::int64_t> borders, Array<const std::uint8_t> lengths,
+                           std::int64_t min_sentences, Array<std::int64_t> documents, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  const auto found = structures_of<trackbed::Sentences>(documents);
+  const nb::gil_scoped_release no_gil;
+  return trackbed::find_documents(span_of(borders), std::as_bytes(span_of(lengths)), min_sentences, found, poll);
+}
+
+template <class Number>
+nb::object mapping_of(Array<const std::int64_t> documents, Array<const std::uint8_t> lengths,
+                      Array<const std::int64_t> rules, trackbed::Poll& poll) {
+  const auto made = [&] {
+    const auto described = structures_of<const trackbed::Sentences>(documents);
+    const nb::gil_scoped_release no_gil;
+    return trackbed::build_mapping<Number>(described, std::as_bytes(span_of(lengths)),
+                                           structures_of<const trackbed::MappingRules>(rules)[0], poll);
+  }();
+  const nb::capsule owner(made.numbers, [](void* numbers) noexcept { std::free(numbers); });
+  return nb::cast(nb::ndarray<nb::numpy, Number>(made.numbers, {made.num_rows, 3}, owner));
+}
+
+nb::object build_mapping(Array<const std::int64_t> documents, Array<const std::uint8_t> lengths,
+                         Array<const std::int64_t> rules, bool is_wide, nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  return is_wide ? mapping_of<std::uint64_t>(documents, lengths, rules, poll)
+                 : mapping_of<std::uint32_t>(documents, lengths, rules, poll);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -292,6 +322,8 @@ NB_MODULE(_native, m) {
         nb::arg(), poll);
   m.def("square_sum", &square_sum, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("assign_least_loaded", &assign_least_loaded);
+  m.def("find_documents", &find_documents, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("build_mapping", &build_mapping, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.attr("SQUARE_SUM_SIZE") = trackbed::kSquareSumSize;
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);

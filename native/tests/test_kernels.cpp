@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
@@ -14,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -41,6 +43,7 @@
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
+#include "trackbed/sentence_mapping.hpp"
 #include "trackbed/small_indices.hpp"
 #include "trackbed/split_mix.hpp"
 #include "trackbed/square_sum.hpp"
@@ -485,6 +488,86 @@ void test_narrow(std::size_t rounds) {
   test_narrow_from<std::uint32_t>(rounds);
   test_narrow_from<std::int64_t>(rounds);
   test_narrow_from<std::uint64_t>(rounds);
+}
+
+// ---------------------------------------------------------------- samples of whole sentences
+
+// Rows by the rules, one after the other, and then shuffled from the end.
+std::vector<std::uint32_t> naive_mapping(const std::vector<std::int64_t>& borders,
+                                         const std::vector<std::int32_t>& lengths,
+                                         const trackbed::MappingRules& rules) {
+  std::mt19937 draw(static_cast<std::uint32_t>(rules.seed));
+  const auto next_target = [&]() -> std::int64_t {
+    if (rules.ratio == 0) {
+      return rules.max_length;
+    }
+    const auto drawn = static_cast<std::int64_t>(draw());
+    return drawn % rules.ratio == 0 ? 2 + drawn % (rules.max_length - 1) : rules.max_length;
+  };
+  std::vector<std::array<std::int64_t, 3>> rows;
+  for (std::int64_t epoch = 0; epoch < rules.num_epochs && rows.size() < rules.num_samples; ++epoch) {
+    for (std::size_t document = 0; document + 1 < borders.size(); ++document) {
+      const std::int64_t stop = borders[document + 1];
+      const std::int64_t count = stop - borders[document];
+      const bool is_long = std::any_of(lengths.begin() + borders[document], lengths.begin() + stop,
+                                       [](std::int32_t length) { return length > 512; });
+      if (count < rules.min_sentences || (count > 1 && is_long)) {
+        continue;
+      }
+      std::array<std::int64_t, 3> row{borders[document], borders[document], next_target()};
+      std::int64_t tokens = 0;
+      while (row[1] < stop) {
+        tokens += lengths[static_cast<std::size_t>(row[1]++)];
+        const bool is_full = tokens >= row[2] && stop - row[1] > 1 && row[1] - row[0] >= rules.min_sentences;
+        if (is_full || row[1] == stop) {
+          rows.push_back(row);
+          row = {row[1], row[1], next_target()};
+          tokens = 0;
+        }
+      }
+    }
+  }
+  std::mt19937_64 shuffle(static_cast<std::uint64_t>(rules.seed) + 1);
+  for (std::size_t last = rows.size(); last-- > 1;) {
+    std::swap(rows[last], rows[shuffle() % (last + 1)]);
+  }
+  std::vector<std::uint32_t> numbers;
+  for (const auto& row : rows) {
+    numbers.insert(numbers.end(), row.begin(), row.end());
+  }
+  return numbers;
+}
+
+void test_mapping(std::size_t rounds) {
+  Random random(57);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    std::vector<std::int64_t> borders{0};
+    std::vector<std::int32_t> lengths;
+    for (std::uint64_t document = random.below(30); document > 0; --document) {
+      for (std::uint64_t sentence = random.below(20); sentence > 0; --sentence) {
+        lengths.push_back(static_cast<std::int32_t>(random.below(random.below(16) == 0 ? 520 : 60)));
+      }
+      borders.push_back(static_cast<std::int64_t>(lengths.size()));
+    }
+    trackbed::MappingRules rules{.num_epochs = 1 + static_cast<std::int64_t>(random.below(8)),
+                                 .num_samples = random.below(500),
+                                 .max_length = 2 + static_cast<std::int64_t>(random.below(200)),
+                                 .ratio = static_cast<std::int64_t>(random.below(5)),
+                                 .seed = static_cast<std::int64_t>(random.below(2147483647)),
+                                 .min_sentences = 1 + static_cast<std::int64_t>(random.below(2))};
+    std::vector<trackbed::Sentences> documents(borders.size() - 1);
+    const auto bytes = std::as_bytes(std::span(lengths));
+    trackbed::Poll poll;
+    documents.resize(trackbed::find_documents(borders, bytes, rules.min_sentences, documents, poll));
+    const std::vector<std::uint32_t> wanted = naive_mapping(borders, lengths, rules);
+    const auto narrow = trackbed::build_mapping<std::uint32_t>(documents, bytes, rules, poll);
+    const auto wide = trackbed::build_mapping<std::uint64_t>(documents, bytes, rules, poll);
+    check(std::equal(wanted.begin(), wanted.end(), narrow.numbers, narrow.numbers + 3 * narrow.num_rows) &&
+              std::equal(wanted.begin(), wanted.end(), wide.numbers, wide.numbers + 3 * wide.num_rows),
+          "mapping of round " + std::to_string(round));
+    std::free(narrow.numbers);
+    std::free(wide.numbers);
+  }
 }
 
 // ---------------------------------------------------------------- counting tokens
@@ -1940,6 +2023,7 @@ int main(int argc, char** argv) {
   test_sample_index(400 * scale);
   test_sample_index_counts_in_64_bits();
   test_sample_index_in_threads(is_short ? 70'000 : 300'000);
+  test_mapping(200 * scale);
   test_sieve(100 * scale);
   test_draw(120 * scale);
   test_legacy_shuffle(5 * scale);

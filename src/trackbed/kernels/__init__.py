@@ -5,6 +5,7 @@ from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, 
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.least_loaded import assign_least_loaded
+from trackbed.kernels.mapping import build_mapping
 from trackbed.kernels.narrow import narrow
 from trackbed.kernels.permutation import (
     PERMUTATION_VERSION,
@@ -37,6 +38,7 @@ __all__ = [
     "available_levels",
     "available_threads",
     "balanced_blend",
+    "build_mapping",
     "check_blocks",
     "check_positions",
     "check_size_and_key",

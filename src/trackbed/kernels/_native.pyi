@@ -36,6 +36,22 @@ def square_sum(
     poll: _Poll,
     /,
 ) -> None: ...
+def find_documents(
+    borders: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.uint8],
+    min_sentences: int,
+    documents: npt.NDArray[np.int64],
+    poll: _Poll,
+    /,
+) -> int: ...
+def build_mapping(
+    documents: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.uint8],
+    rules: npt.NDArray[np.int64],
+    is_wide: bool,
+    poll: _Poll,
+    /,
+) -> npt.NDArray[np.unsignedinteger[Any]]: ...
 def assign_least_loaded(
     costs: npt.NDArray[np.int64],
     first: npt.NDArray[np.int64],

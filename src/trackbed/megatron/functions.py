@@ -21,6 +21,7 @@ from trackbed.tokens import open_index as open_index_file
 __all__ = [
     "build_blending_indices",
     "build_exhaustive_blending_indices",
+    "build_mapping",
     "build_sample_idx",
     "build_sample_idx_int32",
     "build_sample_idx_int64",
@@ -57,6 +58,30 @@ def build_exhaustive_blending_indices(
     counts = np.asarray(sizes, dtype=np.int64)
     _check_counts("sizes", len(counts), num_datasets)
     kernels.exhaustive_blend(counts[:num_datasets], dataset_index, dataset_sample_index)
+
+
+def build_mapping(
+    documents: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    num_epochs: int,
+    max_num_samples: int,
+    max_seq_length: int,
+    short_seq_prob: float,
+    seed: int,
+    verbose: bool,  # noqa: ARG001, FBT001  Megatron Core's signature
+    min_num_sent: int,
+) -> Rows:
+    """`[R, 3]` samples of whole sentences, shuffled; see `trackbed.kernels.build_mapping`."""
+    return kernels.build_mapping(
+        documents,
+        sizes,
+        num_samples=max_num_samples,
+        max_length=max_seq_length,
+        short_probability=short_seq_prob,
+        seed=seed,
+        min_sentences=min_num_sent,
+        num_epochs=num_epochs,
+    )
 
 
 def build_sample_idx(

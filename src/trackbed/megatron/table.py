@@ -26,6 +26,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "datasets.helpers": {
         "build_blending_indices": "trackbed.megatron.functions:build_blending_indices",
         "build_exhaustive_blending_indices": "trackbed.megatron.functions:build_exhaustive_blending_indices",
+        "build_mapping": "trackbed.megatron.functions:build_mapping",
         "build_sample_idx": "trackbed.megatron.functions:build_sample_idx",
         "build_sample_idx_int32": "trackbed.megatron.functions:build_sample_idx_int32",
         "build_sample_idx_int64": "trackbed.megatron.functions:build_sample_idx_int64",
