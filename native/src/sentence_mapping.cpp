@@ -88,6 +88,9 @@ class Rows {
 template <class Number>
 void cut(std::span<const Sentences> documents, std::span<const std::byte> lengths, const MappingRules& rules,
          Rows<Number>& rows, Poll& poll) {
+  if (documents.empty()) {
+    return;
+  }
   Targets next_target(rules);
   std::int64_t unpolled = 0;
   for (std::int64_t epoch = 0; epoch < rules.num_epochs && rows.count() < rules.num_samples; ++epoch) {

@@ -6,6 +6,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from megatron.core.datasets import helpers
 
+from trackbed import kernels
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.megatron.functions import build_mapping
 
@@ -81,7 +82,7 @@ def test_without_short_samples_a_target_of_one_token_is_allowed():
         ({"lengths": np.array([3, -1, 2], dtype=np.int32)}, "lengths"),
     ],
 )
-def test_what_megatron_core_dies_of_is_an_error(change, words):
+def test_an_argument_out_of_range_is_named(change, words):
     arguments = {
         "borders": np.array([0, 3]),
         "lengths": np.array([3, 1, 2], dtype=np.int32),
@@ -105,3 +106,5 @@ def test_without_an_eligible_document_it_ends_with_a_sentence(documents):
     with pytest.raises(PlanError, match="at least 2 sentences, and none of more than 512 tokens"):
         build_mapping(borders, lengths, MANY_EPOCHS, 5, 8, 0.1, 1, False, 2)
     assert build_mapping(borders, lengths, MANY_EPOCHS, 0, 8, 0.1, 1, False, 2).shape == (0, 3)
+    rules = {"max_length": 8, "short_probability": 0.1, "seed": 1, "min_sentences": 2}
+    assert kernels.build_mapping(borders, lengths, num_samples=None, num_epochs=MANY_EPOCHS, **rules).shape == (0, 3)

@@ -23,7 +23,7 @@ def kilobytes(file, field):
 
 
 def pss():
-    """Bytes of this process, its share of shared memory included; libraries are shared with whoever comes and goes."""
+    """Bytes in use, with a share of shared memory; without pages of libraries, which depend on other processes."""
     gc.collect()
     return 1024 * sum(kilobytes("smaps_rollup", field) for field in ("Pss_Anon:", "Pss_Shmem:"))
 

@@ -19,7 +19,7 @@ struct MappingRules {
   std::int64_t num_epochs;     // most epochs, at least 1
   std::uint64_t num_samples;   // no further epoch is begun once there are as many rows
   std::int64_t max_length;     // tokens of a sample, at least 1; at least 2 if `ratio` is above 0
-  std::int64_t ratio;          // of so many samples one is short, of a random length of at least 2; 0 for none
+  std::int64_t ratio;          // one sample in `ratio` is short, with a random length of at least 2; 0 for none
   std::int64_t seed;           // in [0, 2^31 - 1)
   std::int64_t min_sentences;  // fewest sentences of a sample, at least 1
 };
@@ -39,8 +39,7 @@ struct Mapping {
   std::size_t num_rows;
 };
 
-// Makes the mapping of documents, shuffled.
-// Requires: documents that are not empty if `rules.num_samples` is above 0. Throws std::bad_alloc.
+// Makes the mapping of documents, shuffled; without documents it has no rows. Throws std::bad_alloc.
 template <class Number>
 Mapping<Number> build_mapping(std::span<const Sentences> documents, std::span<const std::byte> lengths,
                               const MappingRules& rules, Poll& poll);

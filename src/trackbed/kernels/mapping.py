@@ -13,11 +13,11 @@ from trackbed.errors import ArgumentError, PlanError
 from trackbed.kernels import _native
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["HIGHEST_SEED", "LONG_SENTENCE", "build_mapping"]
+__all__ = ["build_mapping"]
 
-HIGHEST_SEED: Final = 2**31 - 2
+_HIGHEST_SEED: Final = 2**31 - 2
 """Megatron Core's shuffle takes the seed plus 1 as int32."""
-LONG_SENTENCE: Final = 512
+_LONG_SENTENCE: Final = 512
 """Most tokens of a sentence in a document of several."""
 _MOST_EPOCHS: Final = 2**31 - 2
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
@@ -70,7 +70,7 @@ def build_mapping(
            [0, 1, 8]], dtype=uint32)
     """
     _check_range("max_length", max_length, 2 if short_probability > 0 else 1, _HIGHEST)
-    _check_range("seed", seed, 0, HIGHEST_SEED)
+    _check_range("seed", seed, 0, _HIGHEST_SEED)
     _check_range("min_sentences", min_sentences, 1, _HIGHEST)
     if not 0 <= short_probability <= 1:
         msg = f"short_probability must be in [0, 1], found {short_probability}"
@@ -91,29 +91,27 @@ def build_mapping(
     if num_samples and not len(documents):
         msg = (
             f"a document must have at least {min_sentences} sentence{'s' if min_sentences > 1 else ''}, and none of "
-            f"more than {LONG_SENTENCE} tokens if it has several, to give {num_samples} samples, found none among "
+            f"more than {_LONG_SENTENCE} tokens if it has several, to give {num_samples} samples, found none among "
             f"{max(len(starts) - 1, 0)}"
         )
         raise PlanError(msg)
     most = 2**64 - 1 if num_samples is None else num_samples
-    rules = np.array(
-        [num_epochs, _signed(most), max_length, _ratio(short_probability), seed, min_sentences], dtype=np.int64
-    )
+    ratio = _ratio(short_probability)
+    rules = np.array([num_epochs, most, max_length, ratio, seed, min_sentences], dtype=np.uint64).view(np.int64)
     is_wide = len(lengths) > np.iinfo(np.uint32).max
     return _native.build_mapping(documents, known, rules, is_wide, current_poll(poll))
 
 
 def _ratio(probability: float) -> int:
-    """Of how many samples one is short, rounded as in C; 0 for none."""
+    """Number N such that one sample in N is short, rounded as in C; 0 if none is.
+
+    >>> _ratio(0.1), _ratio(0.4), _ratio(1.0), _ratio(0.0)
+    (10, 3, 1, 0)
+    """
     if probability == 0:
         return 0
     inverse = 1 / probability
-    nearest = int(inverse) + (inverse - int(inverse) >= 0.5) if inverse <= _HIGHEST else _ENDLESS
-    return nearest if nearest <= _HIGHEST else _ENDLESS
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
+    return int(inverse + 0.5) if inverse < _HIGHEST + 0.5 else _ENDLESS
 
 
 def _checked_lengths(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
