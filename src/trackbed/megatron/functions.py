@@ -73,8 +73,8 @@ def build_mapping(
 ) -> Rows:
     """`[R, 3]` samples of whole sentences, shuffled; see `trackbed.kernels.build_mapping`."""
     return kernels.build_mapping(
-        documents,
-        sizes,
+        np.asarray(documents),
+        np.asarray(sizes),
         num_samples=max_num_samples,
         max_length=max_seq_length,
         short_probability=short_seq_prob,
