@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <vector>
 
 #include "python.hpp"
@@ -12,12 +13,14 @@
 #include "trackbed/blend.hpp"
 #include "trackbed/block_permutation.hpp"
 #include "trackbed/gather.hpp"
+#include "trackbed/gather_masked.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/least_loaded.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/numpy_random.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/sentence_mapping.hpp"
@@ -188,6 +191,57 @@ std::pair<std::int64_t, std::vector<std::int64_t>> gather(nb::capsule workers, W
       structures_of<const trackbed::BatchRows>(rows).front(), static_cast<trackbed::Isa>(level), num_threads,
       its_workers, poll);
   return {found.refused, found.absent};
+}
+
+std::pair<std::int64_t, std::vector<std::int64_t>> gather_masked(nb::capsule workers, Words sources, Words files,
+                                                                 Array<const std::int32_t> datasets,
+                                                                 Array<const std::int64_t> positions, Words rules,
+                                                                 Words rows, int level, int num_threads,
+                                                                 nb::handle callback) {
+  trackbed::Poll poll = poll_of(callback);
+  auto& its_workers = *static_cast<trackbed::Workers*>(workers.data());
+  const nb::gil_scoped_release no_gil;
+  const trackbed::Gathered found = trackbed::gather_masked(
+      structures_of<const trackbed::SampleSource>(sources), structures_of<const trackbed::TokenFile>(files),
+      span_of(datasets), span_of(positions), structures_of<const trackbed::MaskingRules>(rules).front(),
+      structures_of<const trackbed::MaskedRows>(rows).front(), static_cast<trackbed::Isa>(level), num_threads,
+      its_workers, poll);
+  return {found.refused, found.absent};
+}
+
+// Draws of one stream in turn, each by its kind: 0 random(), 1 randint(0, argument), 2 geometric(argument), 3 choice()
+// by `cumulative`, 4 shuffle() of the numbers below the argument, of which the sum of number times position is the
+// result.
+void legacy_draws(std::uint32_t seed, Array<const std::uint8_t> kinds, Array<const double> arguments,
+                  Array<const double> cumulative, Array<double> results, int level) {
+  trackbed::NumpyRandom random(seed, static_cast<trackbed::Isa>(level));
+  std::vector<std::uint32_t> numbers;
+  for (std::size_t draw = 0; draw < kinds.size(); ++draw) {
+    const double argument = arguments(draw);
+    double& result = results(draw);
+    switch (kinds(draw)) {
+      case 0:
+        result = random.random();
+        break;
+      case 1:
+        result = random.up_to(static_cast<std::uint32_t>(argument) - 1);
+        break;
+      case 2:
+        result = random.geometric(argument);
+        break;
+      case 3:
+        result = static_cast<double>(random.choice(span_of(cumulative)));
+        break;
+      default:
+        numbers.resize(static_cast<std::size_t>(argument));
+        std::iota(numbers.begin(), numbers.end(), 0U);
+        random.shuffle(std::span(numbers));
+        result = 0;
+        for (std::size_t at = 0; at < numbers.size(); ++at) {
+          result += static_cast<double>(at) * numbers[at];
+        }
+    }
+  }
 }
 
 using AnyVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -361,6 +415,9 @@ NB_MODULE(_native, m) {
   m.def("new_workers", &new_workers);
   m.def("gather", &gather, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);
+  m.def("gather_masked", &gather_masked, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), poll);
+  m.def("legacy_draws", &legacy_draws);
   m.def("draw_phases", &draw_phases, nb::call_guard<nb::gil_scoped_release>());
   m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());
 }

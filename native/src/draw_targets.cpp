@@ -20,8 +20,11 @@ std::uint32_t twist(std::uint32_t high, std::uint32_t low) {
   return joined >> 1 ^ ((0U - (low & 1U)) & 0x9908b0dfU);
 }
 
+}  // namespace
+
 // Regenerates all words, in branch-free loops that the compiler vectorizes.
-void advance(std::uint32_t* words) {
+void regenerate(MersenneTwister& twister) {
+  std::uint32_t* const words = twister.words;
   for (std::size_t i = 0; i < kWords - kShift; ++i) {
     words[i] = words[i + kShift] ^ twist(words[i], words[i + 1]);
   }
@@ -29,7 +32,10 @@ void advance(std::uint32_t* words) {
     words[i] = words[i + kShift - kWords] ^ twist(words[i], words[i + 1]);
   }
   words[kWords - 1] = words[kShift - 1] ^ twist(words[kWords - 1], words[0]);
+  twister.next = 0;
 }
+
+namespace {
 
 std::uint32_t temper(std::uint32_t word) {
   word ^= word >> 11;
@@ -40,8 +46,7 @@ std::uint32_t temper(std::uint32_t word) {
 
 std::uint64_t draw32(MersenneTwister& twister) {
   if (twister.next == kWords) {
-    advance(twister.words);
-    twister.next = 0;
+    regenerate(twister);
   }
   return temper(twister.words[twister.next++]);
 }
@@ -53,8 +58,7 @@ std::uint64_t mask_of(std::uint64_t number) { return ~std::uint64_t{0} >> __buil
 
 std::size_t draw_narrow(MersenneTwister& twister, std::uint64_t last, std::uint32_t* targets) {
   if (twister.next == kWords) {
-    advance(twister.words);
-    twister.next = 0;
+    regenerate(twister);
   }
   std::uint32_t tempered[kWords];
   for (std::size_t word = twister.next; word < kWords; ++word) {

@@ -18,7 +18,8 @@ namespace trackbed {
   constexpr BlendLoops blend_loops{largest_error, sieve, draw};                                                  \
   std::size_t draw_narrow(MersenneTwister&, std::uint64_t, std::uint32_t*);                                      \
   void draw_wide(MersenneTwister&, std::uint64_t, std::uint64_t*, std::size_t);                                  \
-  constexpr TargetDraws target_draws{draw_narrow, draw_wide};                                                    \
+  void regenerate(MersenneTwister&);                                                                             \
+  constexpr TargetDraws target_draws{draw_narrow, draw_wide, regenerate};                                        \
   void permute_block(const Permutation&, const std::int64_t*, std::int64_t*, std::size_t);                       \
   void widen(std::int64_t, const std::byte*, std::size_t, std::int64_t*);                                        \
   void mask(std::int64_t*, std::int64_t*, std::size_t, std::int64_t, std::int64_t, bool, float*);                \

@@ -62,12 +62,24 @@ Place place_of(const SampleSource& source, std::int64_t row) {
 
 // Adds `count` tokens from a byte of a file on. Returns false if they are not all mapped.
 bool add_span(const TokenFile& file, std::int64_t byte, std::int64_t count, std::int64_t token_bytes,
-              SampleSpans& plan) {
-  if (byte < 0 || byte > file.size_bytes || count > (file.size_bytes - byte) / token_bytes) {
+              std::vector<Span>& spans) {
+  if (byte < 0 || byte > file.size_bytes || count < 0 || count > (file.size_bytes - byte) / token_bytes) {
     return false;
   }
-  plan.spans.push_back({file.tokens + byte, count});
+  spans.push_back({file.tokens + byte, count});
   return true;
+}
+
+// The file that has a sequence of its dataset, if any has.
+const TokenFile& file_of(std::span<const TokenFile> files, std::int64_t sequence) {
+  const auto after = static_cast<std::size_t>(first_that(static_cast<std::int64_t>(files.size()), [&](auto file) {
+    return files[static_cast<std::size_t>(file)].first_sequence > sequence;
+  }));
+  return files[after == 0 ? 0 : after - 1];
+}
+
+std::uint64_t load_unsigned(const std::byte* numbers, std::int64_t bytes, std::int64_t at) {
+  return bytes == 4 ? load<std::uint32_t>(numbers, at) : load<std::uint64_t>(numbers, at);
 }
 
 class Planner {
@@ -115,7 +127,7 @@ class Planner {
 
   // Adds the tokens of a document from `begin` to its end, or, if it is the last one, to `end` plus the extra token.
   bool add_document(std::int64_t document, std::int64_t begin, bool is_last, std::int64_t end, std::int64_t& done) {
-    const TokenFile& file = file_of(document);
+    const TokenFile& file = file_of(files_, document);
     const std::int64_t sequence = difference(document, file.first_sequence);
     if (!is_in(sequence, file.num_sequences) || begin < 0 || begin > kMostTokens || end > kMostTokens) {
       return false;
@@ -133,14 +145,7 @@ class Planner {
     done += stop - begin;
     plan_.borders.push_back(done);
     return !__builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), begin * token_bytes_, &byte) &&
-           add_span(file, byte, stop - begin, token_bytes_, plan_);
-  }
-
-  const TokenFile& file_of(std::int64_t document) const {
-    const auto after = static_cast<std::size_t>(first_that(source_.num_files, [&](std::int64_t file) {
-      return files_[static_cast<std::size_t>(file)].first_sequence > document;
-    }));
-    return files_[after == 0 ? 0 : after - 1];
+           add_span(file, byte, stop - begin, token_bytes_, plan_.spans);
   }
 
   bool add_stretch(std::int64_t sample) {
@@ -169,7 +174,7 @@ class Planner {
       byte += count * token_bytes_;
       if (file.tokens == nullptr) {
         plan_.absent.push_back(number + source_.first_file);
-      } else if (!add_span(file, inside, count, token_bytes_, plan_) || !add_borders(file, begin)) {
+      } else if (!add_span(file, inside, count, token_bytes_, plan_.spans) || !add_borders(file, begin)) {
         return false;
       }
     }
@@ -274,6 +279,43 @@ Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files,
   plan.borders.clear();
   plan.absent.clear();
   return Planner(source, files, length, extra, plan)(position);
+}
+
+Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
+                       SentenceSpans& plan) {
+  plan.spans.clear();
+  plan.absent.clear();
+  const std::int64_t token_bytes = token_bytes_of(source.dtype);
+  const std::int64_t row = position < 0 ? position + source.num_samples : position;
+  if (source.rows == nullptr || source.visits != nullptr || token_bytes == 0 || !is_in(row, source.num_samples)) {
+    return Planned::refused;
+  }
+  const std::uint64_t first = load_unsigned(source.rows, source.row_bytes, 3 * row);
+  const std::uint64_t stop = load_unsigned(source.rows, source.row_bytes, 3 * row + 1);
+  plan.target = static_cast<std::int64_t>(load_unsigned(source.rows, source.row_bytes, 3 * row + 2));
+  const auto its_files =
+      files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
+  const auto end = static_cast<std::uint64_t>(its_files.back().first_sequence + its_files.back().num_sequences);
+  if (plan.target <= 0 || first >= stop || stop > end) {
+    return Planned::refused;
+  }
+  for (std::uint64_t sentence = first; sentence < stop; ++sentence) {
+    const TokenFile& file = file_of(its_files, static_cast<std::int64_t>(sentence));
+    const std::int64_t sequence = static_cast<std::int64_t>(sentence) - file.first_sequence;
+    if (file.tokens == nullptr) {
+      const std::int64_t absent = &file - files.data();
+      if (plan.absent.empty() || plan.absent.back() != absent) {
+        plan.absent.push_back(absent);
+      }
+      continue;
+    }
+    if (!is_in(sequence, file.num_sequences) ||
+        !add_span(file, load<std::int64_t>(file.pointers, sequence), load<std::int32_t>(file.lengths, sequence),
+                  token_bytes, plan.spans)) {
+      return Planned::refused;
+    }
+  }
+  return plan.absent.empty() ? Planned::whole : Planned::absent;
 }
 
 }  // namespace trackbed

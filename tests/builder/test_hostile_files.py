@@ -168,7 +168,7 @@ def test_tokens_that_are_no_integers_are_refused_at_the_start(tmp_path):
     prefix = write_pair(tmp_path / "pair", [9] * 9, dtype=np.float64)
     for order in ("megatron", "balanced", "instant"):
         config = gpt_config(tmp_path / "cache", blend=([prefix], None), split="1", order=order)
-        with pytest.raises(FormatError, match="tokens of a GPT dataset must be integers, found float64"):
+        with pytest.raises(FormatError, match="tokens must be integers, found float64"):
             build(config, (2, None, None))
 
 

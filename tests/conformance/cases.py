@@ -62,14 +62,8 @@ class Case:
         folder.mkdir(parents=True)
         for number, data in enumerate(self.data):
             lengths = data.lengths()
-            data.tokens(lengths).tofile(folder / f"{number}.bin")
-            code = {"uint16": 8, "int32": 4}[data.dtype]
-            pointers = (np.cumsum(lengths) - lengths) * np.dtype(data.dtype).itemsize
-            with (folder / f"{number}.idx").open("wb") as file:
-                file.write(b"MMIDIDX\0\0" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
-                file.write(np.array([len(lengths), len(lengths) + 1], dtype=np.uint64).tobytes())
-                for part, dtype in ((lengths, "<i4"), (pointers, "<i8"), (np.arange(len(lengths) + 1), "<i8")):
-                    file.write(part.astype(dtype).tobytes())
+            borders = np.arange(len(lengths) + 1)
+            write_pair(folder / str(number), data.tokens(lengths), lengths, borders)
         if self.tokenizer != "null":
             write_tokenizer(folder / "tokenizer")
 
@@ -89,6 +83,24 @@ class Case:
 
     def __repr__(self) -> str:
         return json.dumps(asdict(self))
+
+
+def write_pair(prefix: Path, tokens: np.ndarray, lengths: np.ndarray, borders: np.ndarray) -> None:
+    """Write a pair with NumPy alone."""
+    tokens.tofile(f"{prefix}.bin")
+    code = {"uint16": 8, "int32": 4}[tokens.dtype.name]
+    pointers = (np.cumsum(lengths) - lengths) * tokens.dtype.itemsize
+    with Path(f"{prefix}.idx").open("wb") as file:
+        file.write(b"MMIDIDX\0\0" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
+        file.write(np.array([len(lengths), len(borders)], dtype=np.uint64).tobytes())
+        for part, dtype in ((lengths, "<i4"), (pointers, "<i8"), (borders, "<i8")):
+            file.write(part.astype(dtype).tobytes())
+
+
+def every_part(split: str, count: int) -> list[tuple[int, int]]:
+    """Ranges of the elements that each split gets."""
+    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    return [split_range(bounds, count) for bounds in matrix if bounds is not None]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -200,12 +212,5 @@ def _size(data: tuple[Data, ...], blend: Any, sequence_length: int) -> st.Search
 
 
 def _every_part_has_tokens(split: str, data: tuple[Data, ...], numbers: tuple[int, ...]) -> bool:
-    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
-    for number in numbers:
-        lengths = data[number].lengths()
-        for bounds in matrix:
-            if bounds is not None:
-                start, stop = split_range(bounds, len(lengths))
-                if lengths[start:stop].sum() == 0:
-                    return False
-    return True
+    known = [data[number].lengths() for number in numbers]
+    return all(lengths[start:stop].sum() for lengths in known for start, stop in every_part(split, len(lengths)))

@@ -16,6 +16,12 @@ from pathlib import Path
 import numpy as np
 
 MOST_SAMPLES = 6
+MOST_MASKED_SAMPLES = 20
+CLASSES = {
+    "bert": ("bert_dataset", "BERTMaskedWordPieceDataset"),
+    "gpt": ("gpt_dataset", "GPTDataset"),
+    "t5": ("t5_dataset", "T5MaskedWordPieceDataset"),
+}
 
 
 def answer(request, tokenizer, root, **options):
@@ -34,10 +40,12 @@ def answer(request, tokenizer, root, **options):
 
 def build(request, tokenizer, root, **options):
     """The datasets of all splits."""
-    gpt = import_module(f"{root}.datasets.gpt_dataset")
+    name, class_name = CLASSES[request.get("model", "gpt")]
+    module = import_module(f"{root}.datasets.{name}")
     builder = import_module(f"{root}.datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
-    config = gpt.GPTDatasetConfig(tokenizer=tokenizer, **_blends_as_tuples(request["config"]))
-    return builder(gpt.GPTDataset, list(request["sizes"]), lambda: True, config, **options).build()
+    arguments = _blends_as_tuples(request["config"])
+    config = getattr(module, f"{class_name}Config")(tokenizer=tokenizer, **arguments)
+    return builder(getattr(module, class_name), list(request["sizes"]), lambda: True, config, **options).build()
 
 
 def describe(dataset, at=None):
@@ -63,8 +71,10 @@ def positions(dataset):
     if len(dataset) == 0:
         return []
     rng = np.random.default_rng(len(dataset))
-    chosen = {0, len(dataset) - 1, -1, *rng.integers(0, len(dataset), MOST_SAMPLES - 2).tolist()}
-    return [*sorted(chosen), *([] if hasattr(dataset, "datasets") else [None])]
+    is_masked = "Masked" in type(getattr(dataset, "datasets", [dataset])[0]).__name__
+    count = MOST_MASKED_SAMPLES if is_masked else MOST_SAMPLES
+    chosen = {0, len(dataset) - 1, -1, *rng.integers(0, len(dataset), count - 2).tolist()}
+    return [*sorted(chosen), *([] if is_masked or hasattr(dataset, "datasets") else [None])]
 
 
 def sample(dataset, position):
@@ -104,8 +114,34 @@ def _blends_as_tuples(config):
     return found
 
 
+def word_piece_tokenizer(tokenizer):
+    """The generated tokenizer of a request."""
+    from word_piece_tokenizer import WordPieceTokenizer
+
+    wanted = ("seed", "size", "continues", "pad", "sentinels")
+    return WordPieceTokenizer(**{name: tokenizer[name] for name in wanted})
+
+
+def permute_by_the_samples_stream():
+    """Have Megatron Core draw what it permutes from the sample's stream: its own is that of the whole process."""
+    from megatron.core.datasets.masked_dataset import MaskedWordPieceDataset
+
+    original = MaskedWordPieceDataset._create_masked_lm_predictions
+
+    def patched(self, token_ids, target_sequence_length, numpy_random_state):
+        choice, np.random.choice = np.random.choice, numpy_random_state.choice
+        try:
+            return original(self, token_ids, target_sequence_length, numpy_random_state)
+        finally:
+            np.random.choice = choice
+
+    MaskedWordPieceDataset._create_masked_lm_predictions = patched
+
+
 def megatron_tokenizer(tokenizer):
-    """Megatron Core's own tokenizer for a request."""
+    """Megatron Core's own tokenizer for a request, or a generated one."""
+    if tokenizer["kind"] == "word pieces":
+        return word_piece_tokenizer(tokenizer)
     try:
         from megatron.core.tokenizers import MegatronTokenizer
     except ModuleNotFoundError:  # before core 0.13
@@ -146,6 +182,7 @@ def main():
     port = sys.argv[1]
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     import_module("megatron.core.datasets.blended_megatron_dataset_builder")
+    permute_by_the_samples_stream()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

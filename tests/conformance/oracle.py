@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import DEFAULT_TOKENIZER, identity
-from observe import answer, build
+from observe import answer, build, word_piece_tokenizer
 
 from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup
@@ -39,7 +39,8 @@ class Oracle:
         """Its answer, or `error` if it hangs or dies."""
         if self._process is None:
             self._start()
-        request = {**request, "tokenizer": {**request["tokenizer"], "identity": identity(request["tokenizer"])}}
+        if request["tokenizer"]["kind"] != "word pieces":
+            request = {**request, "tokenizer": {**request["tokenizer"], "identity": identity(request["tokenizer"])}}
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -122,8 +123,10 @@ def build_with_trackbed(request: dict[str, Any]) -> list[Any]:
     return build(request, _tokenizer(request["tokenizer"], legacy=False), "trackbed.megatron.core")
 
 
-def _tokenizer(tokenizer: dict[str, Any], *, legacy: bool) -> NullTokenizer | HuggingFaceTokenizer:
+def _tokenizer(tokenizer: dict[str, Any], *, legacy: bool) -> Any:
     """One that Megatron Core takes for its own."""
+    if tokenizer["kind"] == "word pieces":
+        return word_piece_tokenizer(tokenizer)
     named = identity(tokenizer)
     if legacy:
         known = MegatronIdentity("NullTokenizer", [None], {"vocab_size": tokenizer["vocab_size"]})

@@ -20,6 +20,9 @@ struct TargetDraws {
   // Draws 64 bits per try, for `count` elements.
   // Requires: last - count >= 2**32 - 1.
   void (*wide)(MersenneTwister& twister, std::uint64_t last, std::uint64_t* targets, std::size_t count);
+
+  // Regenerates all words, so that the next one to draw is the first.
+  void (*regenerate)(MersenneTwister& twister);
 };
 
 // Implementation for `level`; levels not in this build fall back to the baseline.

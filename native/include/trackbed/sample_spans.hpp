@@ -30,7 +30,9 @@ struct SampleSource {
   const std::byte* visits;
   std::int64_t num_visits;
   std::int64_t visit_bytes;  // 4 or 8, as row_bytes and shuffle_bytes
-  const std::byte* rows;     // num_samples + 1 pairs: visit, and token offset in that visit, of each sample's start
+  // With visits, num_samples + 1 pairs: visit, and token offset in that visit, of each sample's start. Of a dataset of
+  // sentences, num_samples times, unsigned: the first sentence, the one after the last, and the sample's length.
+  const std::byte* rows;
   std::int64_t row_bytes;
   const std::byte* shuffle;  // num_samples row numbers, unsigned if they have 4 bytes
   std::int64_t shuffle_bytes;
@@ -56,6 +58,13 @@ struct SampleSpans {
   std::vector<std::int64_t> absent;   // files that must be mapped
 };
 
+// Sentences of one sample.
+struct SentenceSpans {
+  std::vector<Span> spans;           // each sentence, empty ones included
+  std::vector<std::int64_t> absent;  // files that must be mapped
+  std::int64_t target;               // length of the sample, above 0
+};
+
 // Bytes per token of this type, or 0 if it is not an integer type of index files.
 std::int64_t token_bytes_of(std::int64_t dtype);
 
@@ -68,6 +77,11 @@ std::int64_t token_bytes_of(std::int64_t dtype);
 // Requires: arrays of the lengths given in `source` and `files`. O(visits of the sample + log(sequences)).
 Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
                    std::int64_t length, std::int64_t extra, SampleSpans& plan);
+
+// Finds the sentences of a sample of a dataset of sentences, at a position that is counted from the end if it is below
+// 0. Every span is checked as by plan_spans(). Requires: as plan_spans(). O(sentences of the sample + log(files)).
+Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
+                       SentenceSpans& plan);
 
 // Prefetches memory for plan_spans(), whose reads depend on each other, so that each would otherwise wait for memory.
 // Step s prefetches what step s + 1 reads: to be called with step 0 for all samples of a batch, then with step 1 for

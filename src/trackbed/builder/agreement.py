@@ -13,9 +13,10 @@ from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
 from trackbed.cache.entry import shortened
 from trackbed.datasets.blended import BlendedDataset
+from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.overrides import is_ours
 from trackbed.index.splits import Split
 
 __all__ = ["Item", "RankRequest", "find_difference", "first_difference", "request_of"]
@@ -108,10 +109,8 @@ def _items_of(dataset: Any) -> list[Item]:
 
 def _has_index(dataset: MegatronDataset) -> bool:
     """True for classes of ours, and for others' that keep an index in the cache."""
-    is_own = type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return (
-        is_own or isinstance(dataset, GPTDataset) or any(isinstance(one, LazyArrays) for one in vars(dataset).values())
-    )
+    has_arrays = any(isinstance(one, LazyArrays) for one in vars(dataset).values())
+    return is_ours(type(dataset)) or isinstance(dataset, CachedDataset) or has_arrays
 
 
 def _options_of(

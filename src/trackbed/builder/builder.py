@@ -22,9 +22,8 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.megatron import MegatronDataset
-from trackbed.datasets.overrides import check_overrides
+from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import local_host_path
@@ -249,7 +248,7 @@ class BlendedMegatronDatasetBuilder:
     def _open(self, specs: Sequence[SplitSpec | None]) -> list[_Opened]:
         """Opens the low-level datasets of splits that share them."""
         prefixes = next((spec.prefixes for spec in specs if spec is not None), ())
-        if self.cls.build_low_level_dataset is GPTDataset.build_low_level_dataset:  # others open their own files
+        if is_ours(self.cls.build_low_level_dataset):  # others open their own files
             groups = getattr(self.config, "groups", None) or {}
             start = current_start()
             if start is not None:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from trackbed.datasets.gpt import GPTDataset
+from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.overrides import is_ours
 
 __all__ = ["constructor_of_ours", "constructs_in_turn"]
-
-_OURS = __name__.partition(".")[0]
 
 
 def constructs_in_turn(cls: type[MegatronDataset]) -> bool:
@@ -17,9 +16,9 @@ def constructs_in_turn(cls: type[MegatronDataset]) -> bool:
     By Megatron Core's convention such a class writes them on rank 0, which is constructed first, and reads them on the
     others.
     """
-    if issubclass(cls, GPTDataset):
-        return cls.builds_its_indices() or not _is_ours(cls.__init__)
-    return not _is_ours(cls)
+    if issubclass(cls, CachedDataset):
+        return cls.builds_its_indices() or not is_ours(cls.__init__)
+    return not is_ours(cls)
 
 
 def constructor_of_ours(cls: type[MegatronDataset]) -> Callable[..., MegatronDataset] | None:
@@ -28,9 +27,9 @@ def constructor_of_ours(cls: type[MegatronDataset]) -> Callable[..., MegatronDat
     The dataset requests the indices that the class has in the cache. None for a class that has none there, or builds
     them itself.
     """
-    if not issubclass(cls, GPTDataset) or cls.builds_its_indices():
+    if not issubclass(cls, CachedDataset) or cls.builds_its_indices():
         return None
-    base: Any = next(base for base in cls.__mro__ if _is_ours(base) and "__init__" in vars(base))
+    base: Any = next(base for base in cls.__mro__ if is_ours(base) and "__init__" in vars(base))
 
     def construct(*arguments: Any) -> MegatronDataset:
         dataset = cls.__new__(cls)
@@ -38,7 +37,3 @@ def constructor_of_ours(cls: type[MegatronDataset]) -> Callable[..., MegatronDat
         return dataset
 
     return construct
-
-
-def _is_ours(what: Any) -> bool:
-    return str(getattr(what, "__module__", "")).partition(".")[0] == _OURS

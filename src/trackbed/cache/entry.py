@@ -39,6 +39,12 @@ class ArraySpec:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    """Lengths of the axes; -1 for one that is known only when the array was built."""
+
+    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """True for an array of this dtype and shape."""
+        is_alike = dtype == self.dtype and len(shape) == len(self.shape)
+        return is_alike and all(one in (-1, other) for one, other in zip(self.shape, shape, strict=True))
 
 
 class DataPart(Protocol):

@@ -186,7 +186,20 @@ def _judge(
                 return Found(state, is_aside, stamps, found[1])
     if unread:
         return Found(State.damaged, is_aside, stamps, unread)
-    return Found(State.whole, is_aside, stamps, specs=expected)
+    return Found(
+        State.whole,
+        is_aside,
+        stamps,
+        specs={name: _spec_of(place.array(name), expected[name]) for name in entry.arrays},
+    )
+
+
+def _spec_of(path: str, expected: ArraySpec) -> ArraySpec:
+    """Dtype and shape of an array whose file fits `expected`."""
+    if -1 not in expected.shape:
+        return expected
+    header = read_npy_header(read_npy_start(path), path=path)
+    return ArraySpec(header.dtype, header.shape)
 
 
 def _size_problem(place: Place, entry: Entry, manifest: Manifest, stamps: Stamps) -> str:
@@ -291,7 +304,7 @@ def array_problem(path: str, wanted: ArraySpec | None) -> tuple[State, str] | No
         # The header of a small array has 128 bytes: a shorter file was truncated while it was written.
         is_damaged = size < 128 or (start is not None and not any(start[:128]))
         return State.damaged if is_damaged else State.foreign, str(error)
-    if wanted is not None and (header.dtype, header.shape) != (wanted.dtype, wanted.shape):
+    if wanted is not None and not wanted.fits(header.dtype, header.shape):
         found = f"{header.dtype} of shape {header.shape}"
         return State.foreign, f"{path} holds {found}, not {wanted.dtype} of shape {wanted.shape}"
     if size != header.size_bytes:

@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
     from trackbed.datasets.batch import Batch
+    from trackbed.datasets.bert import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
     from trackbed.datasets.blended import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
     from trackbed.datasets.gpt import GPTDataset, Piece
     from trackbed.datasets.gpt_config import GPTDatasetConfig
+    from trackbed.datasets.masked import MaskedWordPieceDataset
+    from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
     from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
     from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
     from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
+    from trackbed.datasets.t5 import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
     from trackbed.datasets.tokenizer import MegatronTokenizer
 
 __all__ = [
+    "BERTMaskedWordPieceDataset",
+    "BERTMaskedWordPieceDatasetConfig",
     "Batch",
     "BlendedDataset",
     "BlendedMegatronDatasetConfig",
@@ -27,6 +33,8 @@ __all__ = [
     "GPTDatasetConfig",
     "HuggingFaceTokenizer",
     "LowLevelDataset",
+    "MaskedWordPieceDataset",
+    "MaskedWordPieceDatasetConfig",
     "MegatronDataset",
     "MegatronIdentity",
     "MegatronTokenizer",
@@ -36,9 +44,13 @@ __all__ = [
     "MultimodalDatasetConfig",
     "NullTokenizer",
     "Piece",
+    "T5MaskedWordPieceDataset",
+    "T5MaskedWordPieceDatasetConfig",
 ]
 
 _MODULES = {
+    "BERTMaskedWordPieceDataset": "bert",
+    "BERTMaskedWordPieceDatasetConfig": "bert",
     "Batch": "batch",
     "BlendedDataset": "blended",
     "BlendedMegatronDatasetConfig": "config",
@@ -47,6 +59,8 @@ _MODULES = {
     "GPTDatasetConfig": "gpt_config",
     "HuggingFaceTokenizer": "adapters",
     "LowLevelDataset": "megatron",
+    "MaskedWordPieceDataset": "masked",
+    "MaskedWordPieceDatasetConfig": "masked_config",
     "MegatronDataset": "megatron",
     "MegatronIdentity": "adapters",
     "MegatronTokenizer": "tokenizer",
@@ -56,6 +70,8 @@ _MODULES = {
     "MultimodalDatasetConfig": "multimodal",
     "NullTokenizer": "adapters",
     "Piece": "gpt",
+    "T5MaskedWordPieceDataset": "t5",
+    "T5MaskedWordPieceDatasetConfig": "t5",
 }
 
 

@@ -4,46 +4,45 @@ Shapes: B samples of the batch, S tokens of a sample.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 
 from trackbed.errors import ArgumentError
-from trackbed.kernels import BatchArrays
 
-__all__ = ["Batch", "BatchSpec"]
+__all__ = ["Batch", "BatchMemory", "BatchSpec"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSpec:
+class BatchMemory(Protocol):
+    """The memory of a batch as its kernel takes it."""
+
+    @property
+    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The arrays by name."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """B."""
+        ...
+
+
+class BatchSpec(Protocol):
     """Specification of the tensors in the batches of a dataset."""
 
-    length: int
-    """S."""
-    dataset_id: torch.dtype | None
-    """Dtype of the dataset's number in a blend; None without a blend."""
-    has_mask: bool
-    """True if samples have an attention mask."""
-    shares_mask: bool
-    """True if all samples have the same attention mask."""
-    has_borders: bool
-    """True if samples have `cu_seqlens` and `max_seqlen`."""
+    @property
+    def dataset_id(self) -> torch.dtype | None:
+        """Dtype of the dataset's number in a blend; None without a blend."""
+        ...
 
     def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Returns dtype and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
-        ids = (torch.int64, (size, self.length))
-        wanted = {
-            "dataset_id": (self.dataset_id, (size,)),
-            "tokens": ids,
-            "labels": ids,
-            "attention_mask": (torch.bool if self.has_mask else None, (size, 1, self.length, self.length)),
-            "loss_mask": (torch.float32, (size, self.length)),
-            "position_ids": ids,
-            "cu_seqlens": (torch.int32 if self.has_borders else None, (size, self.length + 1)),
-            "max_seqlen": (torch.int32 if self.has_borders else None, (size,)),
-        }
-        return {name: (dtype, shape) for name, (dtype, shape) in wanted.items() if dtype is not None}
+        ...
+
+    def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> BatchMemory:
+        """Returns the memory of a batch, arrays by name, as the kernel takes it."""
+        ...
 
 
 class Batch(Mapping[str, torch.Tensor]):
@@ -62,7 +61,7 @@ class Batch(Mapping[str, torch.Tensor]):
     def __init__(
         self,
         tensors: Mapping[str, torch.Tensor],
-        arrays: BatchArrays | None = None,
+        arrays: BatchMemory | None = None,
         spec: BatchSpec | None = None,
         *,
         shared: Collection[str] = (),
@@ -74,27 +73,24 @@ class Batch(Mapping[str, torch.Tensor]):
 
     @classmethod
     def empty(
-        cls, spec: BatchSpec, size: int, *, shared_mask: torch.Tensor | None = None, pinned: bool = False
+        cls, spec: BatchSpec, size: int, *, shared: Mapping[str, torch.Tensor] | None = None, pinned: bool = False
     ) -> "Batch":
         """Allocates a batch of `size` samples.
 
         Args:
             spec: the tensors to allocate.
             size: B, at least 0.
-            shared_mask: `[1, S, S]` the attention mask that all samples share, if any.
+            shared: tensors that all samples share, by name, without the first axis.
             pinned: True for page-locked memory, from which copies to a GPU are asynchronous.
         """
-        shared = {} if shared_mask is None else {"attention_mask": shared_mask.expand(size, *shared_mask.shape)}
-        own = {
-            name: torch.empty(shape, dtype=dtype, pin_memory=pinned)
-            for name, (dtype, shape) in spec.tensors(size).items()
-            if name not in shared
+        views = {name: tensor.expand(size, *tensor.shape) for name, tensor in (shared or {}).items()}
+        wanted = spec.tensors(size)
+        tensors = {
+            name: views[name] if name in views else torch.empty(shape, dtype=dtype, pin_memory=pinned)
+            for name, (dtype, shape) in wanted.items()
         }
-        arrays = {name: tensor.numpy() for name, tensor in own.items() if name != "dataset_id"}
-        if "attention_mask" in arrays:
-            arrays["attention_mask"] = arrays["attention_mask"].reshape(size, spec.length, spec.length)
-        tensors = {name: {**own, **shared}[name] for name in spec.tensors(size)}
-        return cls(tensors, BatchArrays(arrays), spec, shared=shared)
+        own = {name: one.numpy() for name, one in tensors.items() if name not in views and name != "dataset_id"}
+        return cls(tensors, spec.memory(size, own), spec, shared=views)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -111,7 +107,7 @@ class Batch(Mapping[str, torch.Tensor]):
         return f"Batch({shapes})"
 
     @property
-    def arrays(self) -> BatchArrays | None:
+    def arrays(self) -> BatchMemory | None:
         """Memory that a kernel writes to; None if the batch was stacked from samples."""
         return self._arrays
 

@@ -23,11 +23,11 @@ from trackbed.datasets.blend_greedy import GreedyOrder, blend
 from trackbed.datasets.blend_indexed import ARRAYS
 from trackbed.datasets.blend_instant import InstantBlend
 from trackbed.datasets.blend_order import BlendOrder, BlendSpec
+from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gathering import Gatherer, Gathering
-from trackbed.datasets.gpt import GPTDataset
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.megatron import MegatronDataset, description_now
 from trackbed.datasets.overrides import check_overrides
@@ -224,10 +224,10 @@ class BlendedDataset(_Dataset, Gathering):
 
     @cached_property
     def _gatherer(self) -> Gatherer | None:
-        members = [one for one in self.datasets if isinstance(one, GPTDataset) and not one.makes_its_samples()]
+        members = [one for one in self.datasets if isinstance(one, CachedDataset) and not one.makes_its_samples()]
         if type(self).__getitem__ is not BlendedDataset.__getitem__ or len(members) < len(self.datasets):
             return None
-        return Gatherer(members, self._order.id_dtype)
+        return Gatherer(members, members[0].batch_form(self._order.id_dtype))
 
     def _gathered(self) -> Gatherer | None:
         return self._gatherer

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Final
@@ -120,6 +120,10 @@ class BlendedMegatronDatasetConfig:
 
     renormalize_blend_weights: bool | None = field(default=None, kw_only=True)
     """None: sizes and weights as in megatron-core 0.16.1. True or False: sizes, weights and names as in 0.10."""
+
+    groups: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
+    """Pairs by prefix of the blend, for prefixes that name a group of pairs. Their documents are concatenated as if the
+    pairs were merged."""
 
     def __post_init__(self) -> None:
         """Checks the fields, and sets `mock`, `split` and `split_matrix`."""

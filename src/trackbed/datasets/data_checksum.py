@@ -1,7 +1,4 @@
-"""Checksums of the data that samples are computed from, as files may be replaced under the same identity.
-
-Shapes: N sequences.
-"""
+"""Checksums of the data that samples are computed from, as files may be replaced under the same identity."""
 
 import os
 from collections.abc import Callable
@@ -20,16 +17,19 @@ _STRIDE: Final = 1 << 20
 """Lengths per check for cancellation."""
 
 
-def checksum_lengths(lengths: npt.NDArray[Any]) -> str:
-    """Returns the CRC-32 of `[N]` lengths as little-endian int32, in eight hexadecimal digits.
+def checksum_lengths(*vectors: npt.NDArray[Any]) -> str:
+    """Returns the CRC-32 of vectors of numbers as little-endian int32, in eight hexadecimal digits.
 
     >>> checksum_lengths(np.array([3, 1, 2])), checksum_lengths(np.array([3, 2, 1]))
     ('6ae8dc8a', 'f6d27487')
+    >>> checksum_lengths(np.array([3, 1]), np.array([2]))
+    '6ae8dc8a'
     """
     value = 0
-    for start in range(0, len(lengths), _STRIDE):
-        check_cancelled(start)
-        value = crc32(np.ascontiguousarray(lengths[start : start + _STRIDE], dtype="<i4").data, value)
+    for numbers in vectors:
+        for start in range(0, len(numbers), _STRIDE):
+            check_cancelled(start)
+            value = crc32(np.ascontiguousarray(numbers[start : start + _STRIDE], dtype="<i4").data, value)
     return f"{value:08x}"
 
 

@@ -6,9 +6,8 @@ Shapes: B samples of a batch, K datasets of a blend, S tokens of a sample.
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +17,11 @@ import torch.utils.data
 from trackbed.datasets.batch import Batch, BatchSpec
 from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations
-from trackbed.datasets.sources import Sources
+from trackbed.datasets.sources import FileBacked, Sources
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.kernels import SampleShape, gather
+from trackbed.kernels import Gathered, SampleSources
 
-if TYPE_CHECKING:
-    from trackbed.datasets.gpt import GPTDataset
-
-__all__ = ["Gatherer", "Gathering", "Indices"]
+__all__ = ["BatchForm", "Gatherer", "Gathering", "Indices"]
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 _MOST_ROUNDS: Final = 8
@@ -131,47 +127,58 @@ class Gathering(ABC):
         return [self[position] for position in positions.tolist()]
 
 
+class BatchForm(ABC):
+    """Form of the batches of datasets of one configuration: their tensors, and the kernel that fills them."""
+
+    spec: BatchSpec
+    """The tensors."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """Tensors that all samples share, by name."""
+
+    @abstractmethod
+    def gather(
+        self,
+        sources: SampleSources,
+        datasets: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        arrays: Any,
+        *,
+        num_threads: int | None,
+    ) -> Gathered:
+        """Fills a batch.
+
+        Args:
+            sources: the datasets' files.
+            datasets: `[B]` dataset of each sample.
+            positions: `[B]` position in that dataset.
+            arrays: memory of the batch, from `spec.memory`.
+            num_threads: at least 1; None for the number of CPUs available to the process.
+        """
+
+
 class Gatherer:
     """Gathers batches from the samples of K datasets.
 
     Args:
         members: `[K]` datasets, of one configuration.
-        dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
+        form: form of their batches.
     """
 
-    def __init__(self, members: "Sequence[GPTDataset]", dataset_id: torch.dtype | None) -> None:
-        config = members[0].config
-        eod = config.tokenizer.eod  # type: ignore[union-attr]
-        has_eod = isinstance(eod, (int, np.integer))
+    def __init__(self, members: Sequence[FileBacked], form: BatchForm) -> None:
         self._members = members
         self._sources = Sources(members)
         _GATHERERS.add(self)
-        self._shape = SampleShape(
-            length=config.sequence_length,
-            extra=int(config.add_extra_token_to_sequence),
-            pad=members[0].padding,
-            eod=int(eod) if has_eod else 0,
-            resets_positions=bool(config.reset_position_ids) and has_eod,
-            masks_eod=bool(config.eod_mask_loss) and has_eod,
-        )
-        self._spec = BatchSpec(
-            length=self._shape.length,
-            dataset_id=dataset_id,
-            has_mask=config.create_attention_mask,
-            shares_mask=not (config.reset_attention_mask and has_eod),
-            has_borders=config.create_cu_seqlens,
-        )
+        self._form = form
 
     def reset(self) -> None:
         """Unmaps everything: a process may be forked while another thread changes the tables."""
         self._sources = Sources(self._members)
 
-    @cached_property
-    def _causal_mask(self) -> torch.Tensor | None:
-        return self._members[0].causal_mask if self._spec.has_mask and self._spec.shares_mask else None
-
     def gather(self, located: SampleLocations, out: Batch | None, *, num_threads: int | None) -> Batch | None:
-        """Returns the batch; None if the kernel cannot cut one of its samples from mapped files, or refuses it."""
+        """Returns the batch; None if the kernel cannot make one of its samples from mapped files, or refuses it."""
         datasets, positions = located
         batch = self._memory(len(positions), out)
         if batch.arrays is None:
@@ -181,7 +188,7 @@ class Gatherer:
             try:  # KeyboardInterrupt may be raised anywhere from here on
                 if not sources.begin_reading(datasets):
                     return None
-                found = gather(sources.table, datasets, positions, batch.arrays, self._shape, num_threads=num_threads)
+                found = self._form.gather(sources.table, datasets, positions, batch.arrays, num_threads=num_threads)
             finally:
                 sources.end_reading()
             if not found.absent:
@@ -189,25 +196,25 @@ class Gatherer:
             sources.map_files(found.absent)
         if found.refused is not None or found.absent:
             return None
-        if self._spec.dataset_id is not None:
+        if self._form.spec.dataset_id is not None:
             batch["dataset_id"].copy_(torch.from_numpy(datasets))
         return batch
 
     def empty_batch(self, size: int, *, pinned: bool) -> Batch:
         """Allocates a batch."""
-        return Batch.empty(self._spec, size, shared_mask=self._causal_mask, pinned=pinned)
+        return Batch.empty(self._form.spec, size, shared=self._form.shared, pinned=pinned)
 
     def _memory(self, size: int, out: Batch | None) -> Batch:
         """Returns `out`, with memory that the kernel may write to, or a new batch."""
         if out is None:
             return self.empty_batch(size, pinned=False)
-        if out.is_allocated_for(self._spec, size):
+        spec, shared = self._form.spec, self._form.shared
+        if out.is_allocated_for(spec, size):
             return out
-        out.check_fits(self._spec.tensors(size))
-        wants_shared = self._spec.has_mask and self._spec.shares_mask
-        wants_own = self._spec.has_mask and not self._spec.shares_mask
-        has_own = out.arrays is not None and "attention_mask" in out.arrays.arrays
-        if out.arrays is None or ("attention_mask" in out.shared, has_own) != (wants_shared, wants_own):
+        wanted = spec.tensors(size)
+        out.check_fits(wanted)
+        own = {name for name in wanted if name not in shared and name != "dataset_id"}
+        if out.arrays is None or out.shared != frozenset(shared) or out.arrays.arrays.keys() != own:
             out.take(self.empty_batch(size, pinned=False))
         return out
 

@@ -4,35 +4,30 @@ Shapes: D documents of the split, V visits to them, R samples, S tokens of a sam
 """
 
 from copy import copy
-from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cache import Entry, Request, fingerprint
+from trackbed.cache import Kind
 from trackbed.datasets import sample
-from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
-from trackbed.datasets.gathering import Gatherer, Gathering
+from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.gpt_batch import GPTForm
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.datasets.gpt_indexed import IndexedSamples
 from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.datasets.gpt_instant import InstantSamples
 from trackbed.datasets.gpt_kind import GPT_KIND
-from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
-from trackbed.datasets.indexed import IndexedDataset
-from trackbed.datasets.low_level import has_stamps, identify, num_sequences
-from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
+from trackbed.datasets.low_level import num_sequences
+from trackbed.datasets.megatron import LowLevelDataset
+from trackbed.datasets.opening import open_group, open_pair
 from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
 from trackbed.datasets.sources import SampleLayout
-from trackbed.datasets.start import current_start
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
-from trackbed.tokens import IndexedGroup
 
 __all__ = ["GPTDataset", "Piece"]
 
@@ -43,12 +38,6 @@ _SHAPING = (
     "create_attention_mask",
     "create_cu_seqlens",
 )
-
-
-@lru_cache(maxsize=64)
-def _as_path(directory: str) -> Path:
-    """Returns the path of a folder, as one object for thousands of entries."""
-    return Path(directory)
 
 
 class Piece(NamedTuple):
@@ -62,7 +51,7 @@ class Piece(NamedTuple):
     """One after the last token that belongs to the sample."""
 
 
-class GPTDataset(MegatronDataset, Gathering):
+class GPTDataset(CachedDataset):
     """Samples of `sequence_length` tokens, cut from a shuffled stream of documents.
 
     In the orders "megatron" and "balanced" they equal those of megatron-core 0.16.1, bit for bit.
@@ -92,6 +81,9 @@ class GPTDataset(MegatronDataset, Gathering):
     _indices: GPTIndices
     """Inputs of the indices; not set in the order "instant"."""
     _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced", "instant")
+    _KIND: ClassVar[Kind] = GPT_KIND
+    _INDEX_HOOK: ClassVar[str] = "_build_document_sample_shuffle_indices"
+    _SAMPLE_HOOKS: ClassVar[tuple[str, ...]] = ("__getitem__", "_query_document_sample_shuffle_indices")
 
     def __init__(
         self,
@@ -122,12 +114,6 @@ class GPTDataset(MegatronDataset, Gathering):
         elif self._index.is_missing and not config.defer_npy_index_mmap:
             self._index.open(self._request(), self._indices.build)
 
-    @classmethod
-    def builds_its_indices(cls) -> bool:
-        """True for a subclass that overrides `_build_document_sample_shuffle_indices`."""
-        hook = cls._build_document_sample_shuffle_indices
-        return hook is not GPTDataset._build_document_sample_shuffle_indices
-
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: LowLevelDataset) -> int:
         """Returns the number of sequences in the file: a GPT dataset is split by sequence."""
@@ -144,29 +130,20 @@ class GPTDataset(MegatronDataset, Gathering):
         if dataset_path is None:
             msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
             raise ArgumentError(msg)
-        if config.groups is not None and dataset_path in config.groups:
-            group = IndexedGroup.open(
-                dataset_path, config.groups[dataset_path], mmap=config.mmap_bin_files, pair_class=IndexedDataset
-            )
-            _check_type(group)
+        group = open_group(dataset_path, config)
+        if group is not None:
             return group
         counts = config.sequences_per_dataset
         if counts and dataset_path not in counts:
             msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"
             raise ArgumentError(msg)
-        start = current_start()
-        dataset = IndexedDataset(
+        return open_pair(
             dataset_path,
-            multimodal=False,
-            mmap=config.mmap_bin_files,
+            config,
             fast_cache_load=config.fast_cache_load,
             sequences_per_dataset=counts[dataset_path] if counts else None,
             dtype_code=config.token_dtype_code,
-            open_when_read=True,
-            header=None if start is None else start.header(dataset_path),
         )
-        _check_type(dataset)
-        return dataset
 
     def _build_document_sample_shuffle_indices(
         self,
@@ -226,11 +203,6 @@ class GPTDataset(MegatronDataset, Gathering):
         return IndexedSamples(self._indices)
 
     @property
-    def _where(self) -> str:
-        """Name of the dataset and its split, for errors."""
-        return f"{self.dataset_path}, split {self.index_split.name}"
-
-    @property
     def _index(self) -> IndexArrays:
         return self._samples.index
 
@@ -247,70 +219,25 @@ class GPTDataset(MegatronDataset, Gathering):
         """Number of samples in one epoch of the split."""
         return self._samples.samples_per_epoch
 
-    @cached_property
-    def _decisions(self) -> dict[str, Any]:
-        return {"class": type(self).__name__, **self._samples.decisions(), "data": identify(self.dataset)}
+    def _ingredients(self) -> GPTIndices:
+        return self._indices
 
-    @cached_property
-    def _index_fingerprint(self) -> str:
-        """SHA-256 of everything that decides the indices."""
-        return fingerprint(self._decisions)
+    def _index_decisions(self) -> dict[str, Any]:
+        return self._samples.decisions()
 
-    @property
-    def fingerprint(self) -> DatasetFingerprint:
-        """SHA-256 of everything that decides the samples: file identities, configuration and order."""
-        return DatasetFingerprint.of(self._fingerprint, self)
+    def _shaping(self) -> list[Any]:
+        return [getattr(self.config, name) for name in _SHAPING]
 
-    @cached_property
-    def _fingerprint(self) -> str:
-        shaping = [getattr(self.config, name) for name in _SHAPING]
-        return fingerprint(
-            {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping]}
-        )
-
-    @cached_property
-    def data_checksum(self) -> DataChecksum:
-        """CRC-32 of the document lengths of the split, which files of the same identity may differ in."""
-        return DataChecksum(self._samples.checksum)
+    def _checksum(self) -> str:
+        return self._samples.checksum()
 
     @property
-    def content_key(self) -> str:
-        """Text that is equal for two datasets if and only if their `content` is."""
-        return f"{super().content_key} {self._index_fingerprint}"
-
-    def content(self) -> dict[str, Any]:
-        """Returns everything that decides the samples, by name; see `MegatronDataset.content`."""
-        return {"data": self._decisions["data"], **super().content(), **self._decisions}
-
-    def _entry(self) -> Entry | None:
-        """Returns the cache entry of the indices; None if they are kept in memory."""
-        directory = self.config.path_to_cache
-        if directory is None and not self.config.mock:
-            directory = f"{self.dataset.path_prefix}/cache/{type(self).__name__}_indices"
-        if directory is None:
-            return None
-        return Entry(
-            directory=_as_path(str(directory)),
-            stem=f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
-            description=self.unique_description,
-            arrays=ARRAYS,
-            decisions=self._decisions,
-            known_fingerprint=self._index_fingerprint,
-            data=self._indices if has_stamps(self.dataset) else None,
-        )
-
-    def _request(self) -> Request | None:
-        """Returns the request for the indices, or None if they are kept in memory."""
-        entry = self._entry()
-        return None if entry is None else Request(entry, GPT_KIND, self._indices)
+    def _stem(self) -> str:
+        return f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without the gatherer and the checksum, which a copy computes again."""
-        state = vars(self).copy()
-        for name in ("_gatherer", "data_checksum"):
-            state.pop(name, None)
-        state["_samples"] = copy(self._samples)  # its index arrays may be replaced
-        return state
+        """State without what a copy computes again."""
+        return {**super().__getstate__(), "_samples": copy(self._samples)}  # its index arrays may be replaced
 
     def __len__(self) -> int:
         """R, samples in the dataset: at least as many as were requested."""
@@ -376,27 +303,13 @@ class GPTDataset(MegatronDataset, Gathering):
         """`[S]` positions, shared by all samples."""
         return sample.shared_positions(self.config.sequence_length)
 
-    @property
-    def padding(self) -> int:
-        """Id that pads short samples and is masked out as a label: the tokenizer's, or -1."""
-        return self._pad_token_id
-
-    @classmethod
-    def makes_its_samples(cls) -> bool:
-        """True for a subclass that overrides how samples are made, so that batches call it for each sample."""
-        hooks = ("__getitem__", "_query_document_sample_shuffle_indices")
-        return any(getattr(cls, name) is not getattr(GPTDataset, name) for name in hooks)
-
     def layout(self) -> SampleLayout | None:
         """Returns the layout of the samples in their files; None if a subclass makes them."""
         return None if self.makes_its_samples() else self._opened.layout()
 
-    @cached_property
-    def _gatherer(self) -> Gatherer:
-        return Gatherer([self], None)
-
-    def _gathered(self) -> Gatherer | None:
-        return None if self.makes_its_samples() else self._gatherer
+    def batch_form(self, dataset_id: torch.dtype | None) -> GPTForm:
+        """Returns the form of batches of such samples; see `CachedDataset.batch_form`."""
+        return GPTForm(self.config, pad=self.padding, dataset_id=dataset_id)
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
         return self._samples.locate(positions)
@@ -422,11 +335,3 @@ class GPTDataset(MegatronDataset, Gathering):
         """
         found: SamplePieces = self._opened.pieces(idx)
         return [Piece(*one) for one in zip(*found, strict=True) if one[1] < one[2]]
-
-
-def _check_type(dataset: IndexedDataset | IndexedGroup) -> None:
-    """Raises FormatError unless the tokens are integers."""
-    dtype = np.dtype(dataset.index.dtype)
-    if dtype.kind not in "iu":
-        msg = f"{dataset.path_prefix}: tokens of a GPT dataset must be integers, found {dtype}"
-        raise FormatError(msg)

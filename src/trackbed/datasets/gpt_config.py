@@ -1,7 +1,7 @@
 """Configuration of GPT datasets."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,10 +66,6 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     create_cu_seqlens: bool = field(default=False, kw_only=True)
     """True to include `cu_seqlens` and `max_seqlen`, computed from the sequence borders of the files,
     which are document borders if each document is one sequence."""
-
-    groups: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
-    """Pairs by prefix of the blend, for prefixes that name a group of pairs. Their documents are concatenated as if the
-    pairs were merged."""
 
     def __post_init__(self) -> None:
         """Checks the fields, and sets `token_dtype_code`."""

@@ -9,7 +9,16 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["check_documents", "data_stamps", "drop_pages", "has_stamps", "identify", "most_tokens", "num_sequences"]
+__all__ = [
+    "check_documents",
+    "data_stamps",
+    "drop_pages",
+    "has_stamps",
+    "identify",
+    "most_tokens",
+    "num_documents",
+    "num_sequences",
+]
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -56,6 +65,14 @@ def num_sequences(dataset: Any) -> int:
     if isinstance(dataset, (IndexedDataset, IndexedGroup)):
         return len(dataset)
     return len(dataset.sequence_lengths)
+
+
+def num_documents(dataset: Any) -> int:
+    """Returns the number of documents. Does not map an indexed file."""
+    pairs = dataset.members if isinstance(dataset, IndexedGroup) else [dataset]
+    if all(isinstance(pair, IndexedDataset) for pair in pairs):
+        return sum(pair.index.document_count - 1 for pair in pairs)
+    return len(dataset.document_indices) - 1
 
 
 def check_documents(

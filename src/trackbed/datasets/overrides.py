@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_overrides"]
+__all__ = ["check_overrides", "first_override", "is_ours"]
 
 _OURS: Final = __name__.partition(".")[0]
 
@@ -21,19 +21,22 @@ def check_overrides(cls: type, *names: str, advice: str) -> None:
     Raises:
         ArgumentError: it defines one; the message names it.
     """
-    found = _first_override(cls, names)
+    found = first_override(cls, names)
     if found:
         msg = f"{found} must not be overridden, because it is never called: {advice}"
         raise ArgumentError(msg)
 
 
+def is_ours(what: Any) -> bool:
+    """True for a class or a function of Trackbed."""
+    return str(getattr(what, "__module__", "")).partition(".")[0] == _OURS
+
+
 @cache
-def _first_override(cls: Any, names: tuple[str, ...]) -> str:
-    """Name of the first of these methods that a class has from others; empty if there is none."""
-    for base in cls.__mro__:
-        if base.__module__.partition(".")[0] == _OURS:
-            continue
-        for name in names:
-            if name in vars(base):
-                return f"{base.__name__}.{name}"
+def first_override(cls: Any, names: tuple[str, ...]) -> str:
+    """Name of the first of these methods that a class does not have from ours; empty if there is none."""
+    for name in names:
+        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if owner is not None and not is_ours(owner):
+            return f"{owner.__name__}.{name}"
     return ""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trackbed.datasets.indexed import is_plain
 from trackbed.datasets.table_lock import TableLock
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
-from trackbed.kernels import Extent, SampleSources, Visits
+from trackbed.kernels import Extent, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 
 __all__ = ["FileBacked", "SampleLayout", "Sources", "Stretches"]
@@ -30,7 +30,7 @@ class Stretches(NamedTuple):
     """Byte at which the first sample begins, counted over all files of the dataset."""
 
 
-SampleLayout = Visits | Stretches
+SampleLayout = Visits | Stretches | Sentences
 """The layout of a dataset's samples in its files."""
 
 
@@ -74,7 +74,7 @@ class Sources:
         """The dataset that each file belongs to."""
         self._placed: dict[int, _TableEntry] = {}
         self._readable: set[int] = set()
-        """Datasets that the kernel may read: visits of others may have been released."""
+        """Datasets that the kernel may read: the indices of others may have been released."""
         self._needs_python: set[int] = set()
         """Datasets whose samples are read in Python."""
         self._lock = TableLock()
@@ -136,6 +136,8 @@ class Sources:
         }
         if isinstance(layout, Stretches):
             self.table.place_stretches(number, **files, **layout._asdict())
+        elif isinstance(layout, Sentences):
+            self.table.place_sentences(number, **files, sentences=layout)
         else:
             self.table.place_visits(number, **files, visits=layout)
         self._readable.add(number)
@@ -166,8 +168,7 @@ class Sources:
             for number in range(placed.first_file, placed.first_file + placed.num_files):
                 self.table.unmap_file(number)
                 self._watch.remove(number)
-            if placed.number in self.table.visits:
-                self.table.remove_visits(placed.number)
+            if self.table.remove_index(placed.number):
                 self._readable.discard(placed.number)
         finally:
             self._lock.end_writing()

@@ -1,7 +1,17 @@
 """Typed wrappers of the compiled kernels, which validate their arguments."""
 
 from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blend
-from trackbed.kernels.gather import BatchArrays, Extent, Gathered, SampleShape, SampleSources, Visits, gather
+from trackbed.kernels.gather import (
+    BatchArrays,
+    Extent,
+    Gathered,
+    SampleShape,
+    SampleSources,
+    Sentences,
+    Visits,
+    gather,
+)
+from trackbed.kernels.gather_masked import MaskedBatchArrays, MaskingTable, gather_masked
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads
 from trackbed.kernels.least_loaded import assign_least_loaded
@@ -28,8 +38,11 @@ __all__ = [
     "EpochShuffles",
     "Extent",
     "Gathered",
+    "MaskedBatchArrays",
+    "MaskingTable",
     "SampleShape",
     "SampleSources",
+    "Sentences",
     "SmallDataset",
     "SmallIndices",
     "Twister",
@@ -47,6 +60,7 @@ __all__ = [
     "draw_phases",
     "exhaustive_blend",
     "gather",
+    "gather_masked",
     "greedy_blend",
     "instant_locate",
     "interleaving_counts",

@@ -183,6 +183,28 @@ def gather(
     poll: _Poll,
     /,
 ) -> tuple[int, list[int]]: ...
+def gather_masked(
+    workers: object,
+    sources: npt.NDArray[np.uint64],
+    files: npt.NDArray[np.uint64],
+    datasets: npt.NDArray[np.int32],
+    positions: npt.NDArray[np.int64],
+    rules: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.uint64],
+    level: int,
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> tuple[int, list[int]]: ...
+def legacy_draws(
+    seed: int,
+    kinds: npt.NDArray[np.uint8],
+    arguments: npt.NDArray[np.float64],
+    cumulative: npt.NDArray[np.float64],
+    results: npt.NDArray[np.float64],
+    level: int,
+    /,
+) -> None: ...
 def draw_phases(nodes: npt.NDArray[np.uint64], num_leaves: int, key: int, /) -> None: ...
 def interleaving_counts(
     nodes: npt.NDArray[np.uint64],

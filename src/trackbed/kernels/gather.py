@@ -3,7 +3,7 @@
 Shapes: B samples of a batch, S tokens of a sample, N sequences of a file, V visits, R samples of a dataset.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,18 @@ from trackbed.kernels import _native
 from trackbed.kernels.isa import available_threads, chosen_level
 from trackbed.kernels.workers import workers
 
-__all__ = ["BatchArrays", "Extent", "Gathered", "SampleShape", "SampleSources", "Visits", "gather"]
+__all__ = [
+    "BatchArrays",
+    "Extent",
+    "Gathered",
+    "SampleShape",
+    "SampleSources",
+    "Sentences",
+    "Visits",
+    "gather",
+    "output_addresses",
+    "useful_threads",
+]
 
 _FILE: Final = np.dtype(
     [
@@ -64,6 +75,13 @@ class Visits(NamedTuple):
     """True if the sample of the last row may be shorter than the others, because the visits end."""
 
 
+class Sentences(NamedTuple):
+    """Index that defines the samples of a dataset as consecutive sentences."""
+
+    rows: npt.NDArray[np.integer[Any]]
+    """`[R, 3]` first sentence of each sample, the one after its last, and its length; uint32 or uint64."""
+
+
 class SampleSources:
     """The datasets from which samples are gathered. Keeps their arrays alive.
 
@@ -78,6 +96,7 @@ class SampleSources:
         self.files: list[tuple[npt.NDArray[Any], ...] | None] = []
         """Bytes, lengths and pointers of each mapped file; None for files that are not mapped."""
         self.visits: dict[int, Visits] = {}
+        self.sentences: dict[int, Sentences] = {}
         self.source_table = np.zeros(num_datasets, dtype=_SOURCE)
         self._file_buffer = np.zeros(16, dtype=_FILE)
         self._words = self.source_table.view(np.uint64), self.file_table.view(np.uint64)
@@ -137,10 +156,16 @@ class SampleSources:
         self.file_table[number]["tokens"] = 0
         self.files[number] = None
 
-    def remove_visits(self, dataset: int) -> None:
-        """Remove the visits of a dataset, which then has no samples until it is placed again."""
+    def remove_index(self, dataset: int) -> bool:
+        """Remove the arrays of a dataset, which then has no samples until it is placed again.
+
+        Returns:
+            False if it has none, as its samples are stretches.
+        """
+        if self.visits.pop(dataset, None) is None and self.sentences.pop(dataset, None) is None:
+            return False
         self.source_table[dataset] = np.zeros((), dtype=_SOURCE)
-        self.visits.pop(dataset, None)
+        return True
 
     def place_visits(self, dataset: int, *, first_file: int, num_files: int, dtype: int, visits: Visits) -> None:
         """Place a dataset whose samples are defined by visits to the documents of its files.
@@ -172,6 +197,30 @@ class SampleSources:
             shuffle=_address(visits.shuffle),
             shuffle_bytes=visits.shuffle.itemsize,
             may_be_short=int(visits.may_be_short),
+        )
+
+    def place_sentences(
+        self, dataset: int, *, first_file: int, num_files: int, dtype: int, sentences: Sentences
+    ) -> None:
+        """Place a dataset whose samples are consecutive sequences of its files.
+
+        Raises:
+            ArgumentError: an array has another type or shape, or another argument is out of range.
+        """
+        rows = sentences.rows
+        is_plain = rows.dtype in (np.uint32, np.uint64) and rows.flags.c_contiguous and rows.flags.aligned
+        if not is_plain or rows.shape != (len(rows), 3):
+            msg = f"rows must be contiguous uint32 or uint64 of shape [R, 3], found {rows.dtype} {list(rows.shape)}"
+            raise ArgumentError(msg)
+        self.sentences[dataset] = sentences
+        self._place(
+            dataset,
+            first_file=first_file,
+            num_files=num_files,
+            dtype=dtype,
+            num_samples=len(rows),
+            rows=_address(rows) or 1,
+            row_bytes=rows.itemsize,
         )
 
     def place_stretches(
@@ -235,6 +284,9 @@ class SampleShape:
         object.__setattr__(self, "words", np.array(fields, dtype=np.int64).view(np.uint64))
 
 
+_OPTIONAL: Final = ("attention_mask", "cu_seqlens", "max_seqlen")
+
+
 class BatchArrays:
     """Output arrays of a batch, checked once.
 
@@ -251,19 +303,7 @@ class BatchArrays:
         self.arrays = dict(arrays)
         self.size: int = arrays["tokens"].shape[0]
         self.length: int = arrays["tokens"].shape[1]
-        addresses = []
-        for name, (dtype, *tail) in self._wanted().items():
-            array = arrays.get(name)
-            is_optional = name in ("attention_mask", "cu_seqlens", "max_seqlen")
-            if array is None and is_optional:
-                addresses.append(0)
-                continue
-            shape = (self.size, *tail)
-            if array is None or array.dtype != dtype or array.shape != shape or not array.flags.carray:
-                found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
-                msg = f"{name} must be writable, contiguous {np.dtype(dtype)} of shape {list(shape)}, found {found}"
-                raise ArgumentError(msg)
-            addresses.append(_address(array))
+        addresses = output_addresses(arrays, self.size, self._wanted(), optional=_OPTIONAL)
         if ("cu_seqlens" in arrays) != ("max_seqlen" in arrays):
             msg = "cu_seqlens and max_seqlen must come together, found one of them"
             raise ArgumentError(msg)
@@ -336,17 +376,55 @@ def gather(
         shape.words,
         batch.words,
         chosen_level(),
-        _useful_threads(batch, num_threads),
+        useful_threads(batch.work // _TOKENS_PER_THREAD, num_threads),
         current_poll(poll),
     )
     return Gathered(None if refused == batch.size else refused, absent)
 
 
-def _useful_threads(batch: BatchArrays, wanted: int | None) -> int:
-    """Number of threads that speed up a batch of this size."""
+def useful_threads(most: int, wanted: int | None) -> int:
+    """Number of threads that speed up a batch.
+
+    Args:
+        most: threads that have enough to do.
+        wanted: at least 1; None for the number of CPUs available to the process.
+    """
     if wanted == 1:
         return 1
-    return min(available_threads() if wanted is None else wanted, max(1, batch.work // _TOKENS_PER_THREAD))
+    return min(available_threads() if wanted is None else wanted, max(1, most))
+
+
+def output_addresses(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    size: int,
+    wanted: Mapping[str, tuple[Any, ...]],
+    *,
+    optional: Collection[str] = (),
+) -> list[int]:
+    """Returns the address of each output array of a batch, 0 for one that is left out.
+
+    Args:
+        arrays: by name.
+        size: B.
+        wanted: type, and shape after `[B]`, of each array in the kernel's order.
+        optional: names of arrays that may be left out.
+
+    Raises:
+        ArgumentError: an array is missing, has another type or shape, or is not writable and contiguous.
+    """
+    addresses = []
+    for name, (dtype, *tail) in wanted.items():
+        array = arrays.get(name)
+        if array is None and name in optional:
+            addresses.append(0)
+            continue
+        shape = (size, *tail)
+        if array is None or array.dtype != dtype or array.shape != shape or not array.flags.carray:
+            found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+            msg = f"{name} must be writable, contiguous {np.dtype(dtype)} of shape {list(shape)}, found {found}"
+            raise ArgumentError(msg)
+        addresses.append(_address(array))
+    return addresses
 
 
 def _address(array: npt.NDArray[Any]) -> int:

@@ -6,7 +6,7 @@ Shapes: B samples of a batch, K datasets of a blend.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
 
 __all__ = ["BatchLoader"]
+
+_TEXTS: Final = ("tokens", "text", "text_enc")
+"""Names of a sample's tokens: of GPT, BERT and T5."""
 
 
 class _PreparedBatch(NamedTuple):
@@ -193,8 +196,8 @@ class BatchLoader:
         return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned)
 
     def _tokens(self, batch: Batch) -> Any:
-        """`[K]` number of tokens of each dataset in a batch."""
-        tokens = batch["tokens"]
+        """`[K]` number of tokens of each dataset in a batch, of T5 those of the encoder."""
+        tokens = next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
         if len(self.counters.tokens) == 1 or "dataset_id" not in batch:
             return tokens.numel()
         return np.bincount(batch["dataset_id"].numpy(), minlength=len(self.counters.tokens)) * tokens[0].numel()

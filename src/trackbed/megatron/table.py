@@ -6,6 +6,10 @@ from typing import Final
 __all__ = ["MODULES", "PARTS", "part_of"]
 
 MODULES: Final[Mapping[str, Mapping[str, str]]] = {
+    "datasets.bert_dataset": {
+        "BERTMaskedWordPieceDataset": "trackbed.datasets.bert:BERTMaskedWordPieceDataset",
+        "BERTMaskedWordPieceDatasetConfig": "trackbed.datasets.bert:BERTMaskedWordPieceDatasetConfig",
+    },
     "datasets.blended_dataset": {
         "BlendedDataset": "trackbed.datasets.blended:BlendedDataset",
     },
@@ -39,6 +43,10 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "get_bin_path": "trackbed.tokens.paths:get_bin_path",
         "get_idx_path": "trackbed.tokens.paths:get_idx_path",
     },
+    "datasets.masked_dataset": {
+        "MaskedWordPieceDataset": "trackbed.datasets.masked:MaskedWordPieceDataset",
+        "MaskedWordPieceDatasetConfig": "trackbed.datasets.masked_config:MaskedWordPieceDatasetConfig",
+    },
     "datasets.megatron_dataset": {
         "LowLevelDataset": "trackbed.datasets.megatron:LowLevelDataset",
         "MegatronDataset": "trackbed.datasets.megatron:MegatronDataset",
@@ -50,6 +58,10 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "datasets.multimodal_dataset": {
         "MockMultimodalDataset": "trackbed.datasets.multimodal:MockMultimodalDataset",
         "MultimodalDatasetConfig": "trackbed.datasets.multimodal:MultimodalDatasetConfig",
+    },
+    "datasets.t5_dataset": {
+        "T5MaskedWordPieceDataset": "trackbed.datasets.t5:T5MaskedWordPieceDataset",
+        "T5MaskedWordPieceDatasetConfig": "trackbed.datasets.t5:T5MaskedWordPieceDatasetConfig",
     },
     "datasets.utils": {
         "Split": "trackbed.index.splits:Split",

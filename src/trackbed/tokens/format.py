@@ -191,6 +191,7 @@ class SequenceIndex:
     def replace_document_indices(self, borders: npt.NDArray[np.int64]) -> None:
         """Replace the document borders of the file."""
         self.document_indices = borders
+        self.document_count = len(borders)
         self._has_own_borders = True
 
     @cached_property

@@ -1,0 +1,165 @@
+"""Base class of datasets whose samples are defined by an index, which is an entry of the cache."""
+
+from abc import abstractmethod
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from trackbed.cache import Entry, Kind, Request, fingerprint
+from trackbed.cache.entry import DataPart
+from trackbed.cache.request import Ingredients
+from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
+from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
+from trackbed.datasets.low_level import has_stamps, identify
+from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.overrides import first_override
+from trackbed.datasets.sources import SampleLayout
+
+__all__ = ["CachedDataset", "IndexInputs"]
+
+
+class IndexInputs(Ingredients, DataPart, Protocol):
+    """Inputs of an index, and the part of the data that it is computed from."""
+
+
+@lru_cache(maxsize=64)
+def _as_path(directory: str) -> Path:
+    """Returns the path of a folder, as one object for thousands of entries."""
+    return Path(directory)
+
+
+class CachedDataset(MegatronDataset, Gathering):
+    """Base class of datasets whose samples are defined by an index, which is an entry of the cache."""
+
+    _KIND: ClassVar[Kind]
+    """Builds the index."""
+    _INDEX_HOOK: ClassVar[str]
+    """Method of Megatron Core that builds the index; a subclass may override it."""
+    _SAMPLE_HOOKS: ClassVar[tuple[str, ...]]
+    """Methods that make a sample; a subclass may override them."""
+
+    @classmethod
+    def builds_its_indices(cls) -> bool:
+        """True for a subclass that builds its index itself."""
+        return bool(first_override(cls, (cls._INDEX_HOOK,)))
+
+    @classmethod
+    def makes_its_samples(cls) -> bool:
+        """True for a subclass that overrides how samples are made, so that batches call it for each sample."""
+        return bool(first_override(cls, cls._SAMPLE_HOOKS))
+
+    @property
+    def _where(self) -> str:
+        """Name of the dataset and its split, for errors."""
+        return f"{self.dataset_path}, split {self.index_split.name}"
+
+    @property
+    def padding(self) -> int:
+        """Id that pads short samples and is masked out as a label: the tokenizer's, or -1."""
+        return self._pad_token_id
+
+    @abstractmethod
+    def _ingredients(self) -> IndexInputs:
+        """Returns the inputs of the index."""
+
+    @abstractmethod
+    def _index_decisions(self) -> dict[str, Any]:
+        """Returns everything that decides the index, besides class and files."""
+
+    @abstractmethod
+    def _shaping(self) -> list[Any]:
+        """Returns the values that decide the samples, and neither the index nor the description."""
+
+    @abstractmethod
+    def _checksum(self) -> str:
+        """Returns the CRC-32 of the data that the index is computed from. May read them."""
+
+    @property
+    @abstractmethod
+    def _stem(self) -> str:
+        """Start of the names of the index files, as Megatron Core joins it."""
+
+    @abstractmethod
+    def layout(self) -> SampleLayout | None:
+        """Returns the layout of the samples in their files; None if a subclass makes them."""
+
+    @abstractmethod
+    def batch_form(self, dataset_id: torch.dtype | None) -> BatchForm:
+        """Returns the form of batches of such samples.
+
+        Args:
+            dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
+        """
+
+    @cached_property
+    def _decisions(self) -> dict[str, Any]:
+        return {"class": type(self).__name__, **self._index_decisions(), "data": identify(self.dataset)}
+
+    @cached_property
+    def _index_fingerprint(self) -> str:
+        """SHA-256 of everything that decides the index."""
+        return fingerprint(self._decisions)
+
+    @property
+    def fingerprint(self) -> DatasetFingerprint:
+        """SHA-256 of everything that decides the samples: file identities, configuration and order."""
+        return DatasetFingerprint.of(self._fingerprint, self)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        shaping = self._shaping()
+        return fingerprint(
+            {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping]}
+        )
+
+    @cached_property
+    def data_checksum(self) -> DataChecksum:
+        """CRC-32 of the lengths that the index is computed from, which files of the same identity may differ in."""
+        return DataChecksum(self._checksum)
+
+    @property
+    def content_key(self) -> str:
+        """Text that is equal for two datasets if and only if their `content` is."""
+        return f"{super().content_key} {self._index_fingerprint}"
+
+    def content(self) -> dict[str, Any]:
+        """Returns everything that decides the samples, by name; see `MegatronDataset.content`."""
+        return {"data": self._decisions["data"], **super().content(), **self._decisions}
+
+    def _entry(self) -> Entry | None:
+        """Returns the cache entry of the index; None if it is kept in memory."""
+        directory = self.config.path_to_cache
+        if directory is None and not self.config.mock:
+            directory = f"{self.dataset.path_prefix}/cache/{type(self).__name__}_indices"
+        if directory is None:
+            return None
+        return Entry(
+            directory=_as_path(str(directory)),
+            stem=self._stem,
+            description=self.unique_description,
+            arrays=self._index.names,
+            decisions=self._decisions,
+            known_fingerprint=self._index_fingerprint,
+            data=self._ingredients() if has_stamps(self.dataset) else None,
+        )
+
+    def _request(self) -> Request | None:
+        """Returns the request for the index, or None if it is kept in memory."""
+        entry = self._entry()
+        return None if entry is None else Request(entry, self._KIND, self._ingredients())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without the gatherer and the checksum, which a copy computes again."""
+        state = vars(self).copy()
+        for name in ("_gatherer", "data_checksum"):
+            state.pop(name, None)
+        return state
+
+    @cached_property
+    def _gatherer(self) -> Gatherer:
+        return Gatherer([self], self.batch_form(None))
+
+    def _gathered(self) -> Gatherer | None:
+        return None if self.makes_its_samples() else self._gatherer

@@ -1,0 +1,100 @@
+"""Configuration of datasets with masked tokens."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import is_integer
+
+__all__ = ["MaskedWordPieceDatasetConfig"]
+
+logger = logging.getLogger(__name__)
+
+_HIGHEST_SEED: Final = 2**31 - 2
+"""Megatron Core's mapping takes the seed plus 1 as int32."""
+_MASKING: Final = (
+    "tokenizer",
+    "masking_probability",
+    "short_sequence_probability",
+    "masking_max_ngram",
+    "masking_do_full_word",
+    "masking_do_permutation",
+    "masking_use_longer_ngrams",
+    "masking_use_geometric_distribution",
+)
+
+
+@dataclass
+class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
+    """Configuration with the fields, their order and the defaults of megatron-core 0.16.1, then Trackbed's keywords.
+
+    Raises:
+        ArgumentError: fields that are missing, contradict each other or are out of range.
+    """
+
+    masking_probability: float | None = None
+    """Share of a sample's tokens that are masked, in (0, 1); required."""
+
+    short_sequence_probability: float | None = None
+    """Approximate share of samples with a random shorter length, in [0, 1]; required."""
+
+    masking_max_ngram: int | None = None
+    """Most consecutive words, or tokens, that are masked together, at least 1; required."""
+
+    masking_do_full_word: bool | None = None
+    """True to mask whole words, False to mask each of their tokens by itself; required."""
+
+    masking_do_permutation: bool | None = None
+    """True to also permute some of the tokens that are not masked; required."""
+
+    masking_use_longer_ngrams: bool | None = None
+    """True to favour longer n-grams, False to favour shorter ones; required."""
+
+    masking_use_geometric_distribution: bool | None = None
+    """True to draw the lengths of n-grams from a geometric distribution with p = 0.2, cut off at `masking_max_ngram`,
+    as SpanBERT does (https://arxiv.org/abs/1907.10529, section 3.1); required."""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        for name in _MASKING:
+            if getattr(self, name) is None:
+                msg = f"{name} must be given, found None"
+                raise ArgumentError(msg)
+        if not is_integer(self.random_seed) or self.random_seed > _HIGHEST_SEED:
+            msg = f"random_seed must be at most {_HIGHEST_SEED} for masked samples, found {self.random_seed}"
+            raise ArgumentError(msg)
+        if not 0 < self.masking_probability < 1:  # type: ignore[operator]  # checked above
+            msg = f"masking_probability must be above 0 and below 1, found {self.masking_probability}"
+            raise ArgumentError(msg)
+        if not 0 <= self.short_sequence_probability <= 1:  # type: ignore[operator]
+            msg = f"short_sequence_probability must be in [0, 1], found {self.short_sequence_probability}"
+            raise ArgumentError(msg)
+        if not is_integer(self.masking_max_ngram) or self.masking_max_ngram < 1:  # type: ignore[operator]
+            msg = f"masking_max_ngram must be a whole number of at least 1, found {self.masking_max_ngram!r}"
+            raise ArgumentError(msg)
+        if self.masking_use_geometric_distribution and self.masking_do_permutation:
+            msg = (
+                "masking_do_permutation must be False with masking_use_geometric_distribution, found both True: "
+                "choose one of them"
+            )
+            raise ArgumentError(msg)
+        if self.masking_use_geometric_distribution and self.masking_use_longer_ngrams:
+            logger.warning("masking_use_longer_ngrams has no effect with masking_use_geometric_distribution")
+
+    def check_length(self, *, special_tokens: int) -> None:
+        """Checks that a sample has space for tokens of sentences.
+
+        Args:
+            special_tokens: tokens of a sample that the tokenizer adds.
+
+        Raises:
+            ArgumentError: `sequence_length` is too small.
+        """
+        least = special_tokens + (2 if self.short_sequence_probability else 1)
+        if self.sequence_length < least:
+            reason = f"with short_sequence_probability {self.short_sequence_probability}"
+            msg = f"sequence_length must be at least {least} {reason}, found {self.sequence_length}"
+            raise ArgumentError(msg)

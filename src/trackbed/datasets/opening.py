@@ -1,0 +1,55 @@
+"""Opening of the low-level datasets of a blend: pairs, or groups of pairs."""
+
+from typing import Any
+
+import numpy as np
+
+from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.indexed import IndexedDataset
+from trackbed.datasets.start import current_start
+from trackbed.errors import FormatError
+from trackbed.tokens import IndexedGroup
+
+__all__ = ["open_group", "open_pair"]
+
+
+def open_group(prefix: str, config: BlendedMegatronDatasetConfig) -> IndexedGroup | None:
+    """Opens the group of pairs that a configuration lists for a prefix; None if it lists none.
+
+    Raises:
+        ArgumentError: a file is missing, or the pairs have tokens of several types.
+        FormatError: a pair is damaged, or its tokens are not integers.
+    """
+    pairs = (config.groups or {}).get(prefix)
+    if pairs is None:
+        return None
+    group = IndexedGroup.open(prefix, pairs, mmap=config.mmap_bin_files, pair_class=IndexedDataset)
+    _check_type(group)
+    return group
+
+
+def open_pair(prefix: str, config: BlendedMegatronDatasetConfig, **options: Any) -> IndexedDataset:
+    """Opens the pair at a prefix, each of whose files is mapped when it is first read.
+
+    Args:
+        prefix: the prefix.
+        config: configuration of the dataset.
+        **options: further arguments of `IndexedDataset`.
+
+    Raises:
+        ArgumentError: a file is missing.
+        FormatError: the pair is damaged, or its tokens are not integers.
+    """
+    start = current_start()
+    header = None if start is None else start.header(prefix)
+    pair = IndexedDataset(prefix, mmap=config.mmap_bin_files, open_when_read=True, header=header, **options)
+    _check_type(pair)
+    return pair
+
+
+def _check_type(dataset: IndexedDataset | IndexedGroup) -> None:
+    """Raises FormatError unless the tokens are integers."""
+    dtype = np.dtype(dataset.index.dtype)
+    if dtype.kind not in "iu":
+        msg = f"{dataset.path_prefix}: tokens must be integers, found {dtype}"
+        raise FormatError(msg)

@@ -1,0 +1,87 @@
+"""Properties of a WordPiece tokenizer that masking needs.
+
+Shapes: V one more than the highest token id.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.datasets.start import shared
+from trackbed.errors import ArgumentError
+
+__all__ = ["CONTINUES", "STARTS", "UNKNOWN", "WordPieces", "special_id", "word_pieces_of"]
+
+STARTS: Final = 0
+CONTINUES: Final = 1
+UNKNOWN: Final = 2
+"""Kinds of tokens: the first of a word, a later one of a word, and ids that no token has."""
+_PREFIX: Final = "##"
+_MOST_IDS: Final = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordPieces:
+    """Tokens of a tokenizer, as masking sees them."""
+
+    cls: int
+    """Id of the token that begins a sample; never masked."""
+    sep: int
+    """Id of the token that ends a segment; never masked."""
+    mask: int
+    """Id that stands for a masked token."""
+    listed: Sequence[int]
+    """All ids, in the order of `inv_vocab`."""
+    kinds: npt.NDArray[np.uint8]
+    """`[V]` STARTS, CONTINUES or UNKNOWN, by id."""
+
+    def kind_of(self, token: int) -> int:
+        """Returns the kind of a token id, which may be any integer."""
+        return int(self.kinds[token]) if 0 <= token < len(self.kinds) else UNKNOWN
+
+
+def word_pieces_of(tokenizer: Any) -> WordPieces:
+    """Returns the properties of a tokenizer, computed once in a start.
+
+    Raises:
+        ArgumentError: it lacks `cls`, `sep`, `mask` or `inv_vocab`, or an id is out of range.
+    """
+    return shared("word pieces", lambda: _read(tokenizer), tokenizer)
+
+
+def special_id(tokenizer: Any, name: str) -> int:
+    """Returns the id of a special token.
+
+    Raises:
+        ArgumentError: the tokenizer has none.
+    """
+    try:
+        found = getattr(tokenizer, name)
+    except (AttributeError, NotImplementedError):
+        found = None
+    if not isinstance(found, (int, np.integer)):
+        msg = f"the tokenizer must have a token {name!r} for masked samples, found a {type(tokenizer).__name__} without"
+        raise ArgumentError(msg)
+    return int(found)
+
+
+def _read(tokenizer: Any) -> WordPieces:
+    cls, sep, mask = (special_id(tokenizer, name) for name in ("cls", "sep", "mask"))
+    try:
+        vocabulary: Mapping[int, str] = tokenizer.inv_vocab
+    except (AttributeError, NotImplementedError):
+        name = type(tokenizer).__name__
+        msg = f"the tokenizer must have inv_vocab, its texts by id, for masked samples, found a {name} without"
+        raise ArgumentError(msg) from None
+    listed = [int(token) for token in vocabulary]
+    lowest, highest = min(listed, default=0), max(listed, default=0)
+    if not listed or lowest < 0 or highest >= _MOST_IDS:
+        found = f"{lowest} to {highest}" if listed else "none"
+        msg = f"inv_vocab of the tokenizer must have ids in [0, 2**28), found {found}"
+        raise ArgumentError(msg)
+    kinds = np.full(highest + 1, UNKNOWN, dtype=np.uint8)
+    kinds[listed] = [CONTINUES if text.startswith(_PREFIX) else STARTS for text in vocabulary.values()]
+    return WordPieces(cls, sep, mask, listed, kinds)
