@@ -7,16 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
+    from trackbed.datasets.adapter import MegatronIdentity
+    from trackbed.datasets.adapters import ByteTokenizer, NullTokenizer
     from trackbed.datasets.batch import Batch
     from trackbed.datasets.blended import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
     from trackbed.datasets.gpt import GPTDataset, Piece
     from trackbed.datasets.gpt_config import GPTDatasetConfig
+    from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
     from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
     from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
     from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
+    from trackbed.datasets.sentencepiece_adapter import SentencePieceTokenizer
+    from trackbed.datasets.tiktoken_adapter import TiktokenTokenizer
     from trackbed.datasets.tokenizer import MegatronTokenizer
+    from trackbed.datasets.tokenizer_kinds import open_tokenizer
+    from trackbed.datasets.transformers_adapter import TransformersTokenizer
+    from trackbed.datasets.wordpiece_adapter import WordPieceTokenizer
 
 __all__ = [
     "Batch",
@@ -36,6 +43,11 @@ __all__ = [
     "MultimodalDatasetConfig",
     "NullTokenizer",
     "Piece",
+    "SentencePieceTokenizer",
+    "TiktokenTokenizer",
+    "TransformersTokenizer",
+    "WordPieceTokenizer",
+    "open_tokenizer",
 ]
 
 _MODULES = {
@@ -45,10 +57,10 @@ _MODULES = {
     "ByteTokenizer": "adapters",
     "GPTDataset": "gpt",
     "GPTDatasetConfig": "gpt_config",
-    "HuggingFaceTokenizer": "adapters",
+    "HuggingFaceTokenizer": "huggingface_adapter",
     "LowLevelDataset": "megatron",
     "MegatronDataset": "megatron",
-    "MegatronIdentity": "adapters",
+    "MegatronIdentity": "adapter",
     "MegatronTokenizer": "tokenizer",
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
@@ -56,6 +68,11 @@ _MODULES = {
     "MultimodalDatasetConfig": "multimodal",
     "NullTokenizer": "adapters",
     "Piece": "gpt",
+    "SentencePieceTokenizer": "sentencepiece_adapter",
+    "TiktokenTokenizer": "tiktoken_adapter",
+    "TransformersTokenizer": "transformers_adapter",
+    "WordPieceTokenizer": "wordpiece_adapter",
+    "open_tokenizer": "tokenizer_kinds",
 }
 
 
