@@ -13,7 +13,13 @@ import tokenizers
 
 from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.huggingface_folder import read_folder
-from trackbed.datasets.special_tokens import END_OF_DOCUMENT_TOKENS, additional_ids, first_id, usual_roles
+from trackbed.datasets.special_tokens import (
+    END_OF_DOCUMENT_TOKENS,
+    additional_ids,
+    end_of_document,
+    first_id,
+    usual_roles,
+)
 from trackbed.errors import ArgumentError
 
 __all__ = ["HuggingFaceTokenizer", "LibraryTokenizer", "SpecialTokens"]
@@ -65,6 +71,7 @@ class LibraryTokenizer(Adapter):
         self._special = special
         self._eod = None if eod_token is None else self._find([eod_token])
         self._pad = None if pad_token is None else self._find([pad_token])
+        self._additional_ids = [index for index in special.additional if index not in (self._eod, self._pad)]
         super().__init__(
             path,
             megatron_identity=megatron_identity,
@@ -121,9 +128,7 @@ class LibraryTokenizer(Adapter):
     def eod(self) -> int:
         """Id that ends a document."""
         if self._eod is None:
-            usual = first_id(END_OF_DOCUMENT_TOKENS, self._tokenizer.token_to_id)
-            stated = self._special.roles.get("eos")
-            found = stated if usual is None else usual
+            found = end_of_document(self._tokenizer.token_to_id, self._special.roles)
             self._eod = self._find(END_OF_DOCUMENT_TOKENS) if found is None else found
         return self._eod
 
@@ -133,7 +138,7 @@ class LibraryTokenizer(Adapter):
 
     @property
     def _additional(self) -> list[int]:
-        return [index for index in self._special.additional if index not in (self._eod, self._pad)]
+        return self._additional_ids
 
     def _find(self, candidates: Iterable[str]) -> int:
         wanted = list(candidates)
@@ -157,7 +162,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     Args:
         path: the JSON file, or the folder.
         eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary, or
-            else the end of a text that a folder states.
+            else the end of a text, or else the separator.
         pad_token: token that pads short samples; by default the one that a folder states.
         special_tokens: True to map special tokens written out in a text to their ids.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.

@@ -159,5 +159,5 @@ def _may_change(fields: dict[str, Any]) -> bool:
 
 def _content(token: Any) -> str | None:
     """Returns the text of a special token, which is stated as a string or as a table; None if it is neither."""
-    found = token.get("content") if isinstance(token, dict) else token
+    found = token.get("content") if isinstance(token, dict) and token.get("__type") == "AddedToken" else token
     return found if isinstance(found, str) else None

@@ -7,7 +7,7 @@ decide.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-__all__ = ["END_OF_DOCUMENT_TOKENS", "ROLES", "additional_ids", "first_id", "usual_roles"]
+__all__ = ["END_OF_DOCUMENT_TOKENS", "ROLES", "additional_ids", "end_of_document", "first_id", "usual_roles"]
 
 END_OF_DOCUMENT_TOKENS: Final = ("<|endoftext|>", "<|end_of_text|>", "<eod>", "</s>")
 """Candidates for the default end-of-document token: the first one in the vocabulary is used."""
@@ -29,6 +29,20 @@ _OTHER_NAMES: Final = ("[PAD]", "<pad>", "[UNK]", "<unk>", *END_OF_DOCUMENT_TOKE
 def first_id(candidates: Iterable[str], find: Callable[[str], int | None]) -> int | None:
     """Returns the id of the first candidate that `find` has an id for; None if it has none."""
     return next((found for token in candidates if (found := find(token)) is not None), None)
+
+
+def end_of_document(find: Callable[[str], int | None], stated: Mapping[str, int]) -> int | None:
+    """Returns the default id that ends a document: a usual token, or the end of a text, or the separator, or None.
+
+    Args:
+        find: function from a token to its id, or to None for what is not in the vocabulary.
+        stated: id of each role that the file states.
+
+    >>> end_of_document({"<eod>": 5}.get, {"eos": 1}), end_of_document({}.get, {"sep": 2})
+    (5, 2)
+    """
+    usual = first_id(END_OF_DOCUMENT_TOKENS, find)
+    return stated.get("eos", stated.get("sep")) if usual is None else usual
 
 
 def usual_roles(find: Callable[[str], int | None]) -> dict[str, int]:

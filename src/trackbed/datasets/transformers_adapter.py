@@ -12,7 +12,7 @@ import numpy.typing as npt
 from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.extras import require
 from trackbed.datasets.huggingface_folder import read_with_transformers, stated_additional, stated_roles
-from trackbed.datasets.special_tokens import END_OF_DOCUMENT_TOKENS, first_id
+from trackbed.datasets.special_tokens import END_OF_DOCUMENT_TOKENS, end_of_document, first_id
 from trackbed.errors import ArgumentError
 
 __all__ = ["TransformersTokenizer"]
@@ -30,7 +30,7 @@ class TransformersTokenizer(Adapter):
     Args:
         path: the folder.
         eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary, or
-            else the end of a text that the folder states.
+            else the end of a text, or else the separator.
         pad_token: token that pads short samples; by default the one that the folder states.
         special_tokens: True to map special tokens written out in a text to their ids.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
@@ -96,8 +96,7 @@ class TransformersTokenizer(Adapter):
     def eod(self) -> int:
         """Id that ends a document."""
         if self._eod is None:
-            usual = first_id(END_OF_DOCUMENT_TOKENS, self.vocab.get)
-            found = self._stated.get("eos") if usual is None else usual
+            found = end_of_document(self.vocab.get, self._stated)
             self._eod = self._find(END_OF_DOCUMENT_TOKENS) if found is None else found
         return self._eod
 
