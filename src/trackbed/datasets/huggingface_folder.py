@@ -15,6 +15,7 @@ import tokenizers
 
 from trackbed.datasets.check_texts import check_texts
 from trackbed.datasets.extras import require
+from trackbed.datasets.one_core import one_core
 from trackbed.datasets.special_tokens import ROLES
 from trackbed.errors import ArgumentError
 
@@ -111,8 +112,10 @@ def _library_of(found: Any) -> tokenizers.Tokenizer | None:
     copy.no_truncation()
     copy.no_padding()
     texts = list(check_texts(copy))
-    copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
-    return copy if copied == found(texts, add_special_tokens=False, verbose=False)["input_ids"] else None
+    with one_core():  # threads of the library would not survive a fork
+        copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
+        wanted = found(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return copy if copied == wanted else None
 
 
 def _read_plain(path: Path) -> FolderTokenizer | None:
@@ -124,7 +127,7 @@ def _read_plain(path: Path) -> FolderTokenizer | None:
         raw = (path / _LIBRARY_FILE).read_text(encoding="utf-8")
         fields = json.loads(raw)
         library = tokenizers.Tokenizer.from_str(raw)
-    except Exception:  # noqa: BLE001  whatever is wrong with the files, transformers says it
+    except Exception:  # noqa: BLE001  transformers reports what is wrong with the files
         return None
     if not _is_plain(config) or _may_change(fields):
         return None
