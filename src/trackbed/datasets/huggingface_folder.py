@@ -99,9 +99,14 @@ def stated_roles(found: Any) -> dict[str, int]:
 
 
 def stated_additional(found: Any) -> tuple[int, ...]:
-    """Returns the ids of the special tokens without a role of a tokenizer of transformers."""
+    """Returns the ids of the special tokens without a role of a tokenizer of transformers.
+
+    transformers 5 lists the tokens of `tokenizer.json` and of SentencePiece models among them, with a role or without.
+    """
     named = next((getattr(found, name) for name in reversed(_ADDITIONAL) if hasattr(found, name)), None) or []
-    return tuple(int(found.convert_tokens_to_ids(str(token))) for token in named)
+    ids = [int(found.convert_tokens_to_ids(str(token))) for token in named]
+    taken = {*stated_roles(found).values(), found.unk_token_id}
+    return tuple(index for index in ids if index not in taken)
 
 
 def _library_of(found: Any) -> tokenizers.Tokenizer | None:
@@ -140,7 +145,7 @@ def _read_plain(path: Path) -> FolderTokenizer | None:
     return FolderTokenizer(
         library=library,
         roles={role: special[str(token)] for role, token in roles.items()},
-        additional=tuple(special[str(token)] for token in additional),
+        additional=tuple(special[str(token)] for token in additional if token not in (*roles.values(), *unknown)),
     )
 
 
