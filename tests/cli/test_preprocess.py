@@ -1,8 +1,10 @@
 import json
 
 import numpy as np
+from tokenizers import BertWordPieceTokenizer
 
-from trackbed.datasets.adapters import ByteTokenizer
+from tokenizer_files import write_byt5_folder, write_sentencepiece, write_wordpiece
+from trackbed.datasets import ByteTokenizer, open_tokenizer
 from trackbed.tokens import IndexedDataset, verify_content
 
 
@@ -121,3 +123,46 @@ def test_a_line_above_the_limit_is_named(run, corpus):
     found = run("preprocess", corpus, "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--max-record-bytes", "20B")
     assert (found.exit_code, found.stdout) == (1, "")
     assert found.stderr == f"trackbed: {corpus}:1: a line must have at most 20 bytes, found more\n"
+
+
+def test_text_is_lower_cased_for_a_vocabulary_of_lower_case_text(run, tmp_path):
+    write_wordpiece(tmp_path / "vocab.txt", lower_case=True)
+    (tmp_path / "a.txt").write_text("THE Fox")
+    tokens = {}
+    for options in ((), ("--lower-case",)):
+        found = run("preprocess", "a.txt", "--tokenizer", "vocab.txt", "-o", "made", "--append-eod", *options)
+        assert found.exit_code == 0, found.stderr
+        tokens[options] = IndexedDataset("made_text_document")[0].tolist()
+    library = BertWordPieceTokenizer.from_file(str(tmp_path / "vocab.txt"), lowercase=True)
+    wanted = library.encode("THE Fox", add_special_tokens=False).ids
+    assert tokens[("--lower-case",)] == [*wanted, library.token_to_id("[SEP]")]
+    assert tokens[()] != tokens[("--lower-case",)]
+    shown = run("inspect", "made_text_document", "--tokenizer", "vocab.txt")
+    assert "the fox" in shown.stdout
+    refused = run("preprocess", "a.txt", "--tokenizer", "bytes", "-o", "made", "--lower-case")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("trackbed: bytes: lower_case must be False")
+
+
+def test_numbers_are_their_own_ids(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "5 7"}\n{"text": "101"}\n{"text": "100 0"}\n')
+    options = ["--tokenizer", "null:100", "-o", "made", "--append-eod", "--workers", 1]
+    refused = run("preprocess", "a.jsonl", *options)
+    assert refused.exit_code == 1
+    assert "a.jsonl:2: the tokenizer must accept the text, found an error: a text must be decimal" in refused.stderr
+    assert run("preprocess", "a.jsonl", *options, "--skip-bad").exit_code == 0
+    assert [one.tolist() for one in IndexedDataset("made_text_document")] == [[5, 7, 100], [100, 0, 100]]
+
+
+def test_the_workers_of_any_kind_of_tokenizer_give_the_same_tokens(run, tmp_path):
+    write_sentencepiece(tmp_path / "own.model")
+    write_byt5_folder(tmp_path / "byt5")
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / "in" / f"{number}.txt").write_text(f"the quick brown fox {number}")
+    for name in ("own.model", "byt5"):
+        tokenizer = open_tokenizer(name)
+        found = run("preprocess", "in", "--tokenizer", name, "-o", "made", "--workers", 2)
+        assert found.exit_code == 0, found.stderr
+        wanted = [tokenizer.tokenize(f"the quick brown fox {number}").tolist() for number in range(3)]
+        assert [one.tolist() for one in IndexedDataset("made_text_document")] == wanted

@@ -115,7 +115,9 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def identity(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Path and keyword arguments with which Megatron Core makes this tokenizer."""
+    """Path and keyword arguments with which Megatron Core makes this tokenizer, unless the request states them."""
+    if "identity" in tokenizer:
+        return tokenizer["identity"]
     if tokenizer["kind"] == "null":
         return {"path": None, "options": {"vocab_size": tokenizer["vocab_size"]}}
     pad = {

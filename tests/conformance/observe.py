@@ -28,14 +28,16 @@ def answer(request, tokenizer, root, **options):
     """What the library whose datasets are under `root` makes of a request; `options` are for its builder.
 
     Returns:
-        A dictionary: for each split None or a description; and digests of all cache files. Or `error`.
+        A dictionary: for each split None or a description; digests of all cache files; and the ids of the request's
+        texts. Or `error`.
     """
     try:
         built = build(request, tokenizer, root, **options)
         datasets = [describe(dataset, request.get("positions")) for dataset in built]
+        ids = [list(map(int, tokenizer.tokenize(text))) for text in request.get("texts", [])]
     except Exception as error:  # whatever it is, it is an answer
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"datasets": datasets, "files": digests(Path(request["config"]["path_to_cache"]))}
+    return {"datasets": datasets, "files": digests(Path(request["config"]["path_to_cache"])), "ids": ids}
 
 
 def build(request, tokenizer, root, **options):
@@ -146,7 +148,7 @@ def megatron_tokenizer(tokenizer):
         from megatron.core.tokenizers import MegatronTokenizer
     except ModuleNotFoundError:  # before core 0.13
         return _legacy_tokenizer(tokenizer["vocab_size"])
-    kind = "null" if tokenizer["kind"] == "null" else "huggingface"
+    kind = tokenizer["kind"] if tokenizer["kind"] in ("null", "sentencepiece", "tiktoken") else "huggingface"
     return MegatronTokenizer.from_pretrained(
         tokenizer_path=tokenizer["identity"]["path"],
         metadata_path={"library": kind},

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from trackbed.datasets.adapters import HuggingFaceTokenizer
-from trackbed.datasets.fast_tokenizer import FastTokenizer, UnsuitableError, check_texts
+from trackbed.datasets.check_texts import check_texts
+from trackbed.datasets.fast_tokenizer import FastTokenizer, UnsuitableError
+from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -57,7 +58,8 @@ def file(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "special"])
 def both(request, file):
     """The tokenizer and the quick one, of which special tokens in a text are ids or not."""
-    return tuple(cls(file, special_tokens=request.param) for cls in (HuggingFaceTokenizer, FastTokenizer))
+    slow = HuggingFaceTokenizer(file, special_tokens=request.param)
+    return slow, FastTokenizer(slow)
 
 
 PIECES = st.one_of(
@@ -81,7 +83,7 @@ def test_ids_are_equal_text_by_text(both, texts):
 
 def test_special_tokens_in_a_text_are_ids_only_where_they_are_asked_for(file):
     for special_tokens in (False, True):
-        fast = FastTokenizer(file, special_tokens=special_tokens)
+        fast = FastTokenizer(HuggingFaceTokenizer(file, special_tokens=special_tokens))
         (ids,) = fast.tokenize_batch(["the<|endoftext|>cat"])
         assert (fast.eod in ids) is special_tokens
 
@@ -107,7 +109,7 @@ def test_a_file_that_the_other_library_cannot_read_is_refused(tmp_path):
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     words.save(str(path))
     with pytest.raises(UnsuitableError, match="fastokens"):
-        FastTokenizer(path)
+        FastTokenizer(HuggingFaceTokenizer(path))
 
 
 def test_a_file_of_which_the_other_library_makes_other_ids_is_refused(file, monkeypatch):
@@ -128,7 +130,7 @@ def test_a_file_of_which_the_other_library_makes_other_ids_is_refused(file, monk
 
     monkeypatch.setattr(fastokens, "Tokenizer", Swapping)
     with pytest.raises(UnsuitableError, match=r"fastokens finds other ids than tokenizers: in .* at token \d+"):
-        FastTokenizer(file)
+        FastTokenizer(HuggingFaceTokenizer(file))
 
 
 def test_normalizers_are_used_or_the_file_is_refused(tmp_path):
@@ -136,7 +138,7 @@ def test_normalizers_are_used_or_the_file_is_refused(tmp_path):
         (tmp_path / str(number)).mkdir()
         path = save(tmp_path / str(number), "gpt2", normalizer)
         try:
-            fast = FastTokenizer(path)
+            fast = FastTokenizer(HuggingFaceTokenizer(path))
         except UnsuitableError:
             continue
         texts = ["E\u0301COLE \ufb01n", "\uff21\uff22"]
@@ -147,8 +149,9 @@ def test_a_process_that_tokenises_does_so_on_one_core(file):
     program = """
 import sys
 from pathlib import Path
+from trackbed.datasets import HuggingFaceTokenizer
 from trackbed.datasets.fast_tokenizer import FastTokenizer
-FastTokenizer(sys.argv[1]).tokenize_batch(["some words " * 1000] * 200)
+FastTokenizer(HuggingFaceTokenizer(sys.argv[1])).tokenize_batch(["some words " * 1000] * 200)
 print(*[path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")])
 """
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}

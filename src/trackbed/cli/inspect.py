@@ -14,7 +14,7 @@ __all__ = ["inspect"]
 
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
-@click.option("--tokenizer", metavar="FILE", help="Decode the first documents with it: tokenizer.json, or: bytes.")
+@click.option("--tokenizer", metavar="FILE", help="Decode the first documents with it; as for preprocess.")
 @click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
 @click.option(
     "--documents", type=click.IntRange(min=0), default=3, show_default=True, help="Number of documents to decode."

@@ -21,7 +21,7 @@ __all__ = ["preprocess"]
     "--tokenizer",
     required=True,
     metavar="FILE",
-    help="Hugging Face .json, SentencePiece .model, tiktoken:NAME, or: bytes.",
+    help="Hugging Face .json or folder, WordPiece vocab.txt, SentencePiece .model, tiktoken:NAME, null:N, or: bytes.",
 )
 @click.option("--output", "-o", required=True, metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")
 @click.option(
@@ -35,6 +35,7 @@ __all__ = ["preprocess"]
 )
 @click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
 @click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
+@click.option("--lower-case", is_flag=True, help="Lower-case texts, for a WordPiece vocabulary of lower-case text.")
 @click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")
 @click.option("--skip-bad", is_flag=True, help="Count and skip records that cannot be used.")
 @record_limit_option
@@ -51,6 +52,7 @@ def preprocess(
     json_keys: tuple[str, ...],
     append_eod: bool,
     eod_token: str | None,
+    lower_case: bool,
     special_tokens: bool,
     skip_bad: bool,
     max_record_bytes: int,
@@ -79,7 +81,9 @@ def preprocess(
         max_record_bytes=max_record_bytes,
         workers=workers or available_cores(),
     )
-    opened = open_fastest_tokenizer(tokenizer, eod_token=eod_token, special_tokens=special_tokens)
+    opened = open_fastest_tokenizer(
+        tokenizer, lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
+    )
     start = time.monotonic()
     with show_progress("tokenising") as progress:
         report = run(config, opened, progress=progress)

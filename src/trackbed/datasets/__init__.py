@@ -7,20 +7,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
+    from trackbed.datasets.adapter import MegatronIdentity
+    from trackbed.datasets.adapters import ByteTokenizer, NullTokenizer
     from trackbed.datasets.batch import Batch
     from trackbed.datasets.bert import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
     from trackbed.datasets.blended import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
     from trackbed.datasets.gpt import GPTDataset, Piece
     from trackbed.datasets.gpt_config import GPTDatasetConfig
+    from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
     from trackbed.datasets.masked import MaskedWordPieceDataset
     from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
     from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
     from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
     from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
+    from trackbed.datasets.sentencepiece_adapter import SentencePieceTokenizer
     from trackbed.datasets.t5 import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
+    from trackbed.datasets.tiktoken_adapter import TiktokenTokenizer
     from trackbed.datasets.tokenizer import MegatronTokenizer
+    from trackbed.datasets.tokenizer_kinds import open_tokenizer
+    from trackbed.datasets.transformers_adapter import TransformersTokenizer
+    from trackbed.datasets.wordpiece_adapter import WordPieceTokenizer
 
 __all__ = [
     "BERTMaskedWordPieceDataset",
@@ -44,8 +51,13 @@ __all__ = [
     "MultimodalDatasetConfig",
     "NullTokenizer",
     "Piece",
+    "SentencePieceTokenizer",
     "T5MaskedWordPieceDataset",
     "T5MaskedWordPieceDatasetConfig",
+    "TiktokenTokenizer",
+    "TransformersTokenizer",
+    "WordPieceTokenizer",
+    "open_tokenizer",
 ]
 
 _MODULES = {
@@ -57,12 +69,12 @@ _MODULES = {
     "ByteTokenizer": "adapters",
     "GPTDataset": "gpt",
     "GPTDatasetConfig": "gpt_config",
-    "HuggingFaceTokenizer": "adapters",
+    "HuggingFaceTokenizer": "huggingface_adapter",
     "LowLevelDataset": "megatron",
     "MaskedWordPieceDataset": "masked",
     "MaskedWordPieceDatasetConfig": "masked_config",
     "MegatronDataset": "megatron",
-    "MegatronIdentity": "adapters",
+    "MegatronIdentity": "adapter",
     "MegatronTokenizer": "tokenizer",
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
@@ -70,8 +82,13 @@ _MODULES = {
     "MultimodalDatasetConfig": "multimodal",
     "NullTokenizer": "adapters",
     "Piece": "gpt",
+    "SentencePieceTokenizer": "sentencepiece_adapter",
     "T5MaskedWordPieceDataset": "t5",
     "T5MaskedWordPieceDatasetConfig": "t5",
+    "TiktokenTokenizer": "tiktoken_adapter",
+    "TransformersTokenizer": "transformers_adapter",
+    "WordPieceTokenizer": "wordpiece_adapter",
+    "open_tokenizer": "tokenizer_kinds",
 }
 
 

@@ -7,36 +7,19 @@ Shapes: D texts, T token ids of all texts.
 """
 
 import importlib.metadata
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trackbed.datasets.adapters import HuggingFaceTokenizer
+from trackbed.datasets.check_texts import check_texts
+from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
 from trackbed.datasets.one_core import one_core
 
-__all__ = ["FastTokenizer", "UnsuitableError", "check_texts"]
-
-_TEXTS: Final = 300
-_PARTS: Final = 40
-_WORDS: Final = (  # words, between spaces
-    "the The THE cat don't WE'LL it's 's 'S def return x; std::vector<int> snake_case camelCase <div> &amp; "
-    "http://a.b/c?d=e 0 7 42 2026 123456789 3.14 0x1F 1e-9 . , ... -- !? ({[ ]}) \" ' ` \\ / // /* */ # ## == != -> _ "
-    # Accents in one and in two characters, ligatures, cases, quotes; digits of other scripts; scripts; emoji in parts.
-    "na\u00efve e\u0301 \ufb01 \u00df \u0130 \u01c5 \u2019s \u0663 \u00bd \u2167 \u00b2 "
-    "\u6771\u4eac \u3053\u3093\u306b\u3061\u306f \uc548\ub155 \u4e2d\u6587\u3002 \uff0c \u03b5\u03bb\u03bb "
-    "\u041f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd "
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 "
-    "\U0001f642 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd"
-)
-_SPACES: Final = [*"   \t\n\r\v\f\u0085\u00a0\u2028\u3000", "  ", "   ", "\t\t", "\n\n", "\r\n"]
-_RARE: Final = [*"\u200b\u200d\ufeff\ufffd\ue000\U0010fffd\x00\x7f\x1b"]
-_LONG: Final = ["a" * 33, "=" * 70, "ab" * 40, " " * 33, "\n" * 9, "x" * 300]
+__all__ = ["FastTokenizer", "UnsuitableError"]
 
 
 class UnsuitableError(Exception):
@@ -47,25 +30,21 @@ class FastTokenizer(HuggingFaceTokenizer):
     """`HuggingFaceTokenizer` that tokenises batches with fastokens.
 
     Args:
-        path: the JSON file.
-        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary.
-        special_tokens: True to map special tokens written out in a text to their ids.
+        opened: the tokenizer; its files are not read again.
 
     Raises:
-        ArgumentError: as `HuggingFaceTokenizer`.
         UnsuitableError: fastokens is not installed, cannot read the file, or gives other ids.
     """
 
-    def __init__(self, path: str | Path, *, eod_token: str | None = None, special_tokens: bool = False) -> None:
-        super().__init__(path, eod_token=eod_token, special_tokens=special_tokens)
-        self.unique_identifiers["class"] = HuggingFaceTokenizer.__name__  # the ids are the same
+    def __init__(self, opened: HuggingFaceTokenizer) -> None:
+        vars(self).update(vars(opened))
         self._fast = _load(self._json)
         with one_core():
             self._check()
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_fast", "_tokenizer")
-        return {**{name: value for name, value in vars(self).items() if name not in left_out}, "_json": self._json}
+        state = {name: value for name, value in super().__getstate__().items() if name not in ("_fast", "_tokenizer")}
+        return {**state, "_json": self._json}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -104,18 +83,6 @@ class FastTokenizer(HuggingFaceTokenizer):
                 at = next((n for n, pair in enumerate(zip(have, want, strict=False)) if len(set(pair)) > 1), len(want))
                 msg = f"fastokens finds other ids than tokenizers: in {text[:40]!r}... at token {at}"
                 raise UnsuitableError(msg)
-
-
-def check_texts(tokenizer: Any) -> Iterator[str]:
-    """Generates texts of many kinds for a tokenizer of `tokenizers`: a hundred kilobytes, the same on every call."""
-    draw = random.Random(0)
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    kinds = [*_WORDS.split(), *_SPACES * 3, *_RARE, *_LONG, *draw.sample(added, min(len(added), 20))]
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    yield ""
-    for _ in range(_TEXTS):
-        yield "".join(draw.choices(kinds, k=draw.randrange(1, _PARTS)))
-        yield tokenizer.decode([draw.randrange(size) for _ in range(_PARTS)], skip_special_tokens=False)
 
 
 def _load(json: str) -> Any:

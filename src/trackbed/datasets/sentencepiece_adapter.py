@@ -1,41 +1,54 @@
 """Tokenizer from a SentencePiece model."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.adapters import END_OF_DOCUMENT_TOKENS
+from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizer import MegatronTokenizer
+from trackbed.datasets.sentencepiece_model import user_defined_ids
+from trackbed.datasets.special_tokens import END_OF_DOCUMENT_TOKENS, usual_roles
 from trackbed.errors import ArgumentError
 
 __all__ = ["SentencePieceTokenizer"]
 
 
-class SentencePieceTokenizer(MegatronTokenizer):
+class SentencePieceTokenizer(Adapter):
     """Tokenizer from a model file of SentencePiece (`.model`).
 
-    Control symbols written out in a text are tokenised as plain text.
+    Control symbols written out in a text are tokenised as plain text; user-defined symbols are pieces of their own.
+    The model states the ids of `bos`, `eos` and `pad`; `cls`, `sep` and `mask` are the control or user-defined symbols
+    with the usual names, such as `<cls>`. `additional_special_tokens_ids` are the user-defined symbols.
 
     Args:
         path: the model.
         eod_token: piece that ends a document; by default the model's end of a sentence, or else the first of
             `END_OF_DOCUMENT_TOKENS` in the vocabulary.
+        pad_token: piece that pads short samples; by default the model's padding.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
 
     Raises:
         ArgumentError: SentencePiece is not installed, the file is not one of its models, or lacks the piece.
     """
 
-    def __init__(self, path: str | Path, *, eod_token: str | None = None) -> None:
-        options = {} if eod_token is None else {"eod_token": eod_token}
-        super().__init__(str(path), **options)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        eod_token: str | None = None,
+        pad_token: str | None = None,
+        megatron_identity: MegatronIdentity | None = None,
+    ) -> None:
+        super().__init__(str(path), megatron_identity=megatron_identity, eod_token=eod_token, pad_token=pad_token)
         self._path = str(path)
         self._model = _load(Path(path))
         self._eod = None if eod_token is None else self._find([eod_token])
+        self._pad = int(self._model.pad_id()) if pad_token is None else self._find([pad_token])
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
         """Returns `[T]` token ids of a text."""
@@ -55,14 +68,31 @@ class SentencePieceTokenizer(MegatronTokenizer):
         """Returns the text of token ids; the model may have normalised it."""
         return str(self._model.decode(np.asarray(ids).tolist()))
 
-    @property
+    def offsets(self, ids: list[int], text: str) -> list[int]:
+        """Returns the character of the text at which each of the ids begins.
+
+        Args:
+            ids: ids of the text, or any other ids that decode to it.
+            text: the text.
+
+        Raises:
+            ArgumentError: the ids are not those of the text, and do not decode to it.
+        """
+        found = self._model.encode(text, return_type="offset_mapping")
+        if found["ids"] != list(ids):
+            found = self._model.decode(list(ids), return_type="offset_mapping")
+            if found["text"] != text:
+                self._check_own(ids, [], text)
+        return [start for start, _ in found["offsets"]]
+
+    @cached_property
     def vocab(self) -> dict[str, int]:
-        """Id of each piece."""
+        """Id of each piece. Built on first use."""
         return {piece: index for index, piece in self.inv_vocab.items()}
 
-    @property
+    @cached_property
     def inv_vocab(self) -> dict[int, str]:
-        """Piece of each id."""
+        """Piece of each id. Built on first use."""
         return {index: self._model.id_to_piece(index) for index in range(self.vocab_size)}
 
     @property
@@ -78,10 +108,33 @@ class SentencePieceTokenizer(MegatronTokenizer):
             self._eod = end if end >= 0 else self._find(END_OF_DOCUMENT_TOKENS)
         return self._eod
 
+    @cached_property
+    def _roles(self) -> Mapping[str, int]:
+        stated = {"bos": int(self._model.bos_id()), "eos": int(self._model.eos_id()), "pad": self._pad}
+        named = usual_roles(self._symbol)
+        return {
+            **{role: index for role, index in named.items() if role not in stated},
+            **{role: index for role, index in stated.items() if index >= 0},
+        }
+
+    @cached_property
+    def _additional(self) -> list[int]:
+        return user_defined_ids(self._model.serialized_model_proto())
+
+    def _symbol(self, piece: str) -> int | None:
+        """Returns the id of a control or user-defined symbol; None if there is none of this name."""
+        index = self._index(piece)
+        return index if index is not None and (self._model.is_control(index) or index in self._additional) else None
+
+    def _index(self, piece: str) -> int | None:
+        index = int(self._model.piece_to_id(piece))
+        # A missing piece has the id of the unknown piece.
+        return index if index >= 0 and self._model.id_to_piece(index) == piece else None
+
     def _find(self, candidates: Sequence[str]) -> int:
         for piece in candidates:
-            index = int(self._model.piece_to_id(piece))
-            if self._model.id_to_piece(index) == piece:  # a missing piece has the id of the unknown piece
+            index = self._index(piece)
+            if index is not None:
                 return index
         msg = f"{self._path}: the model must have one of the pieces {', '.join(map(repr, candidates))}, found none"
         raise ArgumentError(msg)

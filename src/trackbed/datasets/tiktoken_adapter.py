@@ -1,42 +1,63 @@
 """Tokenizer from a tiktoken encoding."""
 
+import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizer import MegatronTokenizer
+from trackbed.datasets.special_tokens import additional_ids, usual_roles
+from trackbed.datasets.text_offsets import char_offsets
 from trackbed.errors import ArgumentError
 
 __all__ = ["TiktokenTokenizer"]
 
 
-class TiktokenTokenizer(MegatronTokenizer):
+class TiktokenTokenizer(Adapter):
     """Tokenizer from an encoding of tiktoken, such as `cl100k_base`, or of one of its plugins.
 
     tiktoken downloads its encodings if the folder `TIKTOKEN_CACHE_DIR` lacks them. Text that reads like a special token
-    is tokenised as plain text unless `special_tokens` is True.
+    is tokenised as plain text unless `special_tokens` is True. The roles of special tokens but padding go by their
+    usual names, such as `<|endoftext|>` and `<cls>`.
 
     Args:
         encoding: name of the encoding.
         eod_token: token that ends a document; by default `<|endoftext|>`.
+        pad_token: token that pads short samples, or None.
         special_tokens: True to map special tokens written out in a text to their ids.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
 
     Raises:
         ArgumentError: tiktoken is not installed, does not have the encoding, or the encoding lacks the token.
     """
 
-    def __init__(self, encoding: str, *, eod_token: str | None = None, special_tokens: bool = False) -> None:
-        options = {"eod_token": eod_token, "special_tokens": special_tokens or None}
-        super().__init__(encoding, **{name: value for name, value in options.items() if value is not None})
+    def __init__(
+        self,
+        encoding: str,
+        *,
+        eod_token: str | None = None,
+        pad_token: str | None = None,
+        special_tokens: bool = False,
+        megatron_identity: MegatronIdentity | None = None,
+    ) -> None:
+        super().__init__(
+            encoding,
+            megatron_identity=megatron_identity,
+            eod_token=eod_token,
+            pad_token=pad_token,
+            special_tokens=special_tokens or None,
+        )
         self._encoding = _load(encoding)
         self._special_tokens = special_tokens
         self._eod_token = eod_token
         if eod_token is not None:
             self._find(eod_token)
+        self._pad = None if pad_token is None else self._find(pad_token)
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
         """Returns `[T]` token ids of a text."""
@@ -56,14 +77,18 @@ class TiktokenTokenizer(MegatronTokenizer):
         """Returns the text of token ids; invalid UTF-8 becomes the replacement character."""
         return str(self._encoding.decode(np.asarray(ids).tolist()))
 
-    @property
+    def offsets(self, ids: list[int], text: str) -> list[int]:  # noqa: ARG002  the ids decode to the text
+        """Returns the character of the text at which each of the ids begins; one inside a character begins with it."""
+        return char_offsets(self._encoding.decode_tokens_bytes(list(ids)))
+
+    @cached_property
     def vocab(self) -> dict[str, int]:
-        """Id of each token; bytes that are not valid UTF-8 are written as hexadecimal escapes."""
+        """Id of each token; bytes that are not valid UTF-8 are written as hexadecimal escapes. Built on first use."""
         return {token: index for index, token in self.inv_vocab.items()}
 
-    @property
+    @cached_property
     def inv_vocab(self) -> dict[int, str]:
-        """Token of each id, as in `vocab`."""
+        """Token of each id, as in `vocab`. Built on first use."""
         found = {}
         for index in range(self.vocab_size):
             try:
@@ -81,6 +106,20 @@ class TiktokenTokenizer(MegatronTokenizer):
     def eod(self) -> int:
         """Id that ends a document."""
         return self._find(self._eod_token or "<|endoftext|>")
+
+    @cached_property
+    def _roles(self) -> Mapping[str, int]:
+        return {**usual_roles(self._special.get), **({} if self._pad is None else {"pad": self._pad})}
+
+    @cached_property
+    def _additional(self) -> list[int]:
+        named = [] if self._eod_token is None else [self.eod]
+        return additional_ids(self._special, taken=[*self._roles.values(), *named])
+
+    @property
+    def _special(self) -> dict[str, int]:
+        """Id of each special token."""
+        return {token: self._find(token) for token in self._encoding.special_tokens_set}
 
     def _encode(self, text: str) -> list[int]:
         if self._special_tokens:
@@ -101,7 +140,8 @@ class TiktokenTokenizer(MegatronTokenizer):
 def _load(encoding: str) -> Any:
     library = require("tiktoken", where=f"tiktoken:{encoding}")
     try:
-        return library.get_encoding(encoding)
+        # A copy is pickled with its tokens, the library's own object by name, which another process may not know.
+        return copy.copy(library.get_encoding(encoding))
     except Exception as error:
         # The cause may be the name, the network or a file, each with exceptions of another library.
         msg = f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}"

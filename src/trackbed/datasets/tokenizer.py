@@ -53,7 +53,7 @@ class MegatronTokenizer(ABC):
         self._lacks("detokenize")
 
     def offsets(self, ids: list[int], text: str) -> list[int]:  # noqa: ARG002  the signature is the contract
-        """Returns the offset in the text at which each of the ids begins. Optional."""
+        """Returns the character of the text at which each of the ids begins. Optional."""
         self._lacks("offsets")
 
     @property
@@ -90,6 +90,11 @@ class MegatronTokenizer(ABC):
     def mask(self) -> int:
         """Id that stands for a masked token. Optional."""
         self._lacks("mask")
+
+    @property
+    def additional_special_tokens_ids(self) -> list[int]:
+        """Ids of the special tokens without a role of their own, such as the sentinels of T5. Optional."""
+        self._lacks("additional_special_tokens_ids")
 
     def _lacks(self, name: str) -> NoReturn:
         msg = f"{type(self).__name__} has no {name!r}"

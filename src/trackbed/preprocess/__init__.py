@@ -1,12 +1,13 @@
 """Tokenisation of raw text (JSON lines, plain text, Parquet) to indexed files on all cores, and the tools around it."""
 
+from trackbed.datasets.tokenizer_kinds import BYTES, open_tokenizer
 from trackbed.preprocess.config import PreprocessConfig, available_cores, output_prefix
 from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
-from trackbed.preprocess.tokenizer import BYTES, open_fastest_tokenizer, open_tokenizer
+from trackbed.preprocess.tokenizer import open_fastest_tokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [

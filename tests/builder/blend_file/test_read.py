@@ -2,12 +2,23 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import tiktoken
 
+from tokenizer_files import PLUGIN, write_plain_folder, write_sentencepiece, write_wordpiece
 from trackbed.builder import StatedTokenizer, read_blend_file
 from trackbed.builder.blend_file import SizeEntry, parse_count
 from trackbed.builder.blend_file.options import OPTIONS
 from trackbed.builder.blend_file.tokenizer import make_tokenizer
-from trackbed.datasets import ByteTokenizer, GPTDatasetConfig, MegatronIdentity
+from trackbed.datasets import (
+    ByteTokenizer,
+    GPTDatasetConfig,
+    HuggingFaceTokenizer,
+    MegatronIdentity,
+    NullTokenizer,
+    SentencePieceTokenizer,
+    TiktokenTokenizer,
+    WordPieceTokenizer,
+)
 from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.index import Split
 
@@ -143,6 +154,21 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ("shuffle_block = 4", "x = [", ["28: must be TOML: Invalid value"]),
         ("[options]", "[tokenizer]\neod = 7\n[options]", ["26: tokenizer.vocab_size must be given, as eod and voc"]),
         ("[options]", "[tokenizer]\nfile = 'x'\neod = 7\n[options]", ["28: tokenizer.eod must be omitted with token"]),
+        (
+            "[options]",
+            "[tokenizer]\nfile = 'x.json'\nlower_case = true\n[options]",
+            ["28: tokenizer.lower_case must be false, as it is for WordPiece vocabularies (.txt), found true"],
+        ),
+        (
+            "[options]",
+            "[tokenizer]\neod = 7\nvocab_size = 9\nlower_case = true\n[options]",
+            ["29: tokenizer.lower_case must be omitted without tokenizer.file, found it given"],
+        ),
+        (
+            "[options]",
+            "[tokenizer]\nfile = 'x.txt'\nlower_case = 1\n[options]",
+            ["28: tokenizer.lower_case must be true"],
+        ),
         ("[options]", "[tokenizer]\neod = 9\nvocab_size = 9\n[options]", ["27: tokenizer.eod must be below tokeniz"]),
         ("weight = 0.5", "weight = 1" + "0" * 400, ["19: dataset.weight must be a finite number of at least 0, found"]),
         (
@@ -264,6 +290,57 @@ def test_a_tokenizer_may_be_a_file_or_what_datasets_must_know(tmp_path):
     identity = MegatronIdentity("a.B", "p", {"k": 1})
     assert make_tokenizer(named) == StatedTokenizer(7, 9, megatron_identity=identity)
     assert make_tokenizer(named).unique_identifiers == {"class": "a.B", "tokenizer_path": "p", "k": "1"}
+
+
+def test_a_tokenizer_of_any_kind_may_be_named(tmp_path, monkeypatch):
+    """Paths are relative to the file's folder; names of other kinds are no paths."""
+    top = "version = 1\nsequence_length = 8\nsplit = '1'\n{}\n[[dataset]]\npath = 'a'\n"
+    folder = tmp_path / "below"
+    folder.mkdir()
+    write_wordpiece(folder / "vocab.txt", lower_case=True)
+    write_sentencepiece(folder / "own.model")
+    write_plain_folder(folder / "own")
+    (folder / "own.json").write_bytes((folder / "own" / "tokenizer.json").read_bytes())
+    (folder / "tiktoken_ext").mkdir()
+    namespace = {}
+    exec(PLUGIN, namespace)
+    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "many", tiktoken.Encoding(**namespace["many"]()))
+    wanted = {
+        "bytes": ByteTokenizer,
+        "null:50": NullTokenizer,
+        "tiktoken:many": TiktokenTokenizer,
+        "own.model": SentencePieceTokenizer,
+        "own": HuggingFaceTokenizer,
+        "own.json": HuggingFaceTokenizer,
+        "vocab.txt": WordPieceTokenizer,
+    }
+    for name, cls in wanted.items():
+        identity = MegatronIdentity("a.B", "p")
+        for text in (
+            f"tokenizer = '{name}'",
+            f"[tokenizer]\nfile = '{name}'\nmegatron = {{class = 'a.B', path = 'p'}}",
+        ):
+            entry = read(folder, top.format(text)).tokenizer
+            assert entry.file == (name if name in ("bytes", "null:50", "tiktoken:many") else str(folder / name))
+            made = make_tokenizer(entry)
+            assert type(made) is cls
+            assert (made.unique_identifiers == identity.unique_identifiers()) is ("megatron" in text)
+    entry = read(
+        folder, top.format("[tokenizer]\nfile = 'own.json'\neod_token = '<end>'\npad_token = '<x1>'")
+    ).tokenizer
+    made = make_tokenizer(entry)
+    assert (made.inv_vocab[made.eod], made.inv_vocab[made.pad]) == ("<end>", "<x1>")
+    for lower, first in (("true", "the"), ("false", "[UNK]")):
+        entry = read(folder, top.format(f"[tokenizer]\nfile = 'vocab.txt'\nlower_case = {lower}")).tokenizer
+        made = make_tokenizer(entry)
+        assert made.inv_vocab[made.tokenize("THE")[0]] == first
+
+
+def test_tokens_of_a_tokenizer_that_has_none_are_refused(tmp_path):
+    top = "version = 1\nsequence_length = 8\nsplit = '1'\n{}\n[[dataset]]\npath = 'a'\n"
+    entry = read(tmp_path, top.format("[tokenizer]\nfile = 'bytes'\neod_token = 'x'")).tokenizer
+    with pytest.raises(ArgumentError, match="the tokenizer 'bytes' must be used without options"):
+        make_tokenizer(entry)
 
 
 def test_every_field_of_the_configuration_has_its_place():

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trackbed.builder.blend_file.key_lines import KeyPath
 from trackbed.builder.blend_file.tables import Problems
-from trackbed.datasets.adapters import MegatronIdentity
+from trackbed.datasets.adapter import MegatronIdentity
 from trackbed.index.splits import Split
 
 __all__ = ["BlendFile", "DatasetEntry", "SizeEntry", "StageEntry", "TokenizerEntry"]
@@ -65,9 +65,11 @@ class TokenizerEntry:
     """`[tokenizer]`: a file, or the properties of a tokenizer that is not available here."""
 
     file: str | None = None
-    """File of Hugging Face `tokenizers`, or "bytes"."""
+    """Name of a tokenizer, as for `trackbed.datasets.open_tokenizer`."""
     eod_token: str | None = None
     pad_token: str | None = None
+    lower_case: bool = False
+    """True for a WordPiece vocabulary of lower-case text."""
     eod: int | None = None
     """Id of the end-of-document token; with `vocab_size`, replaces a file."""
     pad: int | None = None

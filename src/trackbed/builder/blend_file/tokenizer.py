@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.builder.blend_file.description import TokenizerEntry
-from trackbed.builder.blend_file.tables import TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader
-from trackbed.datasets.adapters import ByteTokenizer, HuggingFaceTokenizer, MegatronIdentity
+from trackbed.builder.blend_file.tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader
+from trackbed.datasets.adapter import MegatronIdentity
+from trackbed.datasets.tokenizer_kinds import is_path, is_wordpiece, open_tokenizer
 
 __all__ = ["StatedTokenizer", "make_tokenizer", "read_tokenizer"]
 
@@ -39,14 +40,16 @@ def make_tokenizer(entry: TokenizerEntry) -> Any:
     """Creates the tokenizer of an entry: an object with `eod`, `pad`, `vocab_size` and `unique_identifiers`.
 
     Raises:
-        ArgumentError: its file is no tokenizer, or lacks a named token.
+        ArgumentError: its file is no tokenizer, or lacks a named token, or a library is not installed.
     """
     if entry.file is None:
         return StatedTokenizer(entry.eod or 0, entry.vocab_size or 1, entry.pad, entry.megatron)
-    if entry.file == "bytes":
-        return ByteTokenizer(megatron_identity=entry.megatron)
-    return HuggingFaceTokenizer(
-        entry.file, eod_token=entry.eod_token, pad_token=entry.pad_token, megatron_identity=entry.megatron
+    return open_tokenizer(
+        entry.file,
+        megatron_identity=entry.megatron,
+        lower_case=entry.lower_case,
+        eod_token=entry.eod_token,
+        pad_token=entry.pad_token,
     )
 
 
@@ -63,6 +66,7 @@ def read_tokenizer(reader: TableReader, folder: Path) -> TokenizerEntry | None:
         file=_tokenizer_path(file, folder),
         eod_token=table.take("eod_token", TEXT),
         pad_token=table.take("pad_token", TEXT),
+        lower_case=bool(table.take("lower_case", FLAG)),
         eod=eod,
         pad=table.take("pad", WHOLE),
         vocab_size=vocab_size,
@@ -74,11 +78,11 @@ def read_tokenizer(reader: TableReader, folder: Path) -> TokenizerEntry | None:
 
 
 def _tokenizer_path(file: str | None, folder: Path) -> str | None:
-    return file if file in (None, "", "bytes") else str(folder / str(file))
+    return str(folder / file) if file and is_path(file) else file
 
 
 def _check_tokenizer(table: TableReader, entry: TokenizerEntry) -> None:
-    by_file = table.given("file", "eod_token", "pad_token")
+    by_file = table.given("file", "eod_token", "pad_token", "lower_case")
     by_ids = table.given("eod", "vocab_size", "pad")
     if "file" not in by_file:
         for key in {"eod", "vocab_size"} - set(by_ids):
@@ -87,6 +91,8 @@ def _check_tokenizer(table: TableReader, entry: TokenizerEntry) -> None:
         table.refuse(
             key, f"must be omitted {'with' if 'file' in by_file else 'without'} tokenizer.file, found it given"
         )
+    if entry.lower_case and entry.file is not None and not is_wordpiece(entry.file):
+        table.refuse("lower_case", "must be false, as it is for WordPiece vocabularies (.txt), found true")
     for key, found in (("eod", entry.eod), ("pad", entry.pad)):
         if found is not None and entry.vocab_size is not None and found >= entry.vocab_size:
             table.refuse(key, f"must be below tokenizer.vocab_size {entry.vocab_size}, found {found}")

@@ -1,0 +1,171 @@
+"""Tokenizer of a folder of Hugging Face files, as `transformers.AutoTokenizer` reads it.
+
+The files of a folder may contradict each other, and transformers decides by the class that they name. It is imported
+only where that could make a difference: a folder whose configuration states nothing but special tokens, all of which
+`tokenizer.json` has, has the ids of `tokenizer.json`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+
+from trackbed.datasets.check_texts import check_texts
+from trackbed.datasets.extras import require
+from trackbed.datasets.one_core import one_core
+from trackbed.datasets.special_tokens import ROLES
+from trackbed.errors import ArgumentError
+
+__all__ = [
+    "FolderTokenizer",
+    "OnlyTransformersError",
+    "read_folder",
+    "read_with_transformers",
+    "stated_additional",
+    "stated_roles",
+]
+
+_LIBRARY_FILE: Final = "tokenizer.json"
+_CONFIG_FILE: Final = "tokenizer_config.json"
+_OLDER_FILES: Final = ("config.json", "special_tokens_map.json", "added_tokens.json")  # transformers reads these too
+_PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_ADDITIONAL: Final = ("extra_special_tokens", "additional_special_tokens")  # transformers 5, and before
+_HARMLESS: Final = {
+    *("tokenizer_class", "unk_token", "model_max_length", "max_length", "backend", "is_local", "local_files_only"),
+    *("chat_template", "clean_up_tokenization_spaces", "model_input_names", "padding_side", "truncation_side"),
+    *(f"{role}_token" for role in ROLES),
+    *_ADDITIONAL,
+}
+
+
+class OnlyTransformersError(ArgumentError):
+    """The tokenizer of a folder is one that only transformers can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderTokenizer:
+    """Tokenizer of a folder."""
+
+    library: tokenizers.Tokenizer
+    """The tokenizer of the library `tokenizers` that gives its ids."""
+    roles: Mapping[str, int]
+    """Id of each of `ROLES` that the folder states."""
+    additional: tuple[int, ...]
+    """Ids of the special tokens without a role, in the folder's order."""
+
+
+def read_folder(path: Path) -> FolderTokenizer:
+    """Reads the tokenizer of a folder.
+
+    Raises:
+        OnlyTransformersError: the library `tokenizers` cannot run it.
+        ArgumentError: the folder has no tokenizer, only one whose code is in the folder, or transformers is needed and
+            not installed.
+    """
+    plain = _read_plain(path)
+    if plain is not None:
+        return plain
+    found = read_with_transformers(path)
+    library = _library_of(found)
+    if library is None:
+        msg = f"{path}: must be a tokenizer that the library tokenizers runs, found one that only transformers does"
+        raise OnlyTransformersError(msg)
+    return FolderTokenizer(library=library, roles=stated_roles(found), additional=stated_additional(found))
+
+
+def read_with_transformers(path: Path) -> Any:
+    """Returns the tokenizer of a folder as transformers reads it, without running code from the folder.
+
+    Raises:
+        ArgumentError: transformers is not installed, or finds no tokenizer.
+    """
+    library = require("transformers", where=path)
+    try:
+        return library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # The cause may be any of the files, each with exceptions of another library.
+        reason = " ".join(str(error).split())
+        msg = f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
+        raise ArgumentError(msg) from error
+
+
+def stated_roles(found: Any) -> dict[str, int]:
+    """Returns the id of each of `ROLES` that a tokenizer of transformers has."""
+    ids = {role: getattr(found, f"{role}_token_id") for role in ROLES}
+    return {role: int(index) for role, index in ids.items() if index is not None}
+
+
+def stated_additional(found: Any) -> tuple[int, ...]:
+    """Returns the ids of the special tokens without a role of a tokenizer of transformers.
+
+    transformers 5 lists the tokens of `tokenizer.json` and of SentencePiece models among them, with a role or without.
+    """
+    named = next((getattr(found, name) for name in reversed(_ADDITIONAL) if hasattr(found, name)), None) or []
+    ids = [int(found.convert_tokens_to_ids(str(token))) for token in named]
+    taken = {*stated_roles(found).values(), found.unk_token_id}
+    return tuple(index for index in ids if index not in taken)
+
+
+def _library_of(found: Any) -> tokenizers.Tokenizer | None:
+    """Returns a copy of the tokenizer that transformers runs, if it gives the same ids without transformers."""
+    if not found.is_fast:
+        return None
+    copy = tokenizers.Tokenizer.from_str(found.backend_tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    texts = list(check_texts(copy))
+    with one_core():  # threads of the library would not survive a fork
+        copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
+        wanted = found(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return copy if copied == wanted else None
+
+
+def _read_plain(path: Path) -> FolderTokenizer | None:
+    """Returns the tokenizer of a folder that transformers is not needed for; None if it is."""
+    if any((path / name).exists() for name in _OLDER_FILES):
+        return None
+    try:
+        config = json.loads((path / _CONFIG_FILE).read_text(encoding="utf-8"))
+        raw = (path / _LIBRARY_FILE).read_text(encoding="utf-8")
+        fields = json.loads(raw)
+        library = tokenizers.Tokenizer.from_str(raw)
+    except Exception:  # noqa: BLE001  transformers reports what is wrong with the files
+        return None
+    if not _is_plain(config) or _may_change(fields):
+        return None
+    special = {token.content: index for index, token in library.get_added_tokens_decoder().items() if token.special}
+    roles = {role: _content(config[f"{role}_token"]) for role in ROLES if config.get(f"{role}_token") is not None}
+    additional = [_content(token) for name in _ADDITIONAL for token in config.get(name) or []]
+    unknown = [_content(config["unk_token"])] if config.get("unk_token") is not None else []
+    if any(token not in special for token in (*roles.values(), *additional, *unknown)):
+        return None  # transformers adds it
+    return FolderTokenizer(
+        library=library,
+        roles={role: special[str(token)] for role, token in roles.items()},
+        additional=tuple(special[str(token)] for token in additional if token not in (*roles.values(), *unknown)),
+    )
+
+
+def _is_plain(config: Any) -> bool:
+    """True if a configuration states nothing but special tokens, and settings that no id depends on."""
+    return (
+        isinstance(config, dict)
+        and config.get("tokenizer_class") in _PLAIN_CLASSES
+        and config.keys() <= _HARMLESS
+        and all(isinstance(config.get(name) or [], list) for name in _ADDITIONAL)
+        and not all(config.get(name) for name in _ADDITIONAL)
+    )
+
+
+def _may_change(fields: dict[str, Any]) -> bool:
+    """True if a version of transformers may change what `tokenizer.json` states: a leading space, or padding."""
+    return fields.get("padding") is not None or '"add_prefix_space": true' in json.dumps(fields.get("pre_tokenizer"))
+
+
+def _content(token: Any) -> str | None:
+    """Returns the text of a special token, which is stated as a string or as a table; None if it is neither."""
+    found = token.get("content") if isinstance(token, dict) and token.get("__type") == "AddedToken" else token
+    return found if isinstance(found, str) else None

@@ -1,0 +1,119 @@
+"""Opening tokenizers by name."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from trackbed.datasets.adapter import MegatronIdentity
+from trackbed.datasets.adapters import ByteTokenizer, NullTokenizer
+from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
+from trackbed.datasets.huggingface_folder import OnlyTransformersError
+from trackbed.datasets.sentencepiece_adapter import SentencePieceTokenizer
+from trackbed.datasets.tiktoken_adapter import TiktokenTokenizer
+from trackbed.datasets.transformers_adapter import TransformersTokenizer
+from trackbed.datasets.wordpiece_adapter import WordPieceTokenizer
+from trackbed.errors import ArgumentError
+
+__all__ = ["BYTES", "AnyTokenizer", "is_path", "is_wordpiece", "open_tokenizer"]
+
+BYTES: Final = "bytes"
+"""Name of the tokenizer whose ids are the UTF-8 bytes of a text."""
+
+_TIKTOKEN: Final = "tiktoken:"
+_NULL: Final = "null:"
+_SENTENCEPIECE: Final = ".model"
+_WORDPIECE: Final = ".txt"
+
+AnyTokenizer = (
+    ByteTokenizer
+    | HuggingFaceTokenizer
+    | NullTokenizer
+    | SentencePieceTokenizer
+    | TiktokenTokenizer
+    | TransformersTokenizer
+    | WordPieceTokenizer
+)
+
+
+def is_path(name: str) -> bool:
+    """True if the name of a tokenizer is the path of a file or folder.
+
+    >>> [is_path(name) for name in ("a/vocab.txt", "bytes", "null:7", "tiktoken:gpt2")]
+    [True, False, False, False]
+    """
+    return name != BYTES and not name.startswith((_TIKTOKEN, _NULL))
+
+
+def is_wordpiece(name: str) -> bool:
+    """True if the name of a tokenizer is that of a WordPiece vocabulary, which `lower_case` is for."""
+    return is_path(name) and name.endswith(_WORDPIECE) and not Path(name).is_dir()
+
+
+def open_tokenizer(
+    name: str,
+    *,
+    megatron_identity: MegatronIdentity | None = None,
+    lower_case: bool = False,
+    eod_token: str | None = None,
+    pad_token: str | None = None,
+    special_tokens: bool = False,
+) -> AnyTokenizer:
+    """Opens the tokenizer with a given name.
+
+    Args:
+        name: path of a file of Hugging Face `tokenizers` (`tokenizer.json`), of a folder of Hugging Face files, of a
+            WordPiece vocabulary, which ends in `.txt`, or of a SentencePiece model, which ends in `.model`; or
+            `tiktoken:` and the name of an encoding; or `bytes`; or `null:` and the `vocab_size` of a `NullTokenizer`.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
+        lower_case: True for a WordPiece vocabulary of lower-case text.
+        eod_token: token that ends a document; by default the first one found of several common names, or the one that
+            the file states.
+        pad_token: token that pads short samples; by default the one that the file states.
+        special_tokens: if True, special tokens written out in a text become their ids.
+
+    Raises:
+        ArgumentError: the file is no tokenizer, or lacks a token that was named; the library is not installed; or the
+            options name tokens that the tokenizer does not have or does not recognise.
+    """
+    if lower_case and not is_wordpiece(name):
+        msg = f"{name}: lower_case must be False, as it is for WordPiece vocabularies ({_WORDPIECE}), found True"
+        raise ArgumentError(msg)
+    if name == BYTES or name.startswith(_NULL):
+        _refuse_tokens(name, eod_token, pad_token, special_tokens=special_tokens)
+        if name == BYTES:
+            return ByteTokenizer(megatron_identity=megatron_identity)
+        return NullTokenizer(_vocab_size(name), megatron_identity=megatron_identity)
+    named: dict[str, Any] = {"eod_token": eod_token, "pad_token": pad_token, "megatron_identity": megatron_identity}
+    if name.endswith(_SENTENCEPIECE) and not Path(name).is_dir():
+        if special_tokens:
+            msg = f"{name}: a SentencePiece model must be used without special_tokens, as it recognises none in a text"
+            raise ArgumentError(msg)
+        return SentencePieceTokenizer(name, **named)
+    named["special_tokens"] = special_tokens
+    if name.startswith(_TIKTOKEN):
+        return TiktokenTokenizer(name.removeprefix(_TIKTOKEN), **named)
+    if is_wordpiece(name):
+        return WordPieceTokenizer(name, lower_case=lower_case, **named)
+    try:
+        return HuggingFaceTokenizer(name, **named)
+    except OnlyTransformersError:
+        return TransformersTokenizer(name, **named)
+
+
+def _refuse_tokens(name: str, eod_token: str | None, pad_token: str | None, *, special_tokens: bool) -> None:
+    """Refuses options that a tokenizer without a vocabulary of tokens would ignore."""
+    given = [f"eod_token {eod_token!r}"] if eod_token is not None else []
+    given += [f"pad_token {pad_token!r}"] if pad_token is not None else []
+    given += ["special_tokens"] if special_tokens else []
+    if given:
+        msg = f"the tokenizer {name!r} must be used without options, as it has no such tokens, found {given[0]}"
+        raise ArgumentError(msg)
+
+
+def _vocab_size(name: str) -> int:
+    """Returns N of `null:N`."""
+    digits = name.removeprefix(_NULL)
+    if not re.fullmatch(r"[0-9]{1,10}", digits):
+        msg = f"the tokenizer {_NULL}N must have a decimal number N of ids, found {digits[:40]!r}"
+        raise ArgumentError(msg)
+    return int(digits)

@@ -1,0 +1,89 @@
+"""Tokenizer from a WordPiece vocabulary, as BERT has it."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+
+from trackbed.datasets.adapter import MegatronIdentity
+from trackbed.datasets.huggingface_adapter import LibraryTokenizer, SpecialTokens
+from trackbed.errors import ArgumentError
+
+__all__ = ["WordPieceTokenizer"]
+
+_ROLES: Final = {
+    "bos": "[BOS]",
+    "eos": "[EOS]",
+    "pad": "[PAD]",
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "mask": "[MASK]",
+}
+_REQUIRED: Final = ("[UNK]", "[CLS]", "[SEP]")
+_SENTINEL: Final = re.compile(r"<extra_id_\d+>")
+
+
+class WordPieceTokenizer(LibraryTokenizer):
+    """Tokenizer from a WordPiece vocabulary (`vocab.txt`, one piece a line), with the ids of BERT's.
+
+    The ids are those of `tokenizers.BertWordPieceTokenizer`: text is cleaned, split at spaces, punctuation and Chinese
+    characters, and cut into pieces, where `##` marks a piece inside a word. Text that reads like a special token is
+    tokenised as plain text unless `special_tokens` is True.
+
+    Args:
+        path: the vocabulary, which must have `[UNK]`, `[CLS]` and `[SEP]`.
+        lower_case: True for a vocabulary of lower-case text: lower-cases a text and strips its accents.
+        eod_token: token that ends a document; by default `[SEP]`.
+        pad_token: token that pads short samples; by default `[PAD]`.
+        special_tokens: True to map special tokens written out in a text to their ids.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
+
+    Raises:
+        ArgumentError: the file is not a vocabulary, or lacks a required or a named token.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        lower_case: bool = False,
+        eod_token: str | None = None,
+        pad_token: str | None = None,
+        special_tokens: bool = False,
+        megatron_identity: MegatronIdentity | None = None,
+    ) -> None:
+        vocab = _read(Path(path))
+        made = tokenizers.BertWordPieceTokenizer(vocab, lowercase=lower_case)
+        super().__init__(
+            tokenizers.Tokenizer.from_str(made.to_str()),
+            SpecialTokens(
+                roles={role: vocab[token] for role, token in _ROLES.items() if token in vocab},
+                additional=sorted(index for token, index in vocab.items() if _SENTINEL.fullmatch(token)),
+            ),
+            path=str(path),
+            eod_token=eod_token,
+            pad_token=pad_token,
+            special_tokens=special_tokens,
+            megatron_identity=megatron_identity,
+            lower_case=lower_case,
+        )
+        if self._eod is None:
+            self._eod = vocab["[SEP]"]
+
+
+def _read(path: Path) -> dict[str, int]:
+    """Returns the id of each piece of a vocabulary."""
+    if not path.is_file():
+        msg = f"{path}: a tokenizer file must exist, found none"
+        raise ArgumentError(msg)
+    try:
+        vocab: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
+    except Exception as error:
+        msg = f"{path}: must be a WordPiece vocabulary, one piece a line: {error}"
+        raise ArgumentError(msg) from error
+    missing = [token for token in _REQUIRED if token not in vocab]
+    if missing:
+        msg = f"{path}: a WordPiece vocabulary must have {', '.join(_REQUIRED)}, found no {missing[0]}"
+        raise ArgumentError(msg)
+    return vocab
