@@ -283,6 +283,7 @@ Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files,
 
 Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
                        SentenceSpans& plan) {
+  constexpr std::uint64_t kMostSentences = std::uint64_t{1} << 24;  // more are damage, and would take memory
   plan.spans.clear();
   plan.absent.clear();
   const std::int64_t token_bytes = token_bytes_of(source.dtype);
@@ -295,13 +296,13 @@ Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> fi
   plan.target = static_cast<std::int64_t>(load_unsigned(source.rows, source.row_bytes, 3 * row + 2));
   const auto its_files =
       files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
-  const auto end = static_cast<std::uint64_t>(its_files.back().first_sequence + its_files.back().num_sequences);
-  if (plan.target <= 0 || first >= stop || stop > end) {
+  const auto end = static_cast<std::uint64_t>(add(its_files.back().first_sequence, its_files.back().num_sequences));
+  if (plan.target <= 0 || first >= stop || stop > end || stop - first > kMostSentences) {
     return Planned::refused;
   }
   for (std::uint64_t sentence = first; sentence < stop; ++sentence) {
     const TokenFile& file = file_of(its_files, static_cast<std::int64_t>(sentence));
-    const std::int64_t sequence = static_cast<std::int64_t>(sentence) - file.first_sequence;
+    const std::int64_t sequence = difference(static_cast<std::int64_t>(sentence), file.first_sequence);
     if (file.tokens == nullptr) {
       const std::int64_t absent = &file - files.data();
       if (plan.absent.empty() || plan.absent.back() != absent) {

@@ -35,6 +35,7 @@
 #include "trackbed/draw_targets.hpp"
 #include "trackbed/epoch_samples.hpp"
 #include "trackbed/gather.hpp"
+#include "trackbed/gather_masked.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
@@ -1594,6 +1595,203 @@ void test_gather_of_lies(std::size_t rounds) {
   check(refused > static_cast<long>(rounds) / 2, "gather refuses lies");
 }
 
+// ---------------------------------------------------------------- masked samples
+
+// A configuration of masked samples, with the tables that it points to.
+struct MadeMasking {
+  static constexpr std::int64_t kCls = 20, kSep = 21, kMask = 22, kBos = 23, kEos = 24, kPad = 25, kSentinel = 30;
+
+  std::vector<std::uint8_t> kinds = std::vector<std::uint8_t>(26, 0);
+  std::vector<double> cumulative;
+  std::vector<std::int64_t> listed;
+  std::vector<std::int64_t> sentinels;
+  std::vector<std::uint32_t> rows;  // one sample: all sentences
+  trackbed::MaskingRules rules{};
+};
+
+MadeMasking make_masking(Random& random, MadeFiles& made) {
+  MadeMasking masking;
+  const bool is_t5 = random.below(2) == 0;
+  for (std::size_t token = 0; token < 12; ++token) {
+    masking.kinds[token] = random.below(3) == 0 ? 1 : 0;
+    masking.listed.push_back(static_cast<std::int64_t>(token));
+  }
+  const std::size_t ngrams = 1 + random.below(4);
+  for (std::size_t words = 1; words <= ngrams; ++words) {
+    masking.cumulative.push_back(static_cast<double>(words) / static_cast<double>(ngrams));
+  }
+  for (std::int64_t number = 0; number < 300; ++number) {
+    masking.sentinels.push_back(MadeMasking::kSentinel + number);
+  }
+  const auto target = static_cast<std::uint32_t>(1 + random.below(80));
+  masking.rows = {0, static_cast<std::uint32_t>(made.sequences.size()), target};
+  const std::int64_t length = target + static_cast<std::int64_t>(3 + random.below(5));
+  masking.rules = {.is_t5 = is_t5 ? 1 : 0,
+                   .length = length,
+                   .decoder_length = is_t5 ? 2 * length + 1 : 0,
+                   .seed = static_cast<std::int64_t>(random.below(std::size_t{1} << 32)),
+                   .pad = MadeMasking::kPad,
+                   .cls = MadeMasking::kCls,
+                   .sep = MadeMasking::kSep,
+                   .mask = MadeMasking::kMask,
+                   .bos = MadeMasking::kBos,
+                   .eos = MadeMasking::kEos,
+                   .has_segments = !is_t5 && made.sequences.size() > 1 ? 1 : 0,
+                   .full_words = static_cast<std::int64_t>(random.below(2)),
+                   .is_geometric = static_cast<std::int64_t>(random.below(2)),
+                   .permutes = 0,
+                   .probability = 0.05 + 0.9 * random.unit(),
+                   .cumulative = masking.cumulative.data(),
+                   .max_ngram = static_cast<std::int64_t>(ngrams),
+                   .kinds = masking.kinds.data(),
+                   .num_kinds = static_cast<std::int64_t>(masking.kinds.size()),
+                   .listed = masking.listed.data(),
+                   .num_listed = static_cast<std::int64_t>(masking.listed.size()),
+                   .sentinels = masking.sentinels.data(),
+                   .num_sentinels = static_cast<std::int64_t>(masking.sentinels.size())};
+  masking.rules.permutes = masking.rules.is_geometric == 0 ? static_cast<std::int64_t>(random.below(2)) : 0;
+  made.source.visits = nullptr;
+  made.source.rows = reinterpret_cast<const std::byte*>(masking.rows.data());
+  made.source.row_bytes = 4;
+  made.source.num_samples = 1;
+  return masking;
+}
+
+// Memory for a batch of masked samples, without slack.
+struct MadeMaskedBatch {
+  MadeMaskedBatch(const trackbed::MaskingRules& rules, std::size_t size)
+      : arrays(10), length(static_cast<std::size_t>(rules.length)) {
+    const auto decoder = static_cast<std::size_t>(rules.decoder_length);
+    const std::size_t labels = rules.is_t5 != 0 ? decoder : length;
+    const std::size_t lengths[] = {length, labels, labels, 1, length, length, 1, length, decoder, decoder};
+    for (std::size_t number = 0; number < arrays.size(); ++number) {
+      arrays[number].assign(size * lengths[number], -7);
+    }
+  }
+  trackbed::MaskedRows rows() {
+    return {arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data(), arrays[4].data(),
+            arrays[5].data(), arrays[6].data(), arrays[7].data(), arrays[8].data(), arrays[9].data()};
+  }
+  std::vector<std::vector<std::int64_t>> arrays;
+  std::size_t length;
+};
+
+trackbed::Gathered gather_one(const MadeFiles& made, const MadeMasking& masking, std::int64_t position,
+                              MadeMaskedBatch& batch, Isa level, trackbed::Workers& workers) {
+  trackbed::Poll poll;
+  const std::int32_t dataset = 0;
+  return trackbed::gather_masked({&made.source, 1}, made.files, {&dataset, 1}, {&position, 1}, masking.rules,
+                                 batch.rows(), level, 1, workers, poll);
+}
+
+// The tokens of a sample with what was masked put back; without special tokens, cls and sep.
+std::vector<std::int64_t> restored(const MadeMasking& masking, const MadeMaskedBatch& batch) {
+  std::vector<std::int64_t> tokens;
+  std::size_t next = 1;  // of the decoder, after bos
+  for (std::size_t at = 0; at < batch.length; ++at) {
+    const std::int64_t token = batch.arrays[0][at];
+    if (masking.rules.is_t5 == 0) {
+      const bool is_text = batch.arrays[5][at] == 1 && token != MadeMasking::kCls && token != MadeMasking::kSep;
+      if (is_text) {
+        tokens.push_back(batch.arrays[2][at] == 1 ? batch.arrays[1][at] : token);
+      }
+    } else if (batch.arrays[7][at] == 1 && token >= MadeMasking::kSentinel) {
+      const std::vector<std::int64_t>& decoder = batch.arrays[8];
+      check(decoder[next] == token, "spans are in the order of their sentinels");
+      for (++next; next < decoder.size() && batch.arrays[9][next] == 1 && decoder[next] < MadeMasking::kBos; ++next) {
+        tokens.push_back(decoder[next]);
+      }
+    } else if (batch.arrays[7][at] == 1) {
+      tokens.push_back(token);
+    }
+  }
+  return tokens;
+}
+
+void test_masked(std::size_t rounds) {
+  Random random(72);
+  trackbed::Workers workers;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    MadeFiles made =
+        make_files(random, {.length = 8, .extra = 0, .pad = 0, .eod = 0, .resets_positions = 0, .masks_eod = 0});
+    const MadeMasking masking = make_masking(random, made);
+    MadeMaskedBatch first(masking.rules, 1);
+    const auto outcome = gather_one(made, masking, 0, first, levels().front(), workers);
+    if (made.sequences.empty()) {
+      check(outcome.refused == 0, "a sample of no sentence is refused");
+      continue;
+    }
+    check(outcome.refused == 1 && outcome.absent.empty(), "masked sample of round " + std::to_string(round));
+    for (const Isa level : levels()) {
+      MadeMaskedBatch other(masking.rules, 1);
+      gather_one(made, masking, 0, other, level, workers);
+      check(other.arrays == first.arrays, "masked sample " + name_of(level) + " round " + std::to_string(round));
+    }
+    std::vector<std::int64_t> tokens;
+    for (const auto& sequence : made.sequences) {
+      tokens.insert(tokens.end(), sequence.begin(), sequence.end());
+    }
+    const bool is_whole = tokens.size() <= masking.rows[2];
+    check(first.arrays[3][0] == (is_whole ? 0 : 1), "a sample says whether it is cut");
+    const bool is_in_order = masking.rules.is_t5 != 0 || first.arrays[6][0] == 0;
+    if (is_in_order && (is_whole || masking.rules.is_t5 != 0)) {
+      tokens.resize(std::min<std::size_t>(tokens.size(), masking.rows[2]));
+      std::vector<std::int64_t> found = restored(masking, first);
+      if (masking.rules.permutes != 0 && masking.rules.is_t5 != 0) {  // permuted tokens have no label there
+        std::sort(found.begin(), found.end());
+        std::sort(tokens.begin(), tokens.end());
+      }
+      check(found == tokens, "labels restore the tokens of round " + std::to_string(round));
+    }
+  }
+}
+
+// Damaged rows, files and rules must not lead to reads or writes outside of them, which sanitizers detect.
+void test_masked_lies(std::size_t rounds) {
+  Random random(73);
+  trackbed::Workers workers;
+  long refused = 0;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    MadeFiles made =
+        make_files(random, {.length = 8, .extra = 0, .pad = 0, .eod = 0, .resets_positions = 0, .masks_eod = 0});
+    MadeMasking masking = make_masking(random, made);
+    const std::size_t file = random.below(made.files.size());
+    const auto far = static_cast<std::int64_t>(random.next()) >> random.below(63);
+    std::int64_t position = -1;
+    switch (random.below(8)) {
+      case 0:
+        masking.rows[random.below(3)] = static_cast<std::uint32_t>(far);
+        break;
+      case 1:
+        position = far;
+        break;
+      case 2:
+        made.files[file].first_sequence = far;
+        break;
+      case 3:
+        made.files[file].size_bytes = made.files[file].size_bytes / 2;
+        break;
+      case 4:
+        masking.rules.num_sentinels = static_cast<std::int64_t>(random.below(2));
+        break;
+      case 5:
+        masking.rules.num_kinds = static_cast<std::int64_t>(random.below(12));
+        break;
+      case 6:
+        masking.rules.decoder_length = masking.rules.is_t5;
+        break;
+      default:
+        if (made.lengths[file].size() > 8) {
+          const auto lie = static_cast<std::int32_t>(far);
+          std::memcpy(made.lengths[file].data() + 1, &lie, sizeof(lie));
+        }
+    }
+    MadeMaskedBatch batch(masking.rules, 1);
+    refused += gather_one(made, masking, position, batch, trackbed::best_isa(), workers).refused == 0;
+  }
+  check(refused > static_cast<long>(rounds) / 4, "masked samples of lies are refused");
+}
+
 void test_workers() {
   trackbed::Workers workers;
   trackbed::Poll poll;
@@ -2042,6 +2240,8 @@ int main(int argc, char** argv) {
   test_workers();
   test_gather(150 * scale);
   test_gather_of_lies(300 * scale);
+  test_masked(300 * scale);
+  test_masked_lies(400 * scale);
   test_sum_ranks(30 * scale);
   test_square_sum(20 * scale);
   test_threads(2 * scale);
