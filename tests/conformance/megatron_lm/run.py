@@ -64,6 +64,7 @@ SUITES = {
             1,
             ("gloo_shim",),
         ),
+        Run(("tests/unit_tests/models/test_t5_model.py",), 1, ("gloo_shim",), "TestT5ModelAttentionDimensions"),
     ),
     "distributed": (
         distributed(2, "test_param_and_grad_buffer", "test_distributed_data_parallel"),
