@@ -9,11 +9,11 @@ trackbed.megatron.install()
 
 
 def pytest_configure() -> None:
-    """Checks that the datasets that the tests import are Trackbed's."""
-    for path, names in MODULES.items():
-        module = import_module(f"megatron.core.{path}") if path.startswith("datasets.") else None
-        for name in names if module else ():
-            owner = getattr(getattr(module, name), "__module__", "trackbed")
-            if not owner.startswith("trackbed"):
-                msg = f"{path}.{name} must be Trackbed's, found it in {owner}"
+    """Checks that the classes of datasets that the tests import are Trackbed's."""
+    for path in filter(lambda path: path.startswith("datasets."), MODULES):
+        module = import_module(f"megatron.core.{path}")
+        found = [getattr(module, name) for name in MODULES[path]]
+        for one in found:
+            if isinstance(one, type) and not one.__module__.startswith("trackbed."):
+                msg = f"{path}.{one.__name__} must be Trackbed's, found it in {one.__module__}"
                 raise RuntimeError(msg)
