@@ -14,6 +14,6 @@ def pytest_configure() -> None:
         module = import_module(f"megatron.core.{path}")
         found = [getattr(module, name) for name in MODULES[path]]
         for one in found:
-            if isinstance(one, type) and not one.__module__.startswith("trackbed."):
+            if isinstance(one, type) and one.__module__.startswith("megatron."):
                 msg = f"{path}.{one.__name__} must be Trackbed's, found it in {one.__module__}"
                 raise RuntimeError(msg)
