@@ -5,12 +5,14 @@ from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin,
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
+from trackbed.preprocess.splitter import SENTENCEX, SentenceSplitter, open_splitter
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
 from trackbed.preprocess.tokenizer import BYTES, open_fastest_tokenizer, open_tokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [
     "BYTES",
+    "SENTENCEX",
     "BatchTokenizer",
     "FirstDocument",
     "FlatTokenizer",
@@ -19,6 +21,7 @@ __all__ = [
     "Output",
     "PreprocessConfig",
     "Report",
+    "SentenceSplitter",
     "TrainedTokenizer",
     "TrainingConfig",
     "available_cores",
@@ -26,6 +29,7 @@ __all__ = [
     "first_documents",
     "inspect_pair",
     "open_fastest_tokenizer",
+    "open_splitter",
     "open_tokenizer",
     "output_prefix",
     "preprocess",
