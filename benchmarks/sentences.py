@@ -1,25 +1,37 @@
 """`python -m benchmarks.sentences`: splitting of sentences, alone and in `preprocess`, on one core and on two.
 
 The splitter alone has its texts in memory, and throws the sentences away. `preprocess` reads JSON lines and writes a
-sealed pair of bytes, from its call on. Each figure is the median of runs that alternate. Texts are the English ones of
-`benchmarks.text`.
+sealed pair of bytes, from its call on. Each figure is the median of runs that alternate. Texts are the docstrings of
+the Python library and of all that is installed, those of a file in one document.
 """
 
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from benchmarks.harness import machine
 from benchmarks.text import end_to_end, texts_of, write_lines
 from trackbed.preprocess import BYTES, SentenceSplitter, open_splitter, open_tokenizer
 
 __all__ = ["measure", "table"]
+
+
+_DOCSTRING: Final = re.compile(r'"""(.+?)"""', re.DOTALL)
+
+
+def docstrings() -> Iterator[str]:
+    """English texts of this machine, the same on each call."""
+    for text in texts_of("code"):
+        if found := "\n\n".join(_DOCSTRING.findall(text)):
+            yield found
 
 
 def measure(splitter: SentenceSplitter, lines: Path, folder: Path, *, copies: int, rounds: int) -> dict[str, float]:
@@ -69,7 +81,7 @@ def main() -> int:
     rows = {}
     with tempfile.TemporaryDirectory(prefix="trackbed-sentences-", dir=given.folder) as name:
         lines = Path(name) / "lines.jsonl"
-        write_lines(lines, texts_of("English"), given.megabytes * 1_000_000)
+        write_lines(lines, docstrings(), given.megabytes * 1_000_000)
         names = {"sentencex": 8, **({f"punkt:{given.punkt}": 1} if given.punkt else {})}
         for splitter, copies in names.items():
             opened = open_splitter(splitter)

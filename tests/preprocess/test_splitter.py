@@ -74,6 +74,21 @@ def test_sentences_of_a_long_text_are_those_of_its_paragraphs():
     assert split(" ".join(paragraphs)) == one_by_one
 
 
+@pytest.mark.parametrize("spaces", ["\n\n", " ", "\u3000", "\n\n \n\n"])
+def test_long_white_space_is_left_out(spaces):
+    text = f"{spaces * 6000}It went.{spaces * 6000}He left.{spaces * 6000}"
+    assert open_splitter().split(text) == ["It went.", "He left."]
+
+
+@pytest.mark.parametrize("length", [7000, 9000, 20_000])
+def test_paragraphs_behind_a_long_sentence_are_found(length):
+    long = "word " * (length // 5)
+    paragraphs = [f"{long}end.", "a", "b", "New one.", "<xml/>"]
+    for number in range(40):  # the library of version 1.0.32 drops some line ends of texts of 8 KiB and more
+        text = "\n\n".join(["x" * number + "y", *paragraphs * 3])
+        assert not "".join(gaps(text, open_splitter().split(text))).strip()
+
+
 def test_a_sentence_may_be_longer_than_the_window():
     long = "word " * 10_000 + "end."
     assert open_splitter().split(f"Short. {long} Short. {long}") == ["Short.", long, "Short.", long]

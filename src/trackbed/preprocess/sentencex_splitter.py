@@ -54,7 +54,7 @@ class SentencexSplitter:
         """Returns the sentences of a text.
 
         Raises:
-            ValueError: the library fails, or its parts are not those of the text.
+            ValueError: the library fails, or leaves out more than white space.
 
         >>> SentencexSplitter.open().split(" Mr. Smith left.  It rained. ")
         ['Mr. Smith left.', 'It rained.']
@@ -63,26 +63,42 @@ class SentencexSplitter:
         sentences: list[str] = []
         start, size = 0, _WINDOW_CHARS
         while start < len(text):
-            parts = self._parts(narrow[start : start + size])
+            found = self._find(narrow, start, start + size)
             if start + size < len(text):
-                parts.pop()  # the last one may go on behind the window
-                size = _WINDOW_CHARS if parts else 2 * size
-            for part in parts:
-                stop = start + len(part)
-                if sentence := text[start:stop].strip():
-                    sentences.append(sentence)
-                start = stop
+                found = found[:-1]  # the last one may go on behind the window
+            sentences += [text[first:stop] for first, stop in found]
+            if start + size >= len(text):
+                break
+            start, size = (found[-1][1], _WINDOW_CHARS) if found else (start, 2 * size)
         return sentences
+
+    def _find(self, text: str, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns where the sentences of `text[start:stop]` begin and end."""
+        spans = []
+        for part in self._parts(text[start:stop]):
+            sentence = part.strip()
+            if not sentence:
+                continue
+            first = text.find(sentence, start, stop)  # the library leaves out some line ends of long texts
+            if first < 0 or not _is_blank(text[start:first]):
+                msg = "sentencex: only white space may be left out between sentences, found more"
+                raise ValueError(msg)
+            start = first + len(sentence)
+            spans.append((first, start))
+        if not _is_blank(text[start:stop]):
+            msg = "sentencex: only white space may be left out after the last sentence, found more"
+            raise ValueError(msg)
+        return spans
 
     def _parts(self, text: str) -> list[str]:
         try:
-            parts = self._segment(self._language, text)
+            return self._segment(self._language, text)
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  a panic in Rust is no Exception
             msg = f"sentencex: {error}"
             raise ValueError(msg) from None
-        if "".join(parts) != text:
-            msg = "sentencex: the parts of a text must make up the text, found others"
-            raise ValueError(msg)
-        return parts
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
