@@ -28,6 +28,7 @@ from typing import Any, Final
 from benchmarks.harness import machine
 from trackbed.preprocess import (
     PreprocessConfig,
+    SentenceSplitter,
     TrainingConfig,
     open_fastest_tokenizer,
     open_tokenizer,
@@ -35,7 +36,7 @@ from trackbed.preprocess import (
     train_tokenizer,
 )
 
-__all__ = ["Row", "measure", "table"]
+__all__ = ["Row", "end_to_end", "measure", "table", "texts_of", "write_lines"]
 
 TEXT_BYTES: Final = 48 << 20
 SLOW_BYTES: Final = 16 << 20
@@ -156,14 +157,23 @@ def _encoder(library: str, path: str) -> Callable[[list[str]], object]:
     return lambda texts: fast.encode_batch_flat(texts, split_special_tokens=True)
 
 
-def end_to_end(opened: Any, lines: Path, folder: Path, *, workers: int, copies: int, megabytes: float) -> float:
+def end_to_end(
+    opened: Any,
+    lines: Path,
+    folder: Path,
+    *,
+    workers: int,
+    copies: int,
+    megabytes: float,
+    splitter: SentenceSplitter | None = None,
+) -> float:
     """MB/s of text of `preprocess`, from its call to the sealed pair, on so many cores."""
     config = PreprocessConfig(inputs=(lines,) * copies, output=str(folder / "out"), append_eod=True, workers=workers)
     cores = os.sched_getaffinity(0)
     _confine(set(sorted(cores)[:workers]))
     try:
         started = time.perf_counter()
-        preprocess(config, opened)
+        preprocess(config, opened, splitter=splitter)
         return copies * megabytes / (time.perf_counter() - started)
     finally:
         _confine(cores)

@@ -166,3 +166,37 @@ def test_the_workers_of_any_kind_of_tokenizer_give_the_same_tokens(run, tmp_path
         assert found.exit_code == 0, found.stderr
         wanted = [tokenizer.tokenize(f"the quick brown fox {number}").tolist() for number in range(3)]
         assert [one.tolist() for one in IndexedDataset("made_text_document")] == wanted
+
+
+def test_sentences_become_sequences_of_a_pair_with_megatrons_name(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "Mr. Smith left.  It rained!"}\n{"text": "One."}\n{"text": " "}\n')
+    options = ["--tokenizer", "bytes", "-o", "made", "--append-eod", "--workers", 1, "--split-sentences"]
+    found = run("preprocess", "a.jsonl", *options)
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert texts_in("made_text_sentence") == ["Mr. Smith left.", "It rained!<eod>", "One.<eod>"]
+    assert IndexedDataset("made_text_sentence").document_indices.tolist() == [0, 2, 3]
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert ["key", "documents", "sentences", "tokens", "dropped"] in lines
+    assert ["text", "2", "3", "31", "1"] in lines
+
+
+def test_the_splitter_may_be_named(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "Le roi M. Dupont parle. Fin."}) + "\n")
+    options = ["--tokenizer", "bytes", "-o", "made", "--workers", 1, "--split-sentences", "--splitter"]
+    counts = []
+    for name in ("sentencex:en", "sentencex:fr"):
+        assert run("preprocess", "a.jsonl", *options, name).exit_code == 0
+        counts.append(len(texts_in("made_text_sentence")))
+    assert counts[0] < counts[1]
+    found = run("preprocess", "a.jsonl", *options, "punkt:model")
+    assert (found.exit_code, found.stderr.splitlines()[-1]) == (
+        1,
+        "trackbed: model: a Punkt model must be a folder with collocations.tab, sent_starters.txt, abbrev_types.txt, "
+        "ortho_context.tab, found no collocations.tab",
+    )
+
+
+def test_a_splitter_without_split_sentences_is_a_usage_error(run, corpus):
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--splitter", "sentencex")
+    assert found.exit_code == 2
+    assert "--splitter needs --split-sentences" in found.stderr

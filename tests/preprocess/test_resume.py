@@ -204,7 +204,7 @@ def test_the_saved_work_of_another_run_is_not_used(corpus, change, caplog):
     seen, _ = progress_of(corpus, **options)
     assert seen[0] == 0
     (message,) = caplog.messages
-    assert message.endswith("must be of the same inputs, options, tokenizer and version, found others")
+    assert message.endswith("must be of the same inputs, options, tokenizer, splitter and version, found others")
     assert FOLDER not in made_names(corpus)
 
 

@@ -119,3 +119,22 @@ def test_the_setting_of_the_tokenizers_library_is_put_back(lines, monkeypatch, b
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
     tokenise(lines('{"text": "a"}'), ByteTokenizer())
     assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+
+
+class AtStops:
+    """Splits at every full stop."""
+
+    def split(self, text):
+        return [f"{part}." for part in text.split(".")[:-1]]
+
+
+@pytest.mark.parametrize("part_chars", [1, 3, 5, 1 << 20])
+@pytest.mark.parametrize("append_eod", [False, True])
+def test_long_texts_of_sentences_have_the_tokens_of_short_ones(lines, part_chars, append_eod):
+    path = lines('{"text": "ab cd.e.fgh ij kl.m."}', '{"text": ""}', '{"text": "n."}')
+    options = {"splitter": AtStops(), "append_eod": append_eod, "part_chars": part_chars}
+    (found,) = tokenise(path, ByteTokenizer(), **options).keys
+    end = [256] if append_eod else []
+    assert found.tokens.tolist() == [*b"ab cd.e.fgh ij kl.m.", *end, *b"n.", *end]
+    assert found.lengths.tolist() == [6, 2, 10, 2 + len(end), 2 + len(end)]
+    assert (found.counts.tolist(), found.dropped) == ([4, 1], 1)

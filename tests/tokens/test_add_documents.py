@@ -86,14 +86,54 @@ def test_the_documents_of_a_multimodal_file_get_mode_0(prefix):
     assert IndexedDataset(str(prefix), multimodal=True).sequence_modes.tolist() == [5, 0, 0]
 
 
+@with_files
+@given(
+    calls=st.lists(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(-128, 127)), max_size=4)), max_size=4),
+    multimodal=st.booleans(),
+)
+def test_documents_of_several_sequences_are_those_of_add_document(tmp_path, calls, multimodal):
+    many, each = (IndexedDatasetBuilder(str(tmp_path / f"{name}.bin"), np.int32, multimodal) for name in ("m", "e"))
+    for documents in calls:
+        sequences = [sequence for document in documents for sequence in document]
+        lengths, modes = [length for length, _ in sequences], [mode for _, mode in sequences]
+        tokens = np.arange(sum(lengths), dtype=np.int32)
+        many.add_documents(tokens, lengths, counts=[len(document) for document in documents], modes=modes)
+        for document in documents:
+            own, tokens = np.split(tokens, [sum(length for length, _ in document)])
+            each.add_document(own, [length for length, _ in document], [mode for _, mode in document])
+    many.finalize(str(tmp_path / "m.idx"))
+    each.finalize(str(tmp_path / "e.idx"))
+    assert files_of(tmp_path / "m") == files_of(tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"counts": [1]}, r"counts must add up to the 2 sequences, found 1"),
+        ({"counts": [3, -1]}, r"the number of sequences of document 1 must be in \[0, 2\*\*31\), found -1"),
+        ({"counts": [0.5, 1.5]}, r"counts must be integers in one dimension, found float64\[2\]"),
+        ({"modes": [1]}, r"one integer mode for each of 2 sequences, found int64\[1\]"),
+        ({"modes": [1.0, 2.0]}, r"one integer mode for each of 2 sequences, found float64\[2\]"),
+        ({"modes": [1, 128]}, r"modes must be in \[-128, 127\], found 1 to 128"),
+    ],
+)
+def test_counts_and_modes_that_do_not_match_are_refused_before_anything_is_appended(prefix, options, found):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", multimodal=True)
+    with pytest.raises(ArgumentError, match=rf"out\.bin: .*{found}"):
+        builder.add_documents([1, 2, 3], [2, 1], **options)
+    builder.add_document([4], [1])
+    builder.finalize(f"{prefix}.idx")
+    assert [document.tolist() for document in IndexedDataset(str(prefix))[:]] == [[4]]
+
+
 @pytest.mark.parametrize(
     ("lengths", "found"),
     [
         ([2], r"add up to the 3 tokens, found 2"),
         ([2, 2], r"add up to the 3 tokens, found 4"),
         ([], r"add up to the 3 tokens, found 0"),
-        ([1, 3, -1], r"length of document 2 must be in \[0, 2\*\*31\), found -1"),
-        ([2**31], r"length of document 0 must be in \[0, 2\*\*31\), found 2147483648"),
+        ([1, 3, -1], r"length of sequence 2 must be in \[0, 2\*\*31\), found -1"),
+        ([2**31], r"length of sequence 0 must be in \[0, 2\*\*31\), found 2147483648"),
         ([1.5, 1.5], r"integers in one dimension, found float64\[2\]"),
         ([["3"]], r"integers in one dimension, found"),
         ([[1], [2]], r"integers in one dimension, found int64\[2, 1\]"),

@@ -57,6 +57,31 @@ def test_kept_data_and_later_documents_make_the_pair_of_a_builder_that_never_sto
     assert len(names_in(tmp_path)) == 6
 
 
+@pytest.mark.parametrize("modes", [None, [0, 1, 0, -3]])
+def test_kept_documents_of_several_sequences_go_on(tmp_path, modes):
+    prefixes = [tmp_path / name for name in ("out", "whole")]
+    multimodal = modes is not None
+    lengths, counts = [1, 0, 2, 1], [3, 0, 1]
+    for prefix in prefixes:
+        builder = IndexedDatasetBuilder(f"{prefix}.bin", np.int32, multimodal)
+        builder.add_documents([1, 2, 3, 4], lengths, counts=counts, modes=modes)
+        if prefix.name == "out":
+            written = builder.keep(tmp_path / "kept")
+            builder.leave()
+            builder = IndexedDatasetBuilder.reopen(
+                f"{prefix}.bin",
+                np.int32,
+                partial=tmp_path / "kept",
+                written=written,
+                lengths=lengths,
+                counts=counts,
+                modes=modes,
+            )
+        builder.add_documents([5, 6], [1, 1], counts=[2], modes=[0, 1] if multimodal else None)
+        builder.finalize(f"{prefix}.idx")
+    assert files_of(prefixes[0]) == files_of(prefixes[1])
+
+
 def test_a_builder_resumes_from_the_data_of_a_killed_process(tmp_path):
     prefix, kept = tmp_path / "out", tmp_path / "kept"
     done = subprocess.run(

@@ -23,7 +23,13 @@ __all__ = ["preprocess"]
     metavar="FILE",
     help="Hugging Face .json or folder, WordPiece vocab.txt, SentencePiece .model, tiktoken:NAME, null:N, or: bytes.",
 )
-@click.option("--output", "-o", required=True, metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    metavar="PREFIX",
+    help="Writes PREFIX_KEY_document.bin and .idx, or PREFIX_KEY_sentence.",
+)
 @click.option(
     "--json-keys",
     multiple=True,
@@ -34,6 +40,12 @@ __all__ = ["preprocess"]
     help="Keys of the texts in a JSON record; one pair of files per key.",
 )
 @click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
+@click.option("--split-sentences", is_flag=True, help="Write each sentence as a sequence, to PREFIX_KEY_sentence.")
+@click.option(
+    "--splitter",
+    metavar="NAME",
+    help="sentencex (the default), sentencex:LANGUAGE, or punkt:FOLDER with a Punkt model of nltk.",
+)
 @click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
 @click.option("--lower-case", is_flag=True, help="Lower-case texts, for a WordPiece vocabulary of lower-case text.")
 @click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")
@@ -51,6 +63,8 @@ def preprocess(
     output: str,
     json_keys: tuple[str, ...],
     append_eod: bool,
+    split_sentences: bool,
+    splitter: str | None,
     eod_token: str | None,
     lower_case: bool,
     special_tokens: bool,
@@ -67,9 +81,18 @@ def preprocess(
     need --format; without it, those in a folder are skipped and counted. Nothing is stripped or normalised.
     """
     from trackbed.cli.progress import show_progress
-    from trackbed.preprocess import PreprocessConfig, available_cores, open_fastest_tokenizer
+    from trackbed.preprocess import (
+        SENTENCEX,
+        PreprocessConfig,
+        available_cores,
+        open_fastest_tokenizer,
+        open_splitter,
+    )
     from trackbed.preprocess import preprocess as run
 
+    if splitter is not None and not split_sentences:
+        msg = "--splitter needs --split-sentences"
+        raise click.UsageError(msg)
     config = PreprocessConfig(
         inputs=inputs,
         output=output,
@@ -81,16 +104,17 @@ def preprocess(
         max_record_bytes=max_record_bytes,
         workers=workers or available_cores(),
     )
+    sentences = open_splitter(splitter or SENTENCEX) if split_sentences else None
     opened = open_fastest_tokenizer(
         tokenizer, lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
     )
     start = time.monotonic()
     with show_progress("tokenising") as progress:
-        report = run(config, opened, progress=progress)
-    _print(report, time.monotonic() - start)
+        report = run(config, opened, splitter=sentences, progress=progress)
+    _print(report, time.monotonic() - start, split_sentences=split_sentences)
 
 
-def _print(report: "Report", seconds: float) -> None:
+def _print(report: "Report", seconds: float, *, split_sentences: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -101,10 +125,12 @@ def _print(report: "Report", seconds: float) -> None:
         click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("key", overflow="fold")
-    for name in ("documents", "tokens", "dropped"):
+    names = ("documents", "sentences", "tokens", "dropped") if split_sentences else ("documents", "tokens", "dropped")
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.outputs:
-        table.add_row(one.key, f"{one.documents:,}", f"{one.tokens:,}", f"{one.dropped:,}")
+        sequences = [f"{one.sequences:,}"] if split_sentences else []
+        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", f"{one.dropped:,}")
     Console(markup=False, highlight=False).print(table)
     click.echo(
         f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"

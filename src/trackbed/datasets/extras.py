@@ -1,4 +1,4 @@
-"""Optional libraries: the extra `text`."""
+"""Optional libraries: the extras `text` and `sentences`."""
 
 import importlib
 from pathlib import Path
@@ -9,12 +9,13 @@ from trackbed.errors import ArgumentError
 __all__ = ["require"]
 
 
-def require(library: str, *, where: str | Path) -> ModuleType:
-    """Imports a library of the extra `text`.
+def require(library: str, *, where: str | Path, extra: str = "text") -> ModuleType:
+    """Imports a library of an extra.
 
     Args:
         library: its name in an import, and in the package registry.
         where: the feature that needs it; the error message starts with this.
+        extra: the extra that installs it.
 
     Raises:
         ArgumentError: it is not installed.
@@ -22,5 +23,5 @@ def require(library: str, *, where: str | Path) -> ModuleType:
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        msg = f"{where}: the library {library} must be installed to use this (pip install 'trackbed[text]'): {error}"
+        msg = f"{where}: the library {library} must be installed to use this (pip install 'trackbed[{extra}]'): {error}"
         raise ArgumentError(msg) from None

@@ -6,12 +6,14 @@ from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin,
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
+from trackbed.preprocess.splitter import SENTENCEX, SentenceSplitter, open_splitter
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
 from trackbed.preprocess.tokenizer import open_fastest_tokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [
     "BYTES",
+    "SENTENCEX",
     "BatchTokenizer",
     "FirstDocument",
     "FlatTokenizer",
@@ -20,6 +22,7 @@ __all__ = [
     "Output",
     "PreprocessConfig",
     "Report",
+    "SentenceSplitter",
     "TrainedTokenizer",
     "TrainingConfig",
     "available_cores",
@@ -27,6 +30,7 @@ __all__ = [
     "first_documents",
     "inspect_pair",
     "open_fastest_tokenizer",
+    "open_splitter",
     "open_tokenizer",
     "output_prefix",
     "preprocess",

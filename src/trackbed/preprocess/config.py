@@ -15,6 +15,7 @@ __all__ = [
     "SAVE_INTERVAL_BYTES",
     "FormatName",
     "InputProgress",
+    "Level",
     "PreprocessConfig",
     "available_cores",
     "check_reading",
@@ -32,6 +33,7 @@ MAX_RECORD_BYTES: Final = 1 << 30
 """Default limit on the size of one line, one plain text or one cell."""
 
 FormatName = Literal["jsonl", "txt", "parquet"]
+Level = Literal["document", "sentence"]
 InputProgress = Callable[[int, int], None]
 """Callback that receives the bytes of input processed so far and the bytes of all input."""
 
@@ -41,13 +43,18 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def output_prefix(output: str, key: str) -> str:
+def output_prefix(output: str, key: str, *, level: Level = "document") -> str:
     """Returns the prefix of the pair for the texts of one JSON key, named as Megatron names it.
+
+    Args:
+        output: common prefix of all output files.
+        key: key of the texts.
+        level: what a sequence of the pair holds.
 
     >>> output_prefix("corpus", "text")
     'corpus_text_document'
     """
-    return f"{output}_{key}_document"
+    return f"{output}_{key}_{level}"
 
 
 def format_of(name: FormatName | None) -> InputFormat | None:

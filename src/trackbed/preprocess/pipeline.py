@@ -9,30 +9,40 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import ArgumentError, PlanError
-from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of, output_prefix
+from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
 from trackbed.preprocess.inputs import InputFile, InputFormat, find_inputs
 from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.pool import map_in_order
 from trackbed.preprocess.report import Report, Tally
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
+from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer
 from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_path
 
 __all__ = ["preprocess"]
 
 
-def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress: InputProgress | None = None) -> Report:
+def preprocess(
+    config: PreprocessConfig,
+    tokenizer: BatchTokenizer,
+    *,
+    splitter: SentenceSplitter | None = None,
+    progress: InputProgress | None = None,
+) -> Report:
     """Writes one pair for each key of `config`, with all texts of that key in the order of the input.
 
     The pairs appear after all input has been tokenised; on failure, existing files stay. A run over a large input
     saves its tokens to the folder `<output>.unfinished` at each save interval, and after a failure or a kill the same
-    call resumes from there. This requires a tokenizer with a `fingerprint`, a string that changes when its ids change.
+    call resumes from there. This requires a tokenizer with a `fingerprint`, a string that changes when its ids change;
+    the same holds for a splitter.
 
     With several workers, a script needs an `if __name__ == "__main__"` guard, as for every use of processes.
 
     Args:
         config: inputs, outputs and options.
         tokenizer: tokenizer of the texts; must be picklable if `config.workers` is above 1.
+        splitter: splits each text into sentences, which become the sequences of its document, and names the pairs
+            `<output>_<key>_sentence`; must be picklable too. None if a document is one sequence.
         progress: called at the start and after each chunk of input.
 
     Returns:
@@ -57,11 +67,16 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
         eod=tokenizer.eod if config.append_eod else None,
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
+        splitter=splitter,
     )
-    tally = Tally(config, inputs)
+    level: Level = "document" if splitter is None else "sentence"
+    prefixes = [output_prefix(config.output, key, level=level) for key in config.json_keys]
+    tally = Tally(config, inputs, prefixes)
     report_progress = progress or _ignore_progress
-    with contextlib.closing(UnfinishedFolder(config, decisions(config, files, work))) as unfinished:
-        with _builders(config, dtype, unfinished) as builders:
+    array_names = ("lengths",) if splitter is None else ("lengths", "counts")
+    folder = UnfinishedFolder(config, decisions(config, files, work), array_names=array_names)
+    with contextlib.closing(folder) as unfinished:
+        with _builders(prefixes, dtype, unfinished) as builders:
             saved = unfinished.saved
             if saved is not None:
                 tally.restore(saved.counts)
@@ -72,7 +87,7 @@ def preprocess(config: PreprocessConfig, tokenizer: BatchTokenizer, *, progress:
                 for result, chunk in zip(results, chunks, strict=True):
                     tally.add(chunk, result)
                     for builder, found in zip(builders, result.keys, strict=True):
-                        builder.add_documents(found.tokens, found.lengths)
+                        builder.add_documents(found.tokens, found.lengths, counts=found.counts)
                     unfinished.after_chunk(chunk, builders, tally)
                     report_progress(tally.done_bytes, tally.input_bytes)
             unfinished.after_last_chunk(builders, tally)
@@ -114,10 +129,10 @@ def _check_outputs(config: PreprocessConfig, tally: Tally) -> None:
 
 @contextlib.contextmanager
 def _builders(
-    config: PreprocessConfig, dtype: np.dtype[Any], unfinished: UnfinishedFolder
+    prefixes: Sequence[str], dtype: np.dtype[Any], unfinished: UnfinishedFolder
 ) -> Iterator[list[IndexedDatasetBuilder]]:
-    """Opens a builder for each key, with its saved tokens. On failure, only saved files stay on disk."""
-    paths = [get_bin_path(output_prefix(config.output, key)) for key in config.json_keys]
+    """Opens a builder for each pair, with its saved tokens. On failure, only saved files stay on disk."""
+    paths = [get_bin_path(prefix) for prefix in prefixes]
     builders = unfinished.reopen_builders(paths, dtype.type)
     try:
         for path in paths[len(builders) :]:

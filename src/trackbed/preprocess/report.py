@@ -1,10 +1,11 @@
 """Counts of everything read and written, and the report of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.config import PreprocessConfig, output_prefix
+from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import Inputs
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.plan import InputChunk
@@ -22,6 +23,8 @@ class Output:
     key: str
     prefix: str
     documents: int
+    sequences: int
+    """Sentences if they are split, else documents."""
     tokens: int
     dropped: int
     """Texts without tokens, which become no document."""
@@ -30,7 +33,8 @@ class Output:
         """Returns a copy that includes the documents of one more chunk."""
         return replace(
             self,
-            documents=self.documents + len(found.lengths),
+            documents=self.documents + len(found.counts),
+            sequences=self.sequences + len(found.lengths),
             tokens=self.tokens + len(found.tokens),
             dropped=self.dropped + found.dropped,
         )
@@ -61,12 +65,13 @@ class Tally:
     Args:
         config: options of the run.
         inputs: all input files.
+        prefixes: prefix of the pair of each key.
     """
 
-    def __init__(self, config: PreprocessConfig, inputs: Inputs) -> None:
+    def __init__(self, config: PreprocessConfig, inputs: Inputs, prefixes: Sequence[str]) -> None:
         self.input_bytes = sum(file.size_bytes for file in inputs.files)
         self.done_bytes = 0
-        self.outputs = [Output(key, output_prefix(config.output, key), 0, 0, 0) for key in config.json_keys]
+        self.outputs = [Output(key, prefix, 0, 0, 0, 0) for key, prefix in zip(config.json_keys, prefixes, strict=True)]
         self._skip_bad = config.skip_bad
         self._inputs = inputs
         self._records = self._blank = self._bad = 0
@@ -92,7 +97,7 @@ class Tally:
         """Returns all counts as JSON values, for `restore`."""
         return {
             "done_bytes": self.done_bytes,
-            "outputs": [[one.documents, one.tokens, one.dropped] for one in self.outputs],
+            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped] for one in self.outputs],
             "records": self._records,
             "blank": self._blank,
             "bad": self._bad,
@@ -104,8 +109,8 @@ class Tally:
         """Sets the counts to those that `to_json` returned for the same input."""
         self.done_bytes = counts["done_bytes"]
         self.outputs = [
-            replace(output, documents=documents, tokens=tokens, dropped=dropped)
-            for output, (documents, tokens, dropped) in zip(self.outputs, counts["outputs"], strict=True)
+            replace(output, documents=documents, sequences=sequences, tokens=tokens, dropped=dropped)
+            for output, (documents, sequences, tokens, dropped) in zip(self.outputs, counts["outputs"], strict=True)
         ]
         self._records, self._blank, self._bad = counts["records"], counts["blank"], counts["bad"]
         self._first_bad = list(counts["first_bad"])

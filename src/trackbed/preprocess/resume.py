@@ -1,10 +1,10 @@
 """Saving the work of a run, so that the same command resumes after a kill.
 
 The folder `<output>.unfinished` holds, for each key, the tokens up to the last save (a file that becomes the `.bin`)
-and the lengths of their documents. The file `record.json`, renamed into place, gives the valid size of each; bytes
-beyond it are truncated. No fsync: checksums in the record show whether all data reached the disk.
+and the arrays that describe their documents. The file `record.json`, renamed into place, gives the valid size of each;
+bytes beyond it are truncated. No fsync: checksums in the record show whether all data reached the disk.
 
-Shapes: D documents of a key.
+Shapes: N sequences and D documents of a key.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from trackbed import __version__
 from trackbed.cache import fingerprint
@@ -35,21 +36,24 @@ from trackbed.tokens.commit import PairFiles
 __all__ = ["SavedState", "UnfinishedFolder", "decisions"]
 
 FORMAT: Final = "trackbed-unfinished"
-VERSION: Final = 1
-_LENGTH: Final = np.dtype("<i4")
+VERSION: Final = 2
+_DTYPES: Final = {"lengths": np.dtype("<i4"), "counts": np.dtype("<i4")}
+"""Dtype of each array: `[N]` tokens in each sequence, and `[D]` sequences in each document."""
 
 logger = logging.getLogger(__name__)
 
 
 def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkTokenizer) -> dict[str, Any] | None:
-    """Returns everything that decides the output of each chunk; None if the tokenizer has no fingerprint."""
+    """Returns everything that decides the output of each chunk; None if tokenizer or splitter have no fingerprint."""
     identity = getattr(work.tokenizer, "fingerprint", None)
-    if identity is None:
+    splitter = "" if work.splitter is None else getattr(work.splitter, "fingerprint", None)
+    if identity is None or splitter is None:
         return None
     stats = [(file, file.path.stat()) for file in files]
     return {
         "trackbed": __version__,
         "tokenizer": str(identity),
+        "splitter": str(splitter),
         "inputs": [
             [str(file.path.absolute()), file.format.value, file.compression.value, stat.st_size, stat.st_mtime_ns]
             for file, stat in stats
@@ -72,17 +76,20 @@ class SavedState:
     """Counts of the tally after those chunks."""
     tokens: tuple[FileSum, ...]
     """Size and checksums of the valid part of each `.bin`."""
-    lengths: tuple[FileSum, ...]
-    """Size and checksums of the valid part of each file of lengths."""
+    arrays: tuple[dict[str, FileSum], ...]
+    """Size and checksums of the valid part of each file of an array, by the name of the array."""
     ended: bool
     """True if these are all chunks."""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "SavedState":
         """Parses `record.json`; may raise any exception if the record is invalid."""
-        tokens, lengths = (tuple(FileSum.from_json(one) for one in fields[name]) for name in ("tokens", "lengths"))
         return cls(
-            chunks=fields["chunks"], counts=fields["counts"], tokens=tokens, lengths=lengths, ended=fields["ended"]
+            chunks=fields["chunks"],
+            counts=fields["counts"],
+            tokens=tuple(FileSum.from_json(one) for one in fields["tokens"]),
+            arrays=tuple({name: FileSum.from_json(one) for name, one in of.items()} for of in fields["arrays"]),
+            ended=fields["ended"],
         )
 
 
@@ -92,9 +99,12 @@ class UnfinishedFolder:
     Args:
         config: options of the run.
         decided: everything that decides the output, see `decisions`; None to save nothing.
+        array_names: arrays that describe the documents: lengths, and counts unless a document has one sequence.
     """
 
-    def __init__(self, config: PreprocessConfig, decided: dict[str, Any] | None) -> None:
+    def __init__(
+        self, config: PreprocessConfig, decided: dict[str, Any] | None, *, array_names: Sequence[str] = ("lengths",)
+    ) -> None:
         self.saved: SavedState | None = None
         """State of the earlier run, if `reopen_builders` found one; else None."""
         self.has_saved = False
@@ -103,7 +113,8 @@ class UnfinishedFolder:
         self._folder = Path(f"{config.output}{UNFINISHED_SUFFIX}")
         self._record = self._folder / RECORD_NAME
         self._fingerprint = None if decided is None else fingerprint(decided)
-        self._sums = [Checksum() for _ in config.json_keys]  # of the files of lengths
+        self._array_names = array_names
+        self._sums = self._no_sums()
         self._chunks = 0
         self._unsaved_bytes = 0
         self._lock: int | None = None
@@ -159,9 +170,9 @@ class UnfinishedFolder:
         if self._fingerprint is None or not self._acquire():
             return
         tokens = [builder.keep(self._tokens_path(number)) for number, builder in enumerate(builders)]
-        lengths = [self._append_lengths(number, builder) for number, builder in enumerate(builders)]
+        arrays = [self._append_arrays(number, builder) for number, builder in enumerate(builders)]
         saved = SavedState(
-            chunks=self._chunks, counts=tally.to_json(), tokens=tuple(tokens), lengths=tuple(lengths), ended=ended
+            chunks=self._chunks, counts=tally.to_json(), tokens=tuple(tokens), arrays=tuple(arrays), ended=ended
         )
         record = {"format": FORMAT, "version": VERSION, "fingerprint": self._fingerprint, **asdict(saved)}
         partial = new_partial(self._record)
@@ -169,19 +180,19 @@ class UnfinishedFolder:
         publish(partial, self._record)
         self.has_saved, self._unsaved_bytes = True, 0
 
-    def _append_lengths(self, number: int, builder: IndexedDatasetBuilder) -> FileSum:
-        """Appends the lengths of the documents added since the last save."""
-        checksum = self._sums[number]
-        known = checksum.size_bytes // _LENGTH.itemsize
-        data = np.array(builder.sequence_lengths[known:], dtype=_LENGTH).tobytes()
-        with self._lengths_path(number).open("r+b" if known else "wb", buffering=0) as file:
-            file.truncate(checksum.size_bytes)
-            file.seek(checksum.size_bytes)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-        checksum.update(data)
-        return FileSum.of(checksum)
+    def _append_arrays(self, number: int, builder: IndexedDatasetBuilder) -> dict[str, FileSum]:
+        """Appends the numbers of the documents added since the last save."""
+        for name, checksum in self._sums[number].items():
+            known = checksum.size_bytes // _DTYPES[name].itemsize
+            data = _array_of(builder, name, known).astype(_DTYPES[name], copy=False).tobytes()
+            with self._array_path(number, name).open("r+b" if known else "wb", buffering=0) as file:
+                file.truncate(checksum.size_bytes)
+                file.seek(checksum.size_bytes)
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            checksum.update(data)
+        return {name: FileSum.of(checksum) for name, checksum in self._sums[number].items()}
 
     def _read(self) -> SavedState:
         """Reads the record of an earlier run with the same decisions.
@@ -197,7 +208,7 @@ class UnfinishedFolder:
             msg = f"{self._record}: must be the record of a run, found {error!r}"
             raise FormatError(msg) from error
         if found != (FORMAT, VERSION, self._fingerprint):
-            msg = f"{self._record}: must be of the same inputs, options, tokenizer and version, found others"
+            msg = f"{self._record}: must be of the same inputs, options, tokenizer, splitter and version, found others"
             raise FormatError(msg)
         if saved.counts["bad"] and not self._config.skip_bad:
             msg = f"{self._record}: bad records must not have been skipped, found {saved.counts['bad']} that were"
@@ -207,25 +218,32 @@ class UnfinishedFolder:
     def _reopen_one(
         self, number: int, bin_path: str, dtype: type[np.number[Any]], saved: SavedState
     ) -> IndexedDatasetBuilder:
-        partial, wanted = self._tokens_path(number), saved.lengths[number]
+        partial = self._tokens_path(number)
         if saved.ended and not partial.exists():
             # The run was killed after it had moved this file out of the folder, and before all pairs had appeared.
             pending = PairFiles.of(bin_path.removesuffix(".bin")).pending.bin
             os.link(pending if pending.exists() else bin_path, partial)
-        raw = memoryview(self._lengths_path(number).read_bytes())[: wanted.size_bytes]
-        self._sums[number] = checksum_bytes(raw)
-        if FileSum.of(self._sums[number]) != wanted:
-            msg = f"{self._lengths_path(number)}: must begin with the {wanted.size_bytes} bytes that were saved"
-            raise FormatError(msg)
-        lengths = np.frombuffer(raw, dtype=_LENGTH)
+        arrays = {name: self._read_array(number, name, saved) for name in self._array_names}
         written = saved.tokens[number]
-        return IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, lengths=lengths)
+        return IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, **arrays)
+
+    def _read_array(self, number: int, name: str, saved: SavedState) -> npt.NDArray[Any]:
+        path, wanted = self._array_path(number, name), saved.arrays[number][name]
+        raw = memoryview(path.read_bytes())[: wanted.size_bytes]
+        self._sums[number][name] = checksum_bytes(raw)
+        if FileSum.of(self._sums[number][name]) != wanted:
+            msg = f"{path}: must begin with the {wanted.size_bytes} bytes that were saved"
+            raise FormatError(msg)
+        return np.frombuffer(raw, dtype=_DTYPES[name])
 
     def _tokens_path(self, number: int) -> Path:
         return self._folder / f"{number}.bin"
 
-    def _lengths_path(self, number: int) -> Path:
-        return self._folder / f"{number}.lengths"
+    def _array_path(self, number: int, name: str) -> Path:
+        return self._folder / f"{number}.{name}"
+
+    def _no_sums(self) -> list[dict[str, Checksum]]:
+        return [{name: Checksum() for name in self._array_names} for _ in self._config.json_keys]
 
     def _delete_saved(self) -> None:
         """Deletes all files that runs save."""
@@ -234,7 +252,7 @@ class UnfinishedFolder:
         clear_dead_partials(self._folder, final_name=self._record.name)
         for path in [path for path in self._folder.iterdir() if is_saved_name(path.name)]:
             path.unlink()
-        self._sums = [Checksum() for _ in self._sums]
+        self._sums = self._no_sums()
 
     def _acquire(self) -> bool:
         """Locks the folder, creating it if needed. Returns False if a live process holds the lock."""
@@ -258,3 +276,10 @@ class UnfinishedFolder:
         if existed and self._chunks:
             self._delete_saved()  # left by a process that started after this one and has exited
         return True
+
+
+def _array_of(builder: IndexedDatasetBuilder, name: str, start: int) -> npt.NDArray[Any]:
+    """Returns the numbers of an array from `start` on."""
+    if name == "counts":
+        return np.diff(np.array(builder.document_indices[start:], dtype=np.int64))
+    return np.array(builder.sequence_lengths[start:], dtype=np.int32)

@@ -1,12 +1,13 @@
 """Tokenisation of one chunk of the input, run by a worker.
 
-Shapes: D documents of one key in the chunk, T tokens of all of them.
+Shapes: D documents of one key in the chunk, N sequences of them (one each, or one for each sentence), T tokens of all.
 """
 
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,7 +17,8 @@ from trackbed.datasets.one_core import one_core
 from trackbed.kernels import narrow
 from trackbed.preprocess.long_text import PART_CHARS, split_text
 from trackbed.preprocess.plan import InputChunk
-from trackbed.preprocess.readers import BadRecord, Record, read_segment
+from trackbed.preprocess.readers import BadRecord, Record, RecordError, read_segment
+from trackbed.preprocess.splitter import SentenceSplitter
 
 __all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedSegment"]
 
@@ -24,6 +26,7 @@ _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
 _LONG_TOKENS: Final = 128  # mean length above which documents are copied one by one
 
 Ids = npt.NDArray[Any]
+Counts = npt.NDArray[np.int64]
 
 
 class BatchTokenizer(Protocol):
@@ -56,7 +59,9 @@ class KeyTokens:
     tokens: npt.NDArray[Any]
     """`[T]` in the dtype of the file."""
     lengths: npt.NDArray[np.int64]
-    """`[D]` tokens in each document, at least 1."""
+    """`[N]` tokens in each sequence, at least 1."""
+    counts: npt.NDArray[np.int64]
+    """`[D]` sequences in each document, at least 1."""
     dropped: int
     """Number of texts without tokens."""
 
@@ -95,6 +100,8 @@ class ChunkTokenizer:
     """True to continue after a bad record."""
     max_record_bytes: int
     """Maximum size of one line, one plain text or one cell."""
+    splitter: SentenceSplitter | None = None
+    """Splitter of the texts into sequences; None if a text is one sequence."""
     part_chars: int = PART_CHARS
     """Maximum length of a text that is tokenised as a whole."""
 
@@ -139,9 +146,9 @@ class ChunkTokenizer:
         if not any(len(text) > self.part_chars for column in texts for text in column):
             # Tokenizers raise any exception, without naming the text, so each text is retried alone below.
             with contextlib.suppress(Exception):
-                found = [self._encode(column) for column in texts]
-                for column, (tokens, lengths) in zip(columns, found, strict=True):
-                    column.add(tokens, lengths, self.eod)
+                found = [self._encode_documents(column) for column in texts]
+                for column, documents in zip(columns, found, strict=True):
+                    column.add(*documents, self.eod)
                 return []
         return self._append_each(batch, columns)
 
@@ -149,15 +156,48 @@ class ChunkTokenizer:
         """Does the same as `_append`, text by text."""
         bad = []
         for record in batch:
-            outcomes = [self._encode_one(text) for text in record.texts]
-            documents = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
-            if len(documents) < len(columns):
-                why = next(outcome for outcome in outcomes if isinstance(outcome, Exception))
-                bad.append(BadRecord(record.line, f"the tokenizer must accept the text, found an error: {why}"))
+            try:
+                documents = [self._encode_document(text) for text in record.texts]
+            except RecordError as error:
+                bad.append(BadRecord(record.line, str(error)))
                 continue
-            for column, tokens in zip(columns, documents, strict=True):
-                column.add(tokens, np.array([len(tokens)], dtype=np.int64), self.eod)
+            for column, document in zip(columns, documents, strict=True):
+                column.add(*document, self.eod)
         return bad
+
+    def _encode_documents(self, texts: list[str]) -> tuple[Ids, Counts, Counts]:
+        """Returns concatenated tokens, tokens in each sequence, and sequences in each document."""
+        if self.splitter is None:
+            return *self._encode(texts), np.ones(len(texts), dtype=np.int64)
+        documents = [self.splitter.split(text) for text in texts]
+        counts = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
+        return *self._encode(list(chain.from_iterable(documents))), counts
+
+    def _encode_document(self, text: str) -> tuple[Ids, Counts, Counts]:
+        """Does the same as `_encode_documents` for one text of any length.
+
+        Raises:
+            RecordError: splitter or tokenizer fails.
+        """
+        with _fails_as("splitter"):
+            sequences = [text] if self.splitter is None else self.splitter.split(text)
+        with _fails_as("tokenizer"):
+            found = [self._encode_group(group) for group in _groups(sequences, self.part_chars)]
+        tokens = [np.empty(0, dtype=self.dtype), *(tokens for tokens, _ in found)]
+        lengths = [np.empty(0, dtype=np.int64), *(lengths for _, lengths in found)]
+        return np.concatenate(tokens), np.concatenate(lengths), np.array([len(sequences)], dtype=np.int64)
+
+    def _encode_group(self, texts: list[str]) -> tuple[Ids, Counts]:
+        """Does the same as `_encode`; a single text may have any length."""
+        if len(texts) > 1:
+            return self._encode(texts)
+
+        def tokenize(part: str) -> Ids:
+            return self._as_numbers(self.tokenizer.tokenize_batch([part])[0])
+
+        parts = [tokenize(part) for part in split_text(texts[0], tokenize, part_chars=self.part_chars)]
+        tokens = np.concatenate(parts)
+        return tokens, np.array([len(tokens)], dtype=np.int64)
 
     def _encode(self, texts: list[str]) -> tuple[Ids, npt.NDArray[np.int64]]:
         """Returns the concatenated tokens of all texts, and the number of tokens of each."""
@@ -169,17 +209,6 @@ class ChunkTokenizer:
             return np.empty(0, dtype=self.dtype), np.empty(0, dtype=np.int64)
         return np.concatenate(documents), np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
 
-    def _encode_one(self, text: str) -> Ids | Exception:
-        def tokenize(part: str) -> Ids:
-            return self._as_numbers(self.tokenizer.tokenize_batch([part])[0])
-
-        try:
-            return np.concatenate([tokenize(part) for part in split_text(text, tokenize, part_chars=self.part_chars)])
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  any error makes this a bad record
-            return error
-
     def _as_numbers(self, ids: Any) -> Ids:
         """Converts ids to the dtype of the file; raises if one does not fit."""
         if isinstance(ids, list):
@@ -189,37 +218,71 @@ class ChunkTokenizer:
         return np.frombuffer(narrow(np.ascontiguousarray(ids), self.dtype), dtype=self.dtype)
 
 
+@contextlib.contextmanager
+def _fails_as(what: str) -> Iterator[None]:
+    """Converts any error but a lack of memory to one that makes a bad record."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        msg = f"the {what} must accept the text, found an error: {error}"
+        raise RecordError(msg) from error
+
+
+def _groups(texts: list[str], max_chars: int) -> Iterator[list[str]]:
+    """Yields the texts in groups of at most `max_chars` characters, or of one text."""
+    group: list[str] = []
+    filled = 0
+    for text in texts:
+        if group and filled + len(text) > max_chars:
+            yield group
+            group, filled = [], 0
+        group.append(text)
+        filled += len(text)
+    if group:
+        yield group
+
+
 @dataclass(slots=True)
 class _Column:
     """Accumulator for the documents of one key."""
 
     dtype: np.dtype[Any]
     parts: list[Ids] = field(default_factory=list)
-    lengths: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    lengths: list[Counts] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
     dropped: int = 0
 
-    def add(self, tokens: Ids, lengths: npt.NDArray[np.int64], eod: int | None) -> None:
-        """Appends documents, each followed by `eod`; drops those without tokens."""
-        kept = lengths[lengths > 0]
-        self.dropped += len(lengths) - len(kept)
+    def add(self, tokens: Ids, lengths: Counts, counts: Counts, eod: int | None) -> None:
+        """Appends documents, each followed by `eod`; drops sequences without tokens, and documents without any."""
+        is_kept = lengths > 0
+        if not is_kept.all() or not counts.all():
+            kept_before = np.concatenate([[0], np.cumsum(is_kept, dtype=np.int64)])
+            counts = np.diff(kept_before[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
+            self.dropped += int((counts == 0).sum())
+            lengths, counts = lengths[is_kept], counts[counts > 0]
         if eod is not None:
-            tokens = _with_ends(tokens, kept, eod)
-            kept = kept + 1
+            last = np.cumsum(counts, dtype=np.int64) - 1
+            tokens = _with_ends(tokens, np.cumsum(lengths, dtype=np.int64)[last], eod)
+            lengths = lengths.copy()
+            lengths[last] += 1
         self.parts.append(tokens)
-        self.lengths.append(kept)
+        self.lengths.append(lengths)
+        self.counts.append(counts)
 
     def to_key_tokens(self) -> KeyTokens:
-        tokens = np.concatenate(self.parts) if self.parts else np.empty(0, dtype=self.dtype)
-        lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, dtype=np.int64)
-        return KeyTokens(tokens, lengths, self.dropped)
+        tokens = np.concatenate([np.empty(0, dtype=self.dtype), *self.parts])
+        nothing = np.empty(0, dtype=np.int64)
+        lengths, counts = (np.concatenate([nothing, *numbers]) for numbers in (self.lengths, self.counts))
+        return KeyTokens(tokens, lengths, counts, self.dropped)
 
 
-def _with_ends(tokens: Ids, lengths: npt.NDArray[np.int64], eod: int) -> Ids:
-    """Returns the `[T + D]` tokens of concatenated documents, each followed by `eod`."""
-    ends = np.cumsum(lengths)
-    if len(tokens) < _LONG_TOKENS * len(lengths):
+def _with_ends(tokens: Ids, ends: Counts, eod: int) -> Ids:
+    """Returns the `[T + D]` tokens of concatenated documents, each followed by `eod`; `[D]` `ends` are ascending."""
+    if len(tokens) < _LONG_TOKENS * len(ends):
         return np.insert(tokens, ends, eod)
-    found = np.empty(len(tokens) + len(lengths), dtype=tokens.dtype)
+    found = np.empty(len(tokens) + len(ends), dtype=tokens.dtype)
     start = 0
     for number, stop in enumerate(ends.tolist()):
         found[start + number : stop + number] = tokens[start:stop]

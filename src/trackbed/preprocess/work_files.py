@@ -17,12 +17,12 @@ UNFINISHED_SUFFIX: Final = ".unfinished"
 
 RECORD_NAME: Final = "record.json"
 LOCK_NAME: Final = "lock"
-_SAVED: Final = re.compile(r"\d+\.(bin|lengths)")
+_SAVED: Final = re.compile(r"\d+\.(bin|lengths|counts|modes)")
 _BIN, _IDX, _SEAL = get_bin_path(""), get_idx_path(""), get_seal_path("")
 
 
 def is_saved_name(name: str) -> bool:
-    """True for the files of tokens and lengths in an unfinished folder.
+    """True for the files of tokens and arrays in an unfinished folder.
 
     >>> is_saved_name("0.bin"), is_saved_name("corpus.bin")
     (True, False)

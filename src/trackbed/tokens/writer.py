@@ -16,6 +16,7 @@ from trackbed.errors import ArgumentError
 from trackbed.files import FileSum, clear_dead_partials, drop_pages, flush_to_disk, new_partial
 from trackbed.tokens.append_file import AppendFile
 from trackbed.tokens.commit import PairFiles, commit_pair
+from trackbed.tokens.document_arrays import DocumentArrays, check_documents
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import Header, SequenceIndex, open_index
@@ -64,7 +65,15 @@ class IndexedDatasetBuilder:
 
     @classmethod
     def reopen(
-        cls, bin_path: str, dtype: type[np.number[Any]], *, partial: Path, written: FileSum, lengths: npt.NDArray[Any]
+        cls,
+        bin_path: str,
+        dtype: type[np.number[Any]],
+        *,
+        partial: Path,
+        written: FileSum,
+        lengths: npt.NDArray[Any],
+        counts: npt.NDArray[Any] | None = None,
+        modes: npt.NDArray[Any] | None = None,
     ) -> "IndexedDatasetBuilder":
         """Creates a builder that resumes from the data that another builder, maybe of a dead process, has kept.
 
@@ -73,17 +82,20 @@ class IndexedDatasetBuilder:
             dtype: type of the tokens in the file, as for that builder.
             partial: path of the kept data.
             written: result of `keep`.
-            lengths: `[D]` tokens in each kept document; each document has one sequence.
+            lengths: `[N]` tokens in each kept sequence.
+            counts: `[D]` sequences in each kept document, as for `add_documents`.
+            modes: `[N]` mode of each kept sequence; None for a file without modes.
 
         Raises:
             FormatError: the kept data do not begin with the written bytes.
-            ArgumentError: the lengths do not match the data.
+            ArgumentError: lengths, counts and modes do not match the data.
         """
-        builder = cls(bin_path, dtype)
+        builder = cls(bin_path, dtype, modes is not None)
         builder._data.discard()
-        counts = _as_count_array(lengths, written.size_bytes // builder.dtype.itemsize, where=bin_path)
+        num_tokens = written.size_bytes // builder.dtype.itemsize
+        arrays = check_documents(lengths, num_tokens, counts=counts, modes=modes, where=bin_path)
         builder._data = AppendFile.reopen(Path(bin_path), partial, written)
-        builder._append_lengths(counts)
+        builder._append_documents(arrays)
         return builder
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
@@ -136,24 +148,29 @@ class IndexedDatasetBuilder:
         """End the current document."""
         self.document_indices.append(len(self.sequence_lengths))
 
-    def add_documents(self, tensor: Any, lengths: Any) -> None:
-        """Append many documents of one sequence each, at disk speed.
+    def add_documents(self, tensor: Any, lengths: Any, *, counts: Any = None, modes: Any = None) -> None:
+        """Append many documents, at disk speed.
 
         Tokens of the file's dtype are written without a copy; others are converted, which takes as much memory as they
-        take in the file. In a multimodal file the mode of the sequences is 0.
+        take in the file.
 
         Args:
             tensor: `[T]` concatenated tokens of all documents: tensor, array or list.
-            lengths: `[D]` tokens in each document, each in `[0, 2**31)`: tensor, array or list; their sum is T.
+            lengths: `[N]` tokens in each sequence, each in `[0, 2**31)`: tensor, array or list; their sum is T.
+            counts: `[D]` sequences in each document, each at least 0: tensor, array or list; their sum is N. None if
+                each document has one sequence.
+            modes: `[N]` mode of each sequence, in `[-128, 127]`: tensor, array or list; 0 if None. Used in multimodal
+                files only.
 
         Raises:
-            ArgumentError: a token does not fit the file's dtype, or the lengths do not match the tokens. Nothing is
-                appended in this case.
+            ArgumentError: a token does not fit the file's dtype, or lengths, counts or modes do not match the tokens.
+                Nothing is appended in this case.
         """
         tokens = as_numbers(tensor, self.dtype, where=self._where)
-        counts = _as_count_array(lengths, len(tokens), where=self._where)
+        given = modes if self.multimodal else None
+        arrays = check_documents(lengths, len(tokens), counts=counts, modes=given, where=self._where)
         self._append(tokens)
-        self._append_lengths(counts)
+        self._append_documents(arrays)
 
     def add_index(self, path_prefix: str) -> None:
         """Append all documents of another pair.
@@ -265,16 +282,22 @@ class IndexedDatasetBuilder:
             raise ArgumentError(msg)
         return open_index(idx_path, multimodal=self.multimodal)
 
-    def _append_lengths(self, counts: npt.NDArray[np.int32]) -> None:
-        """Append the lengths of documents of one sequence each. Their tokens have been appended."""
-        first = len(self.sequence_lengths)
-        self.sequence_lengths.frombytes(counts.data.cast("B"))
-        for start in range(0, len(counts), _STEP):
-            stop = min(start + _STEP, len(counts))
-            borders = np.arange(first + start + 1, first + stop + 1, dtype=np.int64)
+    def _append_documents(self, arrays: DocumentArrays) -> None:
+        """Append lengths, borders and modes of documents. Their tokens have been appended."""
+        first, added = len(self.sequence_lengths), len(arrays.lengths)
+        self.sequence_lengths.frombytes(arrays.lengths.data.cast("B"))
+        num_documents = added if arrays.counts is None else len(arrays.counts)
+        last = first
+        for start in range(0, num_documents, _STEP):
+            stop = min(start + _STEP, num_documents)
+            if arrays.counts is None:
+                borders = np.arange(first + start + 1, first + stop + 1, dtype=np.int64)
+            else:
+                borders = last + np.cumsum(arrays.counts[start:stop], dtype=np.int64)
+            last = int(borders[-1])
             self.document_indices.frombytes(borders.data.cast("B"))
         if self.sequence_modes is not None:
-            self.sequence_modes.frombytes(bytes(len(counts)))
+            self.sequence_modes.frombytes(bytes(added) if arrays.modes is None else arrays.modes.data.cast("B"))
 
     def _append_index(self, index: SequenceIndex) -> None:
         """Append the sequences and documents of another pair. Its tokens have been appended."""
@@ -316,20 +339,3 @@ def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
     except (TypeError, OverflowError) as error:
         msg = f"{where}: lengths must be integers, found {lengths}: {error}"
         raise ArgumentError(msg) from None
-
-
-def _as_count_array(lengths: Any, num_tokens: int, *, where: str) -> npt.NDArray[np.int32]:
-    """`[D]` tokens in each document."""
-    given = np.asarray(lengths)
-    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
-        msg = f"{where}: lengths must be integers in one dimension, found {given.dtype}{list(given.shape)}"
-        raise ArgumentError(msg)
-    if given.size and not (given.min() >= 0 and given.max() <= _MOST_TOKENS):
-        wrong = int(np.flatnonzero((given < 0) | (given > _MOST_TOKENS))[0])
-        msg = f"{where}: the length of document {wrong} must be in [0, 2**31), found {given[wrong]}"
-        raise ArgumentError(msg)
-    total = given.sum(dtype=np.int64)
-    if total != num_tokens:
-        msg = f"{where}: lengths must add up to the {num_tokens} tokens, found {total}"
-        raise ArgumentError(msg)
-    return given.astype(np.int32)

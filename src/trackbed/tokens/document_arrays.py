@@ -1,0 +1,80 @@
+"""Checks of the arrays that describe many documents: lengths, counts and modes.
+
+Shapes: N sequences, D documents.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["DocumentArrays", "check_documents"]
+
+_MAX_INT32: Final = 2**31 - 1
+
+
+class DocumentArrays(NamedTuple):
+    """Checked arrays of documents to append."""
+
+    lengths: npt.NDArray[np.int32]
+    """`[N]` tokens in each sequence."""
+    counts: npt.NDArray[np.int32] | None
+    """`[D]` sequences in each document; None if each has one."""
+    modes: npt.NDArray[np.int8] | None
+    """`[N]` mode of each sequence; None if all are 0."""
+
+
+def check_documents(
+    lengths: Any, num_tokens: int, *, counts: Any = None, modes: Any = None, where: str
+) -> DocumentArrays:
+    """Checks the arrays of documents against each other and against the number of their tokens.
+
+    Args:
+        lengths: `[N]` tokens in each sequence, each in `[0, 2**31)`; their sum is `num_tokens`.
+        num_tokens: tokens of all documents.
+        counts: `[D]` sequences in each document, each at least 0; their sum is N. None if each has one.
+        modes: `[N]` mode of each sequence, in `[-128, 127]`; None if all are 0.
+        where: path for error messages.
+
+    Raises:
+        ArgumentError: an array has another shape or dtype, or a number is out of its range.
+    """
+    checked = _as_parts(lengths, ("lengths", "the length of sequence"), (num_tokens, "tokens"), where)
+    in_documents = None
+    if counts is not None:
+        names = ("counts", "the number of sequences of document")
+        in_documents = _as_parts(counts, names, (len(checked), "sequences"), where)
+    return DocumentArrays(checked, in_documents, None if modes is None else _as_modes(modes, len(checked), where=where))
+
+
+def _as_parts(given: Any, names: tuple[str, str], whole: tuple[int, str], where: str) -> npt.NDArray[np.int32]:
+    """Checks numbers that must add up to a whole. `names` are those of all numbers and of one."""
+    found = np.asarray(given)
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        msg = f"{where}: {names[0]} must be integers in one dimension, found {found.dtype}{list(found.shape)}"
+        raise ArgumentError(msg)
+    if found.size and not (found.min() >= 0 and found.max() <= _MAX_INT32):
+        wrong = int(np.flatnonzero((found < 0) | (found > _MAX_INT32))[0])
+        msg = f"{where}: {names[1]} {wrong} must be in [0, 2**31), found {found[wrong]}"
+        raise ArgumentError(msg)
+    added = found.sum(dtype=np.int64)
+    if added != whole[0]:
+        msg = f"{where}: {names[0]} must add up to the {whole[0]} {whole[1]}, found {added}"
+        raise ArgumentError(msg)
+    return found.astype(np.int32)
+
+
+def _as_modes(given: Any, num_sequences: int, *, where: str) -> npt.NDArray[np.int8]:
+    found = np.asarray(given)
+    if found.shape != (num_sequences,) or (found.dtype.kind not in "iu" and found.size):
+        msg = (
+            f"{where}: there must be one integer mode for each of {num_sequences} sequences, "
+            f"found {found.dtype}{list(found.shape)}"
+        )
+        raise ArgumentError(msg)
+    if found.size and not (found.min() >= -128 and found.max() <= 127):
+        msg = f"{where}: modes must be in [-128, 127], found {found.min()} to {found.max()}"
+        raise ArgumentError(msg)
+    return found.astype(np.int8)
