@@ -69,9 +69,21 @@ def test_the_readmes_commands_and_programs_run(tmp_path):
     subprocess.run([sys.executable, "-W", "ignore", "-c", programs + checks], cwd=tmp_path, check=True)
 
 
-def test_the_program_that_writes_tokens_runs(tmp_path):
-    (program,) = snippets("python", (ROOT / "docs" / "how-to" / "tokenise-a-corpus.md").read_text())
+@pytest.mark.parametrize("page", ["tokenise-a-corpus", "train-bert-and-t5"])
+def test_the_program_of_a_page_runs(page, tmp_path):
+    (program,) = snippets("python", (ROOT / "docs" / "how-to" / f"{page}.md").read_text())
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+@pytest.mark.slow
+def test_the_example_trains_bert_and_t5(tmp_path):
+    found = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "train_masked.py"), "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_every_make_target_that_is_named_exists():
