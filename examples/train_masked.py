@@ -38,7 +38,7 @@ NAMES = ("topics", "papers")
 STEPS, BATCH, LENGTH, DECODER_LENGTH, VOCABULARY = 200, 24, 64, 32, 2048
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
 SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
-LEARNING_RATE, WARM_UP = 4e-3, 20
+LEARNING_RATE, WARM_UP = 3e-3, 20
 console = Console()
 Batch = Mapping[str, torch.Tensor]
 
@@ -48,7 +48,7 @@ class Size:
     """Size of a model."""
 
     vocabulary: int
-    width: int = 96
+    width: int = 128
     heads: int = 4
     layers: int = 2
 
@@ -156,7 +156,7 @@ def build(model: str, prefixes: list[str], folder: Path, tokenizer: WordPieceTok
     common: dict[str, Any] = {
         "random_seed": 1234,
         "sequence_length": LENGTH,
-        "blend": (prefixes, [0.3, 0.7]),
+        "blend": (prefixes, [0.1, 0.9]),
         "split": "98,1,1",
         "path_to_cache": str(folder / "cache"),
         "tokenizer": tokenizer,

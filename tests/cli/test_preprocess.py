@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pytest
 from tokenizers import BertWordPieceTokenizer
 
 from tokenizer_files import write_byt5_folder, write_sentencepiece, write_wordpiece
@@ -200,3 +201,52 @@ def test_a_splitter_without_split_sentences_is_a_usage_error(run, corpus):
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--splitter", "sentencex")
     assert found.exit_code == 2
     assert "--splitter needs --split-sentences" in found.stderr
+
+
+@pytest.fixture
+def with_images(tmp_path):
+    """One record with an image of five bytes."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "i.png").write_bytes(b"12345")
+    (tmp_path / "a.jsonl").write_text('{"text": "abc", "image": "i.png", "file": "i.png"}\n')
+
+
+def test_images_follow_their_texts_in_a_pair_without_key_and_level(run, with_images):
+    options = ["--tokenizer", "bytes", "-o", "made", "--append-eod", "--workers", 1, "--pad-length", 5]
+    for more in ([], ["--image-key", "file"]):
+        found = run("preprocess", "a.jsonl", "--images", "images", *options, *more)
+        assert (found.exit_code, found.stderr) == (0, "")
+        assert found.stdout.splitlines()[-2:] == ["made.bin", "made.idx"]
+        sequences = [(tokens.tolist(), int(mode)) for tokens, mode in IndexedDataset("made", multimodal=True)]
+        assert sequences == [([97, 98, 99, 256, 256], 0), ([3, 0x34333231, 0x35], 1)]
+    assert run("verify", "--content", "made").exit_code == 0
+    shown = run("inspect", "made", "--tokenizer", "bytes").stdout
+    assert "documents 1, sequences 2, tokens 8 of int32" in shown
+    assert "sequences of mode 0 1, sequences of mode 1 1" in shown
+    assert "abc<eod><eod>" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pad-length", 5], "--pad-length needs --images"),
+        (["--image-key", "x"], "--image-key needs --images"),
+        (["--images", "images"], "--images needs --pad-length"),
+        (
+            ["--images", "images", "--pad-length", 5, "--split-sentences"],
+            "--images and --split-sentences exclude each other",
+        ),
+        (["--images", "images", "--pad-length", 0], "0 is not in the range x>=1"),
+    ],
+)
+def test_options_of_images_that_do_not_go_together_are_usage_errors(run, with_images, options, message):
+    found = run("preprocess", "a.jsonl", "--tokenizer", "bytes", "-o", "made", *options)
+    assert found.exit_code == 2
+    assert message in found.stderr
+
+
+def test_several_keys_with_images_are_an_error(run, with_images):
+    options = ["--images", "images", "--pad-length", 5, "--json-keys", "text,title"]
+    found = run("preprocess", "a.jsonl", "--tokenizer", "bytes", "-o", "made", *options)
+    assert found.exit_code == 1
+    assert found.stderr == "trackbed: json_keys must be one key if records have images, found ['text', 'title']\n"

@@ -100,6 +100,7 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
     click.echo(
         f"{found.prefix}\n"
         f"documents {found.documents:,}, sequences {found.sequences:,}, tokens {found.tokens:,} of {found.dtype}\n"
+        f"{_modes(found)}"
         f".bin {found.bin_bytes:,} bytes, .idx {found.idx_bytes:,} bytes"
     )
     if found.documents:
@@ -117,6 +118,12 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
     for number, document in enumerate(first):
         click.echo(f"document {number}, tokens {document.tokens:,}:")
         click.echo(f"  {_printable(document.text)}{'' if document.whole else ' ...'}")
+
+
+def _modes(found: "Inspection") -> str:
+    if not found.modes:
+        return ""
+    return ", ".join(f"sequences of mode {mode} {count:,}" for mode, count in found.modes.items()) + "\n"
 
 
 def _printable(text: str) -> str:

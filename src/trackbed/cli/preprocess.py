@@ -9,7 +9,7 @@ import click
 from trackbed.cli.parse import format_option, record_limit_option, split_keys
 
 if TYPE_CHECKING:
-    from trackbed.preprocess import Report
+    from trackbed.preprocess import ImagesConfig, Report
     from trackbed.preprocess.config import FormatName
 
 __all__ = ["preprocess"]
@@ -46,6 +46,19 @@ __all__ = ["preprocess"]
     metavar="NAME",
     help="sentencex (the default), sentencex:LANGUAGE, or punkt:FOLDER with a Punkt model of nltk.",
 )
+@click.option(
+    "--images",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Write the image of each record behind its text, to PREFIX.bin and .idx; needs --pad-length.",
+)
+@click.option("--image-key", metavar="KEY", help="Key of the path of the image below FOLDER; by default image.")
+@click.option(
+    "--pad-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --append-eod, cut texts or fill them with the end token to N tokens.",
+)
 @click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
 @click.option("--lower-case", is_flag=True, help="Lower-case texts, for a WordPiece vocabulary of lower-case text.")
 @click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")
@@ -65,6 +78,9 @@ def preprocess(
     append_eod: bool,
     split_sentences: bool,
     splitter: str | None,
+    images: Path | None,
+    image_key: str | None,
+    pad_length: int | None,
     eod_token: str | None,
     lower_case: bool,
     special_tokens: bool,
@@ -93,11 +109,15 @@ def preprocess(
     if splitter is not None and not split_sentences:
         msg = "--splitter needs --split-sentences"
         raise click.UsageError(msg)
+    if images is not None and split_sentences:
+        msg = "--images and --split-sentences exclude each other"
+        raise click.UsageError(msg)
     config = PreprocessConfig(
         inputs=inputs,
         output=output,
         json_keys=json_keys,
         append_eod=append_eod,
+        images=_images(images, image_key, pad_length),
         skip_bad=skip_bad,
         input_format=input_format,
         allow_empty=allow_empty,
@@ -112,6 +132,23 @@ def preprocess(
     with show_progress("tokenising") as progress:
         report = run(config, opened, splitter=sentences, progress=progress)
     _print(report, time.monotonic() - start, split_sentences=split_sentences)
+
+
+def _images(folder: Path | None, key: str | None, pad_length: int | None) -> "ImagesConfig | None":
+    """Combines the options of images."""
+    from trackbed.preprocess import ImagesConfig
+
+    if folder is None:
+        for name, value in (("--image-key", key), ("--pad-length", pad_length)):
+            if value is not None:
+                msg = f"{name} needs --images"
+                raise click.UsageError(msg)
+        return None
+    if pad_length is None:
+        msg = "--images needs --pad-length"
+        raise click.UsageError(msg)
+    given = {} if key is None else {"key": key}
+    return ImagesConfig(folder=folder, pad_length=pad_length, **given)
 
 
 def _print(report: "Report", seconds: float, *, split_sentences: bool) -> None:

@@ -1,7 +1,7 @@
 """Tokenisation of raw text (JSON lines, plain text, Parquet) to indexed files on all cores, and the tools around it."""
 
 from trackbed.datasets.tokenizer_kinds import BYTES, open_tokenizer
-from trackbed.preprocess.config import PreprocessConfig, available_cores, output_prefix
+from trackbed.preprocess.config import ImagesConfig, PreprocessConfig, available_cores, output_prefix
 from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
@@ -17,6 +17,7 @@ __all__ = [
     "BatchTokenizer",
     "FirstDocument",
     "FlatTokenizer",
+    "ImagesConfig",
     "Inspection",
     "LengthBin",
     "Output",

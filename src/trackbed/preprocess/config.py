@@ -14,6 +14,7 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "SAVE_INTERVAL_BYTES",
     "FormatName",
+    "ImagesConfig",
     "InputProgress",
     "Level",
     "PreprocessConfig",
@@ -77,6 +78,31 @@ def check_reading(*, input_format: str | None, max_record_bytes: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImagesConfig:
+    """Images that go with the texts, as for Megatron's `preprocess_mmdata.py`.
+
+    Raises:
+        ArgumentError: a field is out of its range.
+    """
+
+    folder: Path
+    """Folder of the images."""
+    pad_length: int
+    """Number of tokens, at least 1, to which a text is cut or filled with the end-of-document token; without
+    `append_eod` texts keep their length."""
+    key: str = "image"
+    """Key of the path of the image in a JSON record, below the folder."""
+
+    def __post_init__(self) -> None:
+        if self.pad_length < 1:
+            msg = f"pad_length must be at least 1, found {self.pad_length}"
+            raise ArgumentError(msg)
+        if not self.key:
+            msg = "the key of the images must have at least one character, found none"
+            raise ArgumentError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessConfig:
     """Options of `preprocess`: the texts to tokenise, and the files to write.
 
@@ -92,6 +118,8 @@ class PreprocessConfig:
     """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False
     """If True, appends the end-of-document token to each document."""
+    images: ImagesConfig | None = None
+    """Images of the records: the pair then has the prefix `output`, int32 numbers and modes; None for texts alone."""
     skip_bad: bool = False
     """If True, counts and skips bad records; if False, the first one is an error."""
     input_format: FormatName | None = None
@@ -117,6 +145,12 @@ class PreprocessConfig:
         wrong = [key for key in self.json_keys if not key or "/" in key or "\0" in key]
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
             msg = f"json_keys must be distinct and usable in a file name, found {list(self.json_keys)}"
+            raise ArgumentError(msg)
+        if self.images is not None and len(self.json_keys) != 1:
+            msg = f"json_keys must be one key if records have images, found {list(self.json_keys)}"
+            raise ArgumentError(msg)
+        if self.images is not None and self.images.key in self.json_keys:
+            msg = f"the key of the images must not be that of the texts, found {self.images.key!r} for both"
             raise ArgumentError(msg)
         check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
         for name in ("workers", "chunk_bytes", "save_interval_bytes"):

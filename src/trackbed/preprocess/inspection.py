@@ -3,6 +3,7 @@
 Shapes: N sequences, D documents, B bins of the histogram.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -55,6 +56,8 @@ class Inspection:
     longest: int
     histogram: tuple[LengthBin, ...]
     """`[B]` bins from that of the shortest document to that of the longest, without gaps."""
+    modes: dict[int, int]
+    """Number of sequences of each mode; empty for a pair without modes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class FirstDocument:
     """Beginning of a document."""
 
     tokens: int
-    """Tokens in the whole document."""
+    """Tokens in the whole document; of a pair with modes, in its sequences of mode 0."""
     text: str
     """Text of its first tokens."""
     whole: bool
@@ -95,11 +98,12 @@ def inspect_pair(path_prefix: str) -> Inspection:
         shortest=shortest if verified.documents else 0,
         longest=longest,
         histogram=_bins(counts),
+        modes=_count_modes(_modes_of(path_prefix)),
     )
 
 
 def first_documents(path_prefix: str, decoder: Decoder, *, num_documents: int, max_tokens: int) -> list[FirstDocument]:
-    """Decodes the first documents of a pair.
+    """Decodes the first documents of a pair; of a pair with modes, the sequences of mode 0.
 
     Args:
         path_prefix: path of the pair without `.bin` and `.idx`.
@@ -112,9 +116,10 @@ def first_documents(path_prefix: str, decoder: Decoder, *, num_documents: int, m
         ArgumentError: one of the pair's files is missing.
     """
     dataset = IndexedDataset(path_prefix)
+    modes = _modes_of(path_prefix)
     borders = dataset.document_indices[: num_documents + 1].tolist()
     return [
-        _first_tokens(dataset, decoder, document, range(*borders[document : document + 2]), max_tokens)
+        _first_tokens(dataset, decoder, document, _texts(modes, borders[document], borders[document + 1]), max_tokens)
         for document in range(len(borders) - 1)
     ]
 
@@ -147,16 +152,46 @@ def _bins(counts: npt.NDArray[np.int64]) -> tuple[LengthBin, ...]:
     )
 
 
+def _modes_of(path_prefix: str) -> npt.NDArray[np.int8] | None:
+    """Returns the `[N]` modes of the sequences; None for a pair without modes."""
+    path = Path(get_idx_path(path_prefix))
+    ends = open_index(path).ends
+    has_modes = ends.size_bytes > ends.header.size_bytes
+    return open_index(path, multimodal=True).sequence_modes if has_modes else None
+
+
+def _count_modes(modes: npt.NDArray[np.int8] | None) -> dict[int, int]:
+    counts: Counter[int] = Counter()
+    if modes is None:
+        return {}
+    for start in range(0, len(modes), _STEP):
+        found, numbers = np.unique(modes[start : start + _STEP], return_counts=True)
+        counts.update(dict(zip(found.tolist(), numbers.tolist(), strict=True)))
+    return dict(sorted(counts.items()))
+
+
+def _texts(modes: npt.NDArray[np.int8] | None, start: int, stop: int) -> npt.NDArray[np.int64]:
+    """Returns the sequences of a document whose mode is 0."""
+    if modes is None:
+        return np.arange(start, stop, dtype=np.int64)
+    return start + np.flatnonzero(modes[start:stop] == 0)
+
+
 def _first_tokens(
-    dataset: IndexedDataset, decoder: Decoder, document: int, sequences: range, max_tokens: int
+    dataset: IndexedDataset, decoder: Decoder, document: int, sequences: npt.NDArray[np.int64], max_tokens: int
 ) -> FirstDocument:
-    lengths = dataset.sequence_lengths[sequences.start : sequences.stop]
+    lengths = dataset.sequence_lengths[sequences]
     tokens = int(lengths.sum(dtype=np.int64))
     read = min(tokens, max_tokens)
     if read == 0:
         return FirstDocument(0, "", whole=True)
-    # The sequences of a document are contiguous, so the read may extend past the end of the first one.
-    ids = np.asarray(dataset.get(sequences.start, length=read))
+    parts, missing = [], read
+    for number, length in zip(sequences.tolist(), lengths.tolist(), strict=True):
+        parts.append(np.asarray(dataset.get(number, length=min(length, missing))))
+        missing -= len(parts[-1])
+        if missing == 0:
+            break
+    ids = np.concatenate(parts)
     wrong = ids[(ids < 0) | (ids >= decoder.vocab_size) | (ids != np.floor(ids))]
     if len(wrong):
         msg = (

@@ -1,6 +1,7 @@
 """Pipeline from raw text to indexed files: plans chunks, tokenises them in workers, writes them in order."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
@@ -10,16 +11,19 @@ import numpy as np
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
+from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_modes
 from trackbed.preprocess.inputs import InputFile, InputFormat, find_inputs
-from trackbed.preprocess.plan import plan_chunks
+from trackbed.preprocess.plan import InputChunk, plan_chunks
 from trackbed.preprocess.pool import map_in_order
 from trackbed.preprocess.report import Report, Tally
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
 from trackbed.preprocess.splitter import SentenceSplitter
-from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer
+from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_path
 
 __all__ = ["preprocess"]
+
+logger = logging.getLogger(__name__)
 
 
 def preprocess(
@@ -51,15 +55,16 @@ def preprocess(
     Raises:
         FormatError: a record is bad and `config.skip_bad` is False, or a file is damaged or changes during the run.
         PlanError: a pair would have no document, and `config.allow_empty` is False.
-        ArgumentError: an input or the output's folder is missing, plain texts are combined with several keys, or a
-            library that reads an input is not installed.
+        ArgumentError: an input, the output's folder or that of the images is missing, plain texts are combined with
+            several keys, images with a splitter or with inputs that are no JSON lines, or a library that reads an
+            input is not installed.
         TrackbedError: a worker died.
         OSError: a file cannot be read or written.
     """
     inputs = find_inputs(config.inputs, input_format=format_of(config.input_format))
     files = inputs.files
-    _check(config, files)
-    dtype = np.dtype(DType.optimal_dtype(tokenizer.vocab_size))
+    _check(config, files, splitter)
+    dtype = np.dtype(np.int32 if config.images is not None else DType.optimal_dtype(tokenizer.vocab_size))
     work = ChunkTokenizer(
         tokenizer=tokenizer,
         keys=config.json_keys,
@@ -68,27 +73,27 @@ def preprocess(
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         splitter=splitter,
+        images=None if config.images is None else ImageFolder.open(config.images, max_bytes=config.max_record_bytes),
     )
-    level: Level = "document" if splitter is None else "sentence"
-    prefixes = [output_prefix(config.output, key, level=level) for key in config.json_keys]
+    prefixes = _prefixes(config, splitter)
     tally = Tally(config, inputs, prefixes)
     report_progress = progress or _ignore_progress
-    array_names = ("lengths",) if splitter is None else ("lengths", "counts")
-    folder = UnfinishedFolder(config, decisions(config, files, work), array_names=array_names)
+    folder = UnfinishedFolder(config, decisions(config, files, work), array_names=_array_names(config, splitter))
     with contextlib.closing(folder) as unfinished:
-        with _builders(prefixes, dtype, unfinished) as builders:
+        with _builders(config, prefixes, dtype, unfinished) as builders:
             saved = unfinished.saved
             if saved is not None:
                 tally.restore(saved.counts)
             report_progress(tally.done_bytes, tally.input_bytes)
-            plan = plan_chunks(files, chunk_bytes=config.chunk_bytes, max_record_bytes=config.max_record_bytes)
+            plan = plan_chunks(files, chunk_bytes=_chunk_bytes(config), max_record_bytes=config.max_record_bytes)
             jobs, chunks = tee(islice(plan, 0 if saved is None else saved.chunks, None))
             with contextlib.closing(map_in_order(work, jobs, workers=config.workers)) as results:
                 for result, chunk in zip(results, chunks, strict=True):
                     tally.add(chunk, result)
                     for builder, found in zip(builders, result.keys, strict=True):
-                        builder.add_documents(found.tokens, found.lengths, counts=found.counts)
-                    unfinished.after_chunk(chunk, builders, tally)
+                        modes = None if config.images is None else image_modes(len(found.counts))
+                        builder.add_documents(found.tokens, found.lengths, counts=found.counts, modes=modes)
+                    unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally)
                     report_progress(tally.done_bytes, tally.input_bytes)
             unfinished.after_last_chunk(builders, tally)
             _check_outputs(config, tally)
@@ -102,7 +107,33 @@ def _ignore_progress(done_bytes: int, total_bytes: int) -> None:
     pass
 
 
-def _check(config: PreprocessConfig, files: Sequence[InputFile]) -> None:
+def _prefixes(config: PreprocessConfig, splitter: SentenceSplitter | None) -> list[str]:
+    """Returns the prefix of the pair of each key."""
+    if config.images is not None:
+        return [config.output]
+    level: Level = "document" if splitter is None else "sentence"
+    return [output_prefix(config.output, key, level=level) for key in config.json_keys]
+
+
+def _array_names(config: PreprocessConfig, splitter: SentenceSplitter | None) -> tuple[str, ...]:
+    if config.images is not None:
+        return ("lengths", "counts", "modes")
+    return ("lengths",) if splitter is None else ("lengths", "counts")
+
+
+def _chunk_bytes(config: PreprocessConfig) -> int:
+    return config.chunk_bytes if config.images is None else min(config.chunk_bytes, IMAGE_CHUNK_BYTES)
+
+
+def _read_bytes(config: PreprocessConfig, chunk: InputChunk, result: TokenisedChunk) -> int:
+    """Returns about the number of bytes that a chunk took to read."""
+    images = sum(found.tokens.nbytes for found in result.keys) if config.images is not None else 0
+    return chunk.size_bytes + images
+
+
+def _check(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
+    if config.images is not None:
+        _check_images(config, files, splitter)
     folder = Path(config.output).parent
     if not folder.is_dir():
         msg = f"{folder}: the folder of the output must exist, found none"
@@ -112,6 +143,18 @@ def _check(config: PreprocessConfig, files: Sequence[InputFile]) -> None:
             if file.format is InputFormat.PLAIN_TEXT:
                 msg = f"{file.path}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
                 raise ArgumentError(msg)
+
+
+def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
+    if splitter is not None:
+        msg = f"{config.output}: texts with images must be whole, found a splitter of sentences"
+        raise ArgumentError(msg)
+    for file in files:
+        if file.format is not InputFormat.JSON_LINES:
+            msg = f"{file.path}: records with images must be JSON lines, found a {file.format.value} file"
+            raise ArgumentError(msg)
+    if not config.append_eod:
+        logger.warning("%s: without --append-eod, --pad-length has no effect: texts keep their length", config.output)
 
 
 def _check_outputs(config: PreprocessConfig, tally: Tally) -> None:
@@ -129,14 +172,14 @@ def _check_outputs(config: PreprocessConfig, tally: Tally) -> None:
 
 @contextlib.contextmanager
 def _builders(
-    prefixes: Sequence[str], dtype: np.dtype[Any], unfinished: UnfinishedFolder
+    config: PreprocessConfig, prefixes: Sequence[str], dtype: np.dtype[Any], unfinished: UnfinishedFolder
 ) -> Iterator[list[IndexedDatasetBuilder]]:
     """Opens a builder for each pair, with its saved tokens. On failure, only saved files stay on disk."""
     paths = [get_bin_path(prefix) for prefix in prefixes]
     builders = unfinished.reopen_builders(paths, dtype.type)
     try:
         for path in paths[len(builders) :]:
-            builders.append(IndexedDatasetBuilder(path, dtype.type))
+            builders.append(IndexedDatasetBuilder(path, dtype.type, config.images is not None))
         yield builders
     except BaseException:
         for builder in builders:

@@ -24,8 +24,9 @@ class Output:
     prefix: str
     documents: int
     sequences: int
-    """Sentences if they are split, else documents."""
+    """Sentences if they are split, texts and images if there are images, else documents."""
     tokens: int
+    """Tokens, and the numbers of images."""
     dropped: int
     """Texts without tokens, which become no document."""
 

@@ -26,7 +26,6 @@ from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import InputFile
-from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.report import Tally
 from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
@@ -37,8 +36,12 @@ __all__ = ["SavedState", "UnfinishedFolder", "decisions"]
 
 FORMAT: Final = "trackbed-unfinished"
 VERSION: Final = 2
-_DTYPES: Final = {"lengths": np.dtype("<i4"), "counts": np.dtype("<i4")}
-"""Dtype of each array: `[N]` tokens in each sequence, and `[D]` sequences in each document."""
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "lengths": np.dtype("<i4"),
+    "counts": np.dtype("<i4"),
+    "modes": np.dtype("i1"),
+}
+"""Dtype of each array: `[N]` tokens in each sequence, `[D]` sequences in each document, `[N]` modes."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
     if identity is None or splitter is None:
         return None
     stats = [(file, file.path.stat()) for file in files]
+    images = work.images
     return {
         "trackbed": __version__,
         "tokenizer": str(identity),
@@ -61,6 +65,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
         "json_keys": list(config.json_keys),
         "dtype": work.dtype.name,
         "eod": work.eod,
+        "images": None if images is None else [str(images.root), images.config.key, images.config.pad_length],
         "chunk_bytes": config.chunk_bytes,
         "max_record_bytes": config.max_record_bytes,
     }
@@ -99,7 +104,8 @@ class UnfinishedFolder:
     Args:
         config: options of the run.
         decided: everything that decides the output, see `decisions`; None to save nothing.
-        array_names: arrays that describe the documents: lengths, and counts unless a document has one sequence.
+        array_names: arrays that describe the documents: `lengths`, `counts` unless a document has one sequence, and
+            `modes` if sequences have modes.
     """
 
     def __init__(
@@ -137,10 +143,10 @@ class UnfinishedFolder:
         self.saved, self.has_saved, self._chunks = saved, True, saved.chunks
         return builders
 
-    def after_chunk(self, chunk: InputChunk, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
-        """Counts a chunk that builders and tally have processed, and saves once per save interval."""
+    def after_chunk(self, read_bytes: int, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
+        """Counts a chunk that builders and tally have processed, and saves once per save interval of bytes read."""
         self._chunks += 1
-        self._unsaved_bytes += chunk.size_bytes
+        self._unsaved_bytes += read_bytes
         if self._unsaved_bytes >= self._config.save_interval_bytes:
             self._save(builders, tally, ended=False)
 
@@ -280,6 +286,8 @@ class UnfinishedFolder:
 
 def _array_of(builder: IndexedDatasetBuilder, name: str, start: int) -> npt.NDArray[Any]:
     """Returns the numbers of an array from `start` on."""
+    if builder.sequence_modes is not None and name == "modes":
+        return np.array(builder.sequence_modes[start:], dtype=np.int8)
     if name == "counts":
         return np.diff(np.array(builder.document_indices[start:], dtype=np.int64))
     return np.array(builder.sequence_lengths[start:], dtype=np.int32)

@@ -1,6 +1,7 @@
 """Tokenisation of one chunk of the input, run by a worker.
 
-Shapes: D documents of one key in the chunk, N sequences of them (one each, or one for each sentence), T tokens of all.
+Shapes: D documents of one key in the chunk, N sequences of them (one each, one for each sentence, or text and image),
+T tokens of all.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from trackbed.datasets.one_core import one_core
 from trackbed.kernels import narrow
+from trackbed.preprocess.images import ImageFolder, fit_text
 from trackbed.preprocess.long_text import PART_CHARS, split_text
 from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.readers import BadRecord, Record, RecordError, read_segment
@@ -59,7 +61,7 @@ class KeyTokens:
     tokens: npt.NDArray[Any]
     """`[T]` in the dtype of the file."""
     lengths: npt.NDArray[np.int64]
-    """`[N]` tokens in each sequence, at least 1."""
+    """`[N]` tokens in each sequence, at least 1 unless documents have images."""
     counts: npt.NDArray[np.int64]
     """`[D]` sequences in each document, at least 1."""
     dropped: int
@@ -102,16 +104,19 @@ class ChunkTokenizer:
     """Maximum size of one line, one plain text or one cell."""
     splitter: SentenceSplitter | None = None
     """Splitter of the texts into sequences; None if a text is one sequence."""
+    images: ImageFolder | None = None
+    """Images that become the second sequence of each document; None for texts alone."""
     part_chars: int = PART_CHARS
     """Maximum length of a text that is tokenised as a whole."""
 
     def __call__(self, chunk: InputChunk) -> TokenisedChunk:
         """Tokenises a chunk on one core."""
         columns = [_Column(self.dtype) for _ in self.keys]
+        keys = self.keys if self.images is None else (*self.keys, self.images.config.key)
         segments = []
         with one_core():
             for segment in chunk.segments:
-                found = read_segment(segment, keys=self.keys, max_record_bytes=self.max_record_bytes)
+                found = read_segment(segment, keys=keys, max_record_bytes=self.max_record_bytes)
                 segments.append(self._tokenise(found, columns))
                 if segments[-1].bad and not self.skip_bad:
                     break
@@ -142,6 +147,8 @@ class ChunkTokenizer:
 
     def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
+        if self.images is not None:
+            return self._append_with_images(batch, columns[0], self.images)
         texts = [[record.texts[number] for record in batch] for number in range(len(columns))]
         if not any(len(text) > self.part_chars for column in texts for text in column):
             # Tokenizers raise any exception, without naming the text, so each text is retried alone below.
@@ -163,6 +170,20 @@ class ChunkTokenizer:
                 continue
             for column, document in zip(columns, documents, strict=True):
                 column.add(*document, self.eod)
+        return bad
+
+    def _append_with_images(self, batch: list[Record], column: "_Column", images: ImageFolder) -> list[BadRecord]:
+        """Appends documents of a text and an image."""
+        bad = []
+        for record in batch:
+            text, name = record.texts
+            try:
+                tokens, _, _ = self._encode_document(text)
+                image = images.read(name)
+            except RecordError as error:
+                bad.append(BadRecord(record.line, str(error)))
+                continue
+            column.add_pair(fit_text(tokens, pad_length=images.config.pad_length, eod=self.eod), image)
         return bad
 
     def _encode_documents(self, texts: list[str]) -> tuple[Ids, Counts, Counts]:
@@ -270,6 +291,12 @@ class _Column:
         self.parts.append(tokens)
         self.lengths.append(lengths)
         self.counts.append(counts)
+
+    def add_pair(self, text: Ids, image: Ids) -> None:
+        """Appends a document of two sequences, either of which may be empty."""
+        self.parts += [text, image]
+        self.lengths.append(np.array([len(text), len(image)], dtype=np.int64))
+        self.counts.append(np.array([2], dtype=np.int64))
 
     def to_key_tokens(self) -> KeyTokens:
         tokens = np.concatenate([np.empty(0, dtype=self.dtype), *self.parts])
