@@ -77,6 +77,7 @@ bench: $(VENV)/bench.done ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.starts
 	$(BIN)/python -m benchmarks.batches
+	$(BIN)/python -m benchmarks.masked
 	$(BIN)/python -m benchmarks.writing
 	$(BIN)/python -m benchmarks.text
 

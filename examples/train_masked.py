@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 import torch
@@ -38,7 +38,7 @@ NAMES = ("topics", "papers")
 STEPS, BATCH, LENGTH, DECODER_LENGTH, VOCABULARY = 200, 24, 64, 32, 2048
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
 SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
-LEARNING_RATE, WARM_UP = 3e-3, 20
+LEARNING_RATE, WARM_UP = 4e-3, 20
 console = Console()
 Batch = Mapping[str, torch.Tensor]
 
@@ -53,11 +53,13 @@ class Size:
     layers: int = 2
 
 
-def layer(kind: type[nn.Module], size: Size) -> nn.Module:
-    """One layer of torch's transformer."""
-    return kind(
-        size.width, size.heads, 4 * size.width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-    )
+Layer = TypeVar("Layer", nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+def layers(kind: type[Layer], size: Size) -> list[Layer]:
+    """Layers of torch's transformer."""
+    options: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+    return [kind(size.width, size.heads, 4 * size.width, **options) for _ in range(size.layers)]
 
 
 class Embedding(nn.Module):
@@ -85,18 +87,18 @@ class Bert(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embedding, self.types = Embedding(size), nn.Embedding(2, size.width)
-        self.layers = nn.ModuleList(layer(nn.TransformerEncoderLayer, size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(layers(nn.TransformerEncoderLayer, size))
         self.norm, self.is_swapped = nn.LayerNorm(size.width), nn.Linear(size.width, 2)
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy of the masked tokens, plus that of the segments, in nats."""
+    def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean cross-entropy of the masked tokens, and of the order of the segments, in nats."""
         padding = batch["padding_mask"] != 1
         hidden = self.embedding(batch["text"]) + self.types(batch["types"].clamp(max=1))
         for one in self.layers:
             hidden = one(hidden, src_key_padding_mask=padding)
         hidden, is_masked = self.norm(hidden), batch["loss_mask"] == 1
         tokens = nn.functional.cross_entropy(self.embedding.logits(hidden[is_masked]), batch["labels"][is_masked])
-        return tokens + nn.functional.cross_entropy(self.is_swapped(hidden[:, 0]), batch["is_random"])
+        return tokens, nn.functional.cross_entropy(self.is_swapped(hidden[:, 0]), batch["is_random"])
 
 
 class T5(nn.Module):
@@ -105,12 +107,12 @@ class T5(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embedding = Embedding(size)
-        self.encoder = nn.ModuleList(layer(nn.TransformerEncoderLayer, size) for _ in range(size.layers))
-        self.decoder = nn.ModuleList(layer(nn.TransformerDecoderLayer, size) for _ in range(size.layers))
+        self.encoder = nn.ModuleList(layers(nn.TransformerEncoderLayer, size))
+        self.decoder = nn.ModuleList(layers(nn.TransformerDecoderLayer, size))
         self.norms = nn.ModuleList(nn.LayerNorm(size.width) for _ in range(2))
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy of the tokens that the loss mask keeps, in nats."""
+    def losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean cross-entropy of the tokens that the loss mask keeps, in nats, and 0."""
         padding, tokens = batch["enc_mask"] == 0, batch["text_dec"]
         memory = self.embedding(batch["text_enc"])
         for one in self.encoder:
@@ -120,9 +122,8 @@ class T5(nn.Module):
         for one in self.decoder:
             hidden = one(hidden, memory, tgt_mask=later, memory_key_padding_mask=padding)
         is_kept = batch["loss_mask"] == 1
-        return nn.functional.cross_entropy(
-            self.embedding.logits(self.norms[1](hidden)[is_kept]), batch["labels"][is_kept]
-        )
+        logits = self.embedding.logits(self.norms[1](hidden)[is_kept])
+        return nn.functional.cross_entropy(logits, batch["labels"][is_kept]), torch.zeros(())
 
 
 def texts(name: str) -> Iterator[str]:
@@ -156,7 +157,7 @@ def build(model: str, prefixes: list[str], folder: Path, tokenizer: WordPieceTok
     common: dict[str, Any] = {
         "random_seed": 1234,
         "sequence_length": LENGTH,
-        "blend": (prefixes, [0.1, 0.9]),
+        "blend": (prefixes, [0.3, 0.7]),
         "split": "98,1,1",
         "path_to_cache": str(folder / "cache"),
         "tokenizer": tokenizer,
@@ -178,8 +179,8 @@ def build(model: str, prefixes: list[str], folder: Path, tokenizer: WordPieceTok
     return BlendedMegatronDatasetBuilder(dataset, [STEPS * BATCH, 0, 0], lambda: True, config).build()[0]
 
 
-def train(name: str, data: Any, make: Callable[[Size], nn.Module], vocabulary: int) -> tuple[float, float]:
-    """Trains a model. Returns the mean loss of the first and of the last 10 steps."""
+def train(name: str, data: Any, make: Callable[[Size], Bert | T5], vocabulary: int) -> tuple[float, float]:
+    """Trains a model. Returns the loss of the tokens at the first step, and its mean over the last 10."""
     torch.manual_seed(1234)
     model = make(Size(vocabulary=vocabulary))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -187,12 +188,12 @@ def train(name: str, data: Any, make: Callable[[Size], nn.Module], vocabulary: i
     loader = BatchLoader(data, MegatronPretrainingSampler(len(data), 0, BATCH, 0, 1))
     losses = []
     for batch, _ in zip(track(loader, f"training {name}", total=STEPS, console=console), range(STEPS), strict=False):
-        loss = model.loss(batch)
+        tokens, others = model.losses(batch)
         optimizer.zero_grad()
-        loss.backward()
+        (tokens + others).backward()
         optimizer.step()
         warm_up.step()
-        losses.append(loss.item())
+        losses.append(tokens.item())
     return losses[0], sum(losses[-10:]) / 10
 
 
