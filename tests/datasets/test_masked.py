@@ -384,3 +384,33 @@ def test_the_commands_of_the_cache_know_a_masked_index(model, tmp_path):
         arguments = [sys.executable, "-m", "trackbed", "cache", command, str(tmp_path / "cache")]
         found = subprocess.run(arguments, capture_output=True, text=True, check=True)
         assert command == "verify" or dataset.unique_description_hash[:8] in found.stdout
+
+
+HOOKS = (
+    "numel_low_level_dataset",
+    "build_low_level_dataset",
+    "_key_config_attributes",
+    "__len__",
+    "__getitem__",
+    "_build_sample_index",
+    "_create_masked_lm_predictions",
+    "_get_token_mask",
+)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_method_that_is_overridden_is_called(name, model, tmp_path):
+    """The methods of megatron-core 0.16.1's classes, but for the constructors."""
+    base, calls = MODELS[model][0], []
+    original = getattr(base, name)
+
+    def method(*arguments):
+        calls.append(arguments)
+        return original(*arguments)
+
+    derived = type("Derived", (base,), {name: staticmethod(method) if name in HOOKS[:3] else method})
+    prefix = write(tmp_path)
+    theirs, ours = build(model, prefix, tmp_path, cls=derived), build(model, prefix, tmp_path)
+    assert len(theirs) == len(ours)
+    assert_equal(theirs[7], ours[7])
+    assert calls
