@@ -22,7 +22,7 @@ from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 
 class Slow(ByteTokenizer):
     def tokenize_batch(self, texts):
-        time.sleep(0.0005 * len(texts))
+        time.sleep(0.002 * len(texts))
         return super().tokenize_batch(texts)
 
 if __name__ == "__main__":
