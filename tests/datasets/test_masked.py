@@ -1,8 +1,10 @@
 """Datasets of BERT and T5: samples of the kernel and of Python, subclasses, and errors."""
 
+import os
 import pickle
 import subprocess
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -20,6 +22,7 @@ import trackbed.megatron
 from forked import run_in_fork
 from tidy import remove_folder
 from trackbed.builder import BlendedMegatronDatasetBuilder
+from trackbed.comm import run_ranks
 from trackbed.datasets import (
     BERTMaskedWordPieceDataset,
     BERTMaskedWordPieceDatasetConfig,
@@ -28,7 +31,7 @@ from trackbed.datasets import (
     T5MaskedWordPieceDataset,
     T5MaskedWordPieceDatasetConfig,
 )
-from trackbed.errors import ArgumentError, CacheError, FormatError, PlanError, TrackbedError
+from trackbed.errors import ArgumentError, CacheError, CollectiveError, FormatError, PlanError, TrackbedError
 from trackbed.loading import BatchLoader, MegatronPretrainingSampler
 
 SIZE = 300
@@ -269,8 +272,8 @@ def test_a_dataset_on_the_base_class_masks_its_own_samples(tmp_path):
         ({"masking_probability": 1.0}, "masking_probability must be above 0 and below 1, found 1.0"),
         ({"masking_probability": float("nan")}, "masking_probability"),
         ({"short_sequence_probability": 1.5}, r"short_sequence_probability must be in \[0, 1\], found 1.5"),
-        ({"masking_max_ngram": 0}, "masking_max_ngram must be a whole number of at least 1, found 0"),
-        ({"masking_max_ngram": 2.5}, "masking_max_ngram must be a whole number of at least 1, found 2.5"),
+        ({"masking_max_ngram": 0}, r"masking_max_ngram must be a whole number in \[1, 1048576\], found 0"),
+        ({"masking_max_ngram": 2.5}, r"masking_max_ngram must be a whole number in \[1, 1048576\], found 2.5"),
         (
             {"masking_do_permutation": True, "masking_use_geometric_distribution": True},
             "masking_do_permutation must be False with masking_use_geometric_distribution",
@@ -414,3 +417,133 @@ def test_every_method_that_is_overridden_is_called(name, model, tmp_path):
     assert len(theirs) == len(ours)
     assert_equal(theirs[7], ours[7])
     assert calls
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_a_file_that_was_truncated_is_an_error_each_time(suffix, model, tmp_path):
+    prefix = write(tmp_path, documents=4000)
+
+    def read():
+        dataset = build(model, prefix, tmp_path)
+        dataset.gather(range(10))
+        os.truncate(f"{prefix}.{suffix}", 100)
+        time.sleep(0.1)  # sizes are checked every 50 ms
+        for _ in range(3):
+            with pytest.raises(FormatError, match="truncated to 100"):
+                _ = [dataset.gather(range(first, first + 10)) for first in range(0, 100, 10)]
+        return True
+
+    assert run_in_fork(read)
+
+
+def test_a_hook_that_is_assigned_later_is_called(tmp_path, monkeypatch):
+    prefix = write(tmp_path)
+    dataset, plain = build("bert", prefix, tmp_path), build("bert", prefix, tmp_path)
+    blended = build("bert", prefix, tmp_path, blend=([prefix, prefix], [1.0, 1.0]))
+    dataset.gather([3])
+    dataset._get_token_mask = lambda _random: TOKENIZER.mask
+    assert set(dataset[3]["text"][dataset[3]["loss_mask"] == 1].tolist()) == {TOKENIZER.mask}
+    assert np.array_equal(dataset.gather([3])["text"][0], dataset[3]["text"])
+
+    blended.gather([3])
+    monkeypatch.setattr(BERTMaskedWordPieceDataset, "_get_token_mask", lambda _self, _random: 7)
+    for one in (plain, blended):
+        text, labelled = one.gather([3])["text"][0].numpy(), one[3]["loss_mask"] == 1
+        assert set(text[labelled].tolist()) == {7}
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, ">u4", list, np.asfortranarray, float])
+def test_an_index_of_another_type_gives_the_same_samples(kind, model, tmp_path):
+    dataset, plain = build(model, write(tmp_path), tmp_path), build(model, str(tmp_path / "a"), tmp_path)
+    rows = np.array(plain.sample_index)
+    dataset.sample_index = (
+        rows.tolist()
+        if kind is list
+        else kind(rows)
+        if callable(kind) and not isinstance(kind, type)
+        else rows.astype(kind)
+    )
+    if kind is float:
+        with pytest.raises(CacheError, match="whole numbers"):
+            dataset[4]
+        return
+    assert_equal(dataset[4], plain[4])
+    assert_equal(dict(dataset.gather([4, 5])), dict(plain.gather([4, 5])))
+
+
+def test_random_tokens_come_from_a_list_that_was_replaced(tmp_path):
+    dataset = build("bert", write(tmp_path), tmp_path, masking_probability=0.9)
+    dataset.gather([0])
+    dataset.token_lookup = [SIZE - 1]
+    for one in (dataset, pickle.loads(pickle.dumps(dataset))):
+        for position in range(5):
+            assert_equal(one._from_kernel(position), one._make_sample(position))
+    assert any((dataset[position]["text"] == SIZE - 1).sum() > 2 for position in range(20))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50])
+def test_an_index_with_too_few_rows_is_built_again(rows, model, tmp_path):
+    prefix = write(tmp_path)
+    wanted = np.array(build(model, prefix, tmp_path).sample_index)
+    (path,) = (tmp_path / "cache").glob("*-sample_index.npy")
+    remove_folder(tmp_path / "cache" / ".trackbed")
+    np.save(path, wanted[:rows])
+    assert np.array_equal(build(model, prefix, tmp_path).sample_index, wanted)
+
+
+def test_a_length_that_leaves_no_space_for_special_tokens_is_damage(tmp_path):
+    dataset = build("bert", write(tmp_path), tmp_path, short_sequence_probability=0.0)
+    wrong = np.array(dataset.sample_index)
+    wrong[:, 2] = dataset.config.sequence_length
+    dataset.sample_index = wrong
+    with pytest.raises(CacheError, match="a length of at most 61, found 64"):
+        dataset[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"masking_do_full_word": "false"}, "masking_do_full_word must be True or False, found 'false'"),
+        ({"classification_head": float("nan")}, "classification_head must be True or False, found nan"),
+        ({"masking_probability": "0.15"}, "masking_probability must be a number, found '0.15'"),
+        ({"masking_max_ngram": 10**9}, r"masking_max_ngram must be a whole number in \[1, 1048576\]"),
+    ],
+)
+def test_values_of_other_types_are_refused(changes, words):
+    arguments = {**MASKING, "blend": (["a"], None), "split": "1", "classification_head": True, **changes}
+    with pytest.raises(ArgumentError, match=words):
+        BERTMaskedWordPieceDatasetConfig(**arguments)
+
+
+def test_values_of_numpy_are_taken(tmp_path):
+    prefix = write(tmp_path)
+    changes = {
+        "masking_max_ngram": np.int64(3),
+        "masking_do_full_word": np.bool_(True),
+        "masking_probability": np.float64(0.2),
+    }
+    found, wanted = build("bert", prefix, tmp_path, **changes), build("bert", prefix, tmp_path)
+    assert found.unique_description_hash == wanted.unique_description_hash
+    assert_equal(found[3], wanted[3])
+
+
+@pytest.mark.parametrize("position", [2**63, 2**70, -(2**70), np.uint64(2**64 - 1)])
+def test_a_position_beyond_all_samples_is_an_index_error(position, model, tmp_path):
+    dataset = build(model, write(tmp_path), tmp_path)
+    for read in (lambda: dataset[position], lambda: dataset.gather([position])):
+        with pytest.raises(IndexError, match="a sample must be"):
+            read()
+
+
+def test_ranks_must_draw_random_tokens_from_one_order_of_the_vocabulary(tmp_path):
+    prefix = write(tmp_path)
+
+    def work(group):
+        order = ("listed", "sorted")[group.rank]
+        config = config_of("bert", prefix, tmp_path, bert_vocabulary_order=order)
+        return BlendedMegatronDatasetBuilder(
+            BERTMaskedWordPieceDataset, [50, 0, 0], lambda: True, config, group=group
+        ).build()
+
+    with pytest.raises(CollectiveError, match="bert_vocabulary_order is"):
+        run_ranks(2, work)

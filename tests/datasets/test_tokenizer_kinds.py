@@ -1,9 +1,12 @@
 """Tokenizers of every kind, opened by name: ids of their libraries, special tokens, offsets, and copies."""
 
 import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -442,3 +445,42 @@ def test_a_folder_is_as_fast_as_its_library_file(names, opened):
         opened["plain"].unique_identifiers,
     )
     assert type(open_fastest_tokenizer(names["lower"], lower_case=True)) is WordPieceTokenizer
+
+
+@pytest.mark.parametrize("name", ["", None, b"bytes", 5, "a\0b", "x" * 5000])
+def test_what_cannot_be_a_name_is_refused(name):
+    with pytest.raises(ArgumentError, match="must be a"):
+        open_tokenizer(name)
+
+
+def test_a_path_object_is_a_name(names):
+    assert open_tokenizer(Path(names["lower"]), lower_case=True).vocab_size > 100
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "tokenizer.model"])
+def test_a_pipe_in_a_folder_is_refused_at_once(name, names, tmp_path):
+    folder = shutil.copytree(names["plain"], tmp_path / "folder")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    program = f"from trackbed.datasets import open_tokenizer; open_tokenizer({str(folder)!r})"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert f"{name}: a folder of a tokenizer must have regular files, found a pipe" in found.stderr
+
+
+def test_an_empty_model_and_a_byte_order_mark_are_named(names, tmp_path):
+    (tmp_path / "empty.model").write_bytes(b"")
+    with pytest.raises(ArgumentError, match=r"empty.model: must be a model of SentencePiece, found an empty file"):
+        open_tokenizer(str(tmp_path / "empty.model"))
+    vocabulary = Path(names["cased"]).read_text()
+    (tmp_path / "vocab.txt").write_text(vocabulary, encoding="utf-8-sig")
+    with pytest.raises(ArgumentError, match="must begin with a piece, found a byte order mark"):
+        open_tokenizer(str(tmp_path / "vocab.txt"))
+
+
+def test_ids_that_are_not_there_are_named(opened):
+    model = opened["unigram"]
+    for use in (model.detokenize, lambda ids: model.offsets(ids, "a")):
+        with pytest.raises(ArgumentError, match=rf"ids must be in \[0, {model.vocab_size}\), found 99999"):
+            use([99999])
+    with pytest.raises(ArgumentError, match="offsets needs the ids of the text"):
+        opened["bytes"].offsets([1, 2], "ab")

@@ -40,6 +40,8 @@ class ArraySpec:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     """Lengths of the axes; -1 for one that is known only when the array was built."""
+    least_rows: int = 0
+    """Fewest rows of a whole array."""
 
     def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
         """True for an array of this dtype and shape."""

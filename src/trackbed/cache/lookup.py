@@ -307,6 +307,8 @@ def array_problem(path: str, wanted: ArraySpec | None) -> tuple[State, str] | No
     if wanted is not None and not wanted.fits(header.dtype, header.shape):
         found = f"{header.dtype} of shape {header.shape}"
         return State.foreign, f"{path} holds {found}, not {wanted.dtype} of shape {wanted.shape}"
+    if wanted is not None and wanted.least_rows and header.shape[0] < wanted.least_rows:
+        return State.damaged, f"{path}: must have at least {wanted.least_rows} rows, found {header.shape[0]}"
     if size != header.size_bytes:
         return State.damaged, f"{path}: must have {header.size_bytes} bytes, found {size}"
     return None

@@ -53,8 +53,16 @@ class ByteTokenizer(Adapter):
         texts = [part[part < 256].astype(np.uint8).tobytes().decode(errors="replace") for part in parts]
         return _EOD_TEXT.join(texts)
 
-    def offsets(self, ids: list[int], text: str) -> list[int]:  # noqa: ARG002  the ids are the text
-        """Returns the character of the text at which each of the ids begins; a byte inside one begins with it."""
+    def offsets(self, ids: list[int], text: str) -> list[int]:
+        """Returns the character of the text at which each of the ids begins; a byte inside one begins with it.
+
+        Raises:
+            ArgumentError: the ids are not those of the text.
+        """
+        is_own = (
+            all(0 <= token < self.vocab_size for token in ids) and self.detokenize(np.array(ids, dtype=int)) == text
+        )
+        self._check_own(ids, list(ids) if is_own else [], text)
         return char_offsets(bytes([token]) if token < 256 else _EOD_TEXT.encode() for token in ids)
 
     @cached_property

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.masked import MaskedWordPieceDataset
-from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
+from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig, as_flag
 from trackbed.datasets.megatron import LowLevelDataset
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable
 
@@ -46,6 +46,7 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
         if self.classification_head is None:
             msg = "classification_head must be given, found None"
             raise ArgumentError(msg)
+        self.classification_head = bool(as_flag("classification_head", self.classification_head))
         if self.bert_vocabulary_order not in _ORDERS:
             choices = " or ".join(map(repr, _ORDERS))
             msg = f"bert_vocabulary_order must be {choices}, found {self.bert_vocabulary_order!r}"
@@ -72,8 +73,8 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         config: BERTMaskedWordPieceDatasetConfig,
     ) -> None:
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        pieces = self._pieces
-        self.token_lookup = sorted(pieces.listed) if config.bert_vocabulary_order == "sorted" else list(pieces.listed)
+        listed = self._pieces.listed
+        self.token_lookup = sorted(listed) if config.bert_vocabulary_order == "sorted" else list(listed)
         self._request_index(config.sequence_length - _SPECIAL_TOKENS, 2 if config.classification_head else 1)
 
     @staticmethod
@@ -83,6 +84,9 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
     def _shaping(self) -> list[Any]:
         return [self.config.bert_vocabulary_order]
+
+    def _shaping_content(self) -> dict[str, Any]:
+        return {"bert_vocabulary_order": self.config.bert_vocabulary_order}
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """Returns one sample.
@@ -114,6 +118,9 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         if second:
             tokens += [*second, sep]
             types += [1] * (len(second) + 1)
+        if len(tokens) > self.config.sequence_length:
+            wanted = f"a length of at most {self.config.sequence_length - _SPECIAL_TOKENS}"
+            raise self._damage(wanted, f"{target} in row {idx}")
         tokens, positions, labels, _, _ = self._create_masked_lm_predictions(tokens, target, random)
 
         length, pad = self.config.sequence_length, self._pad_token_id
@@ -136,6 +143,16 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
             "truncated": int(is_truncated),
         }
 
+    @property
+    def token_lookup(self) -> list[int]:
+        """Ids from which a random token is drawn; a list that replaces it is used from the next sample on."""
+        return self._token_lookup
+
+    @token_lookup.setter
+    def token_lookup(self, ids: list[int]) -> None:
+        self._token_lookup = ids
+        vars(self).pop("_gatherer", None)
+
     def _table(self) -> MaskingTable:
         return MaskingTable(
             is_t5=False,
@@ -154,8 +171,8 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         pivot, is_swapped = len(sentences), False
         if self.config.classification_head:
             if len(sentences) < 2:
-                msg = f"{self._where}: a sample must have at least 2 sentences, found {len(sentences)} in its index"
-                raise FormatError(msg)
+                wanted = "samples of at least 2 sentences"
+                raise self._damage(wanted, f"{len(sentences)}")
             pivot = random.randint(1, len(sentences)) if len(sentences) > 2 else 1
             is_swapped = random.random() < 0.5
         first = list(chain.from_iterable(sentences[:pivot]))

@@ -230,7 +230,8 @@ class BlendedDataset(_Dataset, Gathering):
         return Gatherer(members, members[0].batch_form(self._order.id_dtype))
 
     def _gathered(self) -> Gatherer | None:
-        return self._gatherer
+        gatherer = self._gatherer
+        return None if gatherer is None or self.datasets[0].makes_its_samples() else gatherer  # type: ignore[attr-defined]  # a CachedDataset
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
         order = self._opened

@@ -14,7 +14,7 @@ from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
 from trackbed.datasets.low_level import has_stamps, identify
 from trackbed.datasets.megatron import MegatronDataset
-from trackbed.datasets.overrides import first_override
+from trackbed.datasets.overrides import first_override, is_overridden
 from trackbed.datasets.sources import SampleLayout
 
 __all__ = ["CachedDataset", "IndexInputs"]
@@ -45,10 +45,9 @@ class CachedDataset(MegatronDataset, Gathering):
         """True for a subclass that builds its index itself."""
         return bool(first_override(cls, (cls._INDEX_HOOK,)))
 
-    @classmethod
-    def makes_its_samples(cls) -> bool:
-        """True for a subclass that overrides how samples are made, so that batches call it for each sample."""
-        return bool(first_override(cls, cls._SAMPLE_HOOKS))
+    def makes_its_samples(self) -> bool:
+        """True if it overrides how samples are made, so that batches call it for each sample."""
+        return is_overridden(self, self._SAMPLE_HOOKS)
 
     @property
     def _where(self) -> str:
@@ -71,6 +70,10 @@ class CachedDataset(MegatronDataset, Gathering):
     @abstractmethod
     def _shaping(self) -> list[Any]:
         """Returns the values that decide the samples, and neither the index nor the description."""
+
+    def _shaping_content(self) -> dict[str, Any]:
+        """Returns the fields of `_shaping` that ranks must agree on."""
+        return {}
 
     @abstractmethod
     def _checksum(self) -> str:
@@ -122,11 +125,11 @@ class CachedDataset(MegatronDataset, Gathering):
     @property
     def content_key(self) -> str:
         """Text that is equal for two datasets if and only if their `content` is."""
-        return f"{super().content_key} {self._index_fingerprint}"
+        return f"{super().content_key} {self._index_fingerprint} {self._shaping_content()}"
 
     def content(self) -> dict[str, Any]:
         """Returns everything that decides the samples, by name; see `MegatronDataset.content`."""
-        return {"data": self._decisions["data"], **super().content(), **self._decisions}
+        return {"data": self._decisions["data"], **super().content(), **self._decisions, **self._shaping_content()}
 
     def _entry(self) -> Entry | None:
         """Returns the cache entry of the index; None if it is kept in memory."""

@@ -111,6 +111,9 @@ class Gathering(ABC):
             size: B, at least 0.
             pinned: True for page-locked memory, from which copies to a GPU are asynchronous.
         """
+        if size < 0:
+            msg = f"size must be at least 0, found {size}"
+            raise ArgumentError(msg)
         gatherer = self._gathered()
         return None if gatherer is None else gatherer.empty_batch(size, pinned=pinned)
 
@@ -232,6 +235,9 @@ os.register_at_fork(after_in_child=_reset_all)
 
 def _positions(indices: Indices) -> npt.NDArray[np.int64]:
     found = np.asarray(indices)
+    if found.dtype == object and len(found) and all(isinstance(one, int) for one in found.flat):
+        msg = f"a sample must be in [-2**63, 2**63), found {max(found.flat, key=abs)}"
+        raise IndexError(msg)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
         msg = f"indices must be a vector of integers, found {found.dtype} of shape {list(found.shape)}"
         raise ArgumentError(msg)

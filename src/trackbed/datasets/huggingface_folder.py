@@ -61,10 +61,15 @@ def read_folder(path: Path) -> FolderTokenizer:
     """Reads the tokenizer of a folder.
 
     Raises:
+        ArgumentError: the folder has a pipe, a socket or a device, which libraries would wait for.
         OnlyTransformersError: the library `tokenizers` cannot run it.
         ArgumentError: the folder has no tokenizer, only one whose code is in the folder, or transformers is needed and
             not installed.
     """
+    for entry in path.iterdir():
+        if not (entry.is_file() or entry.is_dir() or not entry.exists()):
+            msg = f"{entry}: a folder of a tokenizer must have regular files, found a pipe, a socket or a device"
+            raise ArgumentError(msg)
     plain = _read_plain(path)
     if plain is not None:
         return plain

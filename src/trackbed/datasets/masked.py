@@ -24,11 +24,11 @@ from trackbed.datasets.masked_indices import ARRAYS, MaskedIndices
 from trackbed.datasets.masking import MaskingRules, mask_words
 from trackbed.datasets.megatron import LowLevelDataset
 from trackbed.datasets.opening import open_group, open_pair
-from trackbed.datasets.overrides import first_override
+from trackbed.datasets.overrides import is_overridden
 from trackbed.datasets.samples import SampleLocations
 from trackbed.datasets.sources import SampleLayout
 from trackbed.datasets.word_pieces import CONTINUES, UNKNOWN, WordPieces, word_pieces_of
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError, CacheError, FormatError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable, Sentences
 
@@ -202,7 +202,17 @@ class MaskedWordPieceDataset(CachedDataset):
 
     def layout(self) -> SampleLayout | None:
         """Returns the layout of the samples in their files; None if a subclass makes them."""
-        return None if self._masks_itself() else Sentences(self._opened)
+        rows = None if self._masks_itself() else self._kernel_rows()
+        return None if rows is None else Sentences(rows)
+
+    def _kernel_rows(self) -> npt.NDArray[np.integer[Any]] | None:
+        """Returns the index as the kernel takes it, a copy where a subclass made it otherwise; None if it cannot be."""
+        rows = np.asarray(self._opened)
+        is_plain = rows.ndim == 2 and rows.shape[1] == 3 and rows.dtype.kind in "iu"
+        if not is_plain or (rows.dtype.kind == "i" and len(rows) and rows.min() < 0):
+            return None
+        dtype = np.uint32 if rows.dtype == np.uint32 else np.uint64
+        return np.require(rows, dtype=dtype, requirements=["C", "A"])
 
     def batch_form(self, dataset_id: torch.dtype | None) -> BatchForm:
         """Returns the form of batches of such samples; see `CachedDataset.batch_form`."""
@@ -234,16 +244,16 @@ class MaskedWordPieceDataset(CachedDataset):
             "kinds": pieces.kinds,
         }
 
-    @classmethod
-    def _masks_itself(cls) -> bool:
-        """True for a subclass that overrides what is masked, so that no kernel makes its samples."""
-        return bool(first_override(cls, _MASKING_HOOKS))
+    def _masks_itself(self) -> bool:
+        """True if it overrides what is masked, so that no kernel makes its samples."""
+        return is_overridden(self, _MASKING_HOOKS)
 
     def _from_kernel(self, idx: int) -> dict[str, Any] | None:
         """Returns the sample at a position; None if it needs Python, which also says what is wrong with it."""
-        if self._masks_itself():
+        number = as_index(idx)
+        if self._masks_itself() or not -(1 << 63) <= number < 1 << 63:
             return None
-        positions = np.array([as_index(idx)], dtype=np.int64)
+        positions = np.array([number], dtype=np.int64)
         batch = self._gatherer.gather(self._draw(positions), None, num_threads=1)
         if batch is None or batch.arrays is None:
             return None
@@ -276,18 +286,24 @@ class MaskedWordPieceDataset(CachedDataset):
             CacheError: the index is damaged.
             FormatError: the files are shorter than their index says.
         """
-        rows = self._opened
+        rows = np.asarray(self._opened)
         if not -len(rows) <= idx < len(rows):
             msg = f"a sample must be in [-{len(rows)}, {len(rows)}), found {idx}"
             raise IndexError(msg)
+        if rows.dtype.kind not in "iu":
+            wanted = "whole numbers"
+            raise self._damage(wanted, str(rows.dtype))
         first, stop, target = rows[idx].tolist()
-        if not 0 <= first < stop <= len(self.dataset) or not 0 < target <= self.config.sequence_length:
-            wanted = f"sentences in [0, {len(self.dataset)}) and a length of at most {self.config.sequence_length}"
-            found = f"{first}, {stop} and {target} in row {idx}"
-            raise damage(self._arrays.arrays or {}, list(ARRAYS), wanted, found)
+        most = self.config.sequence_length
+        if not 0 <= first < stop <= len(self.dataset) or not 0 < target <= most:
+            wanted = f"sentences in [0, {len(self.dataset)}) and a length of at most {most}"
+            raise self._damage(wanted, f"{first}, {stop} and {target} in row {idx}")
         sentences = [np.asarray(self.dataset[number]).tolist() for number in range(first, stop)]
         # As in Megatron Core, position -1 has the last sample's text, and a stream of its own.
         return sentences, target, np.random.RandomState((self.config.random_seed + int(idx)) % _SEEDS)
+
+    def _damage(self, wanted: str, found: str) -> CacheError:
+        return damage(self._arrays.arrays or {}, list(ARRAYS), wanted, found)
 
     def _create_masked_lm_predictions(
         self, token_ids: Sequence[int], target_sequence_length: int, numpy_random_state: np.random.RandomState

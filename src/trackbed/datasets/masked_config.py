@@ -2,28 +2,30 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Final
+from numbers import Real
+from operator import index
+from typing import Any, Final
+
+import numpy as np
 
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["MaskedWordPieceDatasetConfig"]
+__all__ = ["MaskedWordPieceDatasetConfig", "as_flag", "as_number"]
 
 logger = logging.getLogger(__name__)
 
 _HIGHEST_SEED: Final = 2**31 - 2
 """Megatron Core's mapping takes the seed plus 1 as int32."""
-_MASKING: Final = (
-    "tokenizer",
-    "masking_probability",
-    "short_sequence_probability",
-    "masking_max_ngram",
+_NUMBERS: Final = ("masking_probability", "short_sequence_probability")
+_FLAGS: Final = (
     "masking_do_full_word",
     "masking_do_permutation",
     "masking_use_longer_ngrams",
     "masking_use_geometric_distribution",
 )
+_MOST_WORDS: Final = 1 << 20
 
 
 @dataclass
@@ -59,10 +61,18 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        for name in _MASKING:
+        for name in ("tokenizer", *_NUMBERS, "masking_max_ngram", *_FLAGS):
             if getattr(self, name) is None:
                 msg = f"{name} must be given, found None"
                 raise ArgumentError(msg)
+        for name in _NUMBERS:
+            setattr(self, name, as_number(name, getattr(self, name)))
+        for name in _FLAGS:
+            setattr(self, name, as_flag(name, getattr(self, name)))
+        if not is_integer(self.masking_max_ngram) or not 1 <= self.masking_max_ngram <= _MOST_WORDS:  # type: ignore[operator]
+            msg = f"masking_max_ngram must be a whole number in [1, {_MOST_WORDS}], found {self.masking_max_ngram!r}"
+            raise ArgumentError(msg)
+        self.masking_max_ngram = index(self.masking_max_ngram)  # type: ignore[arg-type]  # checked; not NumPy's
         if not is_integer(self.random_seed) or self.random_seed > _HIGHEST_SEED:
             msg = f"random_seed must be at most {_HIGHEST_SEED} for masked samples, found {self.random_seed}"
             raise ArgumentError(msg)
@@ -71,9 +81,6 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
             raise ArgumentError(msg)
         if not 0 <= self.short_sequence_probability <= 1:  # type: ignore[operator]
             msg = f"short_sequence_probability must be in [0, 1], found {self.short_sequence_probability}"
-            raise ArgumentError(msg)
-        if not is_integer(self.masking_max_ngram) or self.masking_max_ngram < 1:  # type: ignore[operator]
-            msg = f"masking_max_ngram must be a whole number of at least 1, found {self.masking_max_ngram!r}"
             raise ArgumentError(msg)
         if self.masking_use_geometric_distribution and self.masking_do_permutation:
             msg = (
@@ -98,3 +105,29 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
             reason = f"with short_sequence_probability {self.short_sequence_probability}"
             msg = f"sequence_length must be at least {least} {reason}, found {self.sequence_length}"
             raise ArgumentError(msg)
+
+
+def as_flag(name: str, value: Any) -> bool | int:
+    """Returns a flag as Python has it.
+
+    Raises:
+        ArgumentError: it is neither True nor False, nor 1 or 0.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if is_integer(value) and value in (0, 1):
+        return index(value)
+    msg = f"{name} must be True or False, found {value!r}"
+    raise ArgumentError(msg)
+
+
+def as_number(name: str, value: Any) -> float | int:
+    """Returns a number as Python has it.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return index(value) if is_integer(value) else float(value)  # type: ignore[arg-type]
+    msg = f"{name} must be a number, found {value!r}"
+    raise ArgumentError(msg)

@@ -94,9 +94,10 @@ class MaskedIndices:
         return data_stamps(self.dataset) or ""
 
     def expected(self) -> Mapping[str, ArraySpec]:
-        """Type and shape of the array; any number of rows."""
+        """Type and shape of the array; any number of rows that gives the samples."""
         is_wide = len(self.dataset) > np.iinfo(np.uint32).max
-        return {"sample_index": ArraySpec(np.dtype(np.uint64 if is_wide else np.uint32), (-1, 3))}
+        dtype = np.dtype(np.uint64 if is_wide else np.uint32)
+        return {"sample_index": ArraySpec(dtype, (-1, 3), least_rows=self.num_samples or 0)}
 
     def build(self, allocate: Allocate) -> Arrays:  # noqa: ARG002  the kernel allocates, as it counts the rows
         """The array.

@@ -1,13 +1,14 @@
 """Methods of Megatron Core's classes that are not called here, so that overriding them would change nothing."""
 
-from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_overrides", "first_override", "is_ours"]
+__all__ = ["check_overrides", "first_override", "is_ours", "is_overridden"]
 
 _OURS: Final = __name__.partition(".")[0]
+_FOLDER: Final = str(Path(__file__).parents[1])
 
 
 def check_overrides(cls: type, *names: str, advice: str) -> None:
@@ -28,15 +29,25 @@ def check_overrides(cls: type, *names: str, advice: str) -> None:
 
 
 def is_ours(what: Any) -> bool:
-    """True for a class or a function of Trackbed."""
-    return str(getattr(what, "__module__", "")).partition(".")[0] == _OURS
+    """True for a class of Trackbed, or a function whose code is Trackbed's."""
+    if isinstance(what, type):
+        return what.__module__.partition(".")[0] == _OURS
+    code = getattr(what, "__code__", None)
+    return code is not None and code.co_filename.startswith(_FOLDER)
 
 
-@cache
-def first_override(cls: Any, names: tuple[str, ...]) -> str:
-    """Name of the first of these methods that a class does not have from ours; empty if there is none."""
+def is_overridden(dataset: object, names: tuple[str, ...]) -> bool:
+    """True if one of these methods is not ours: in the class of a dataset, or as an attribute of its own."""
+    cls, own = type(dataset), vars(dataset)
+    if cls.__getattribute__ is not object.__getattribute__:
+        return True
+    return any(name in own or not is_ours(getattr(cls, name)) for name in names)
+
+
+def first_override(cls: type, names: tuple[str, ...]) -> str:
+    """Name of the first of these methods that a class has, and not from ours; empty if there is none."""
     for name in names:
-        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
-        if owner is not None and not is_ours(owner):
+        if hasattr(cls, name) and not is_ours(getattr(cls, name)):
+            owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
             return f"{owner.__name__}.{name}"
     return ""

@@ -65,8 +65,20 @@ class SentencePieceTokenizer(Adapter):
         return hashlib.sha256(self._model.serialized_model_proto()).hexdigest()
 
     def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
-        """Returns the text of token ids; the model may have normalised it."""
-        return str(self._model.decode(np.asarray(ids).tolist()))
+        """Returns the text of token ids; the model may have normalised it.
+
+        Raises:
+            ArgumentError: an id is out of range.
+        """
+        numbers = np.asarray(ids).tolist()
+        self._check_range(numbers)
+        return str(self._model.decode(numbers))
+
+    def _check_range(self, ids: list[int]) -> None:
+        wrong = next((index for index in ids if not 0 <= index < self.vocab_size), None)
+        if wrong is not None:
+            msg = f"{self._path}: ids must be in [0, {self.vocab_size}), found {wrong}"
+            raise ArgumentError(msg)
 
     def offsets(self, ids: list[int], text: str) -> list[int]:
         """Returns the character of the text at which each of the ids begins.
@@ -76,10 +88,11 @@ class SentencePieceTokenizer(Adapter):
             text: the text.
 
         Raises:
-            ArgumentError: the ids are not those of the text, and do not decode to it.
+            ArgumentError: the ids are not those of the text, and do not decode to it, or are out of range.
         """
         found = self._model.encode(text, return_type="offset_mapping")
         if found["ids"] != list(ids):
+            self._check_range(ids)
             found = self._model.decode(list(ids), return_type="offset_mapping")
             if found["text"] != text:
                 self._check_own(ids, [], text)
@@ -145,8 +158,12 @@ def _load(path: Path) -> Any:
     if not path.is_file():
         msg = f"{path}: a tokenizer file must exist, found none"
         raise ArgumentError(msg)
+    raw = path.read_bytes()
+    if not raw:
+        msg = f"{path}: must be a model of SentencePiece, found an empty file"
+        raise ArgumentError(msg)
     try:
-        return library.SentencePieceProcessor(model_proto=path.read_bytes())
+        return library.SentencePieceProcessor(model_proto=raw)
     except RuntimeError as error:
         msg = f"{path}: must be a model of SentencePiece: {error}"
         raise ArgumentError(msg) from error

@@ -157,7 +157,7 @@ class Sources:
                     self.table.map_file(
                         number, tokens=source.data, lengths=index.sequence_lengths, pointers=index.sequence_pointers
                     )
-                    self._watch.add(number, source)
+                    self._watch.add(number, source, MappedSource(index.mapped, index.path, index.ends.stamp))
                     MAPS.use(self._owners[number])
 
     def release(self, placed: _TableEntry) -> bool:
@@ -182,19 +182,19 @@ class _SizeWatch:
     """
 
     def __init__(self) -> None:
-        self._sources: dict[int, MappedSource] = {}
+        self._sources: dict[int, tuple[MappedSource, ...]] = {}
         self._watched: tuple[list[MappedSource], list[str], bytes, npt.NDArray[np.int64]] | None = None
         """The files, their paths, the paths joined, and the mapped bytes of each; None after a change."""
         self._checked = time.monotonic()
 
-    def add(self, number: int, source: MappedSource) -> None:
-        """Adds a file, which the next call of `check` includes."""
-        self._sources[number] = source
+    def add(self, number: int, *sources: MappedSource) -> None:
+        """Adds the files of a pair, which the next call of `check` includes."""
+        self._sources[number] = sources
         self._watched = None
         self._checked = -1.0
 
     def remove(self, number: int) -> None:
-        """Removes a file."""
+        """Removes the files of a pair."""
         if self._sources.pop(number, None) is not None:
             self._watched = None
 
@@ -207,9 +207,8 @@ class _SizeWatch:
         now = time.monotonic()
         if now - self._checked < _CHECK_SECONDS or not self._sources:
             return
-        self._checked = now
         if self._watched is None:
-            sources = list(self._sources.values())
+            sources = [source for pair in self._sources.values() for source in pair]
             paths = [str(source.path) for source in sources]
             self._watched = sources, paths, join_names(paths), np.array([len(source.data) for source in sources])
         sources, paths, joined, sizes = self._watched
@@ -217,6 +216,7 @@ class _SizeWatch:
         for number in np.flatnonzero(found[:, 1] < sizes).tolist():
             stamp = Stamp(*found[number].tolist())
             sources[number].check_size(stamp if stamp.size_bytes >= 0 else None)
+        self._checked = now  # last: a file that was truncated is found again by the next call
 
 
 def _pairs_of(dataset: Any) -> list[IndexedDataset]:

@@ -6,6 +6,7 @@ Shapes: S tokens of the encoder, D tokens of the decoder.
 import warnings
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import index
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"]
 _SPECIAL_TOKENS: Final = 2
 """One `bos` and one `eos`."""
 _NO_LABEL: Final = -1
+_MOST_TOKENS: Final = 1 << 40
 
 
 @dataclass
@@ -46,10 +48,11 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
         """Checks the fields, sets `sequence_length_encoder`, and warns if some sample may not fit."""
         super().__post_init__()
         self.sequence_length_encoder = self.sequence_length
-        decoder = self.sequence_length_decoder
-        if not is_integer(decoder) or decoder < 1:  # type: ignore[operator]
+        decoder: Any = self.sequence_length_decoder
+        if not is_integer(decoder) or not 1 <= decoder <= _MOST_TOKENS:
             msg = f"sequence_length_decoder must be a whole number of at least 1, found {decoder!r}"
             raise ArgumentError(msg)
+        decoder = self.sequence_length_decoder = index(decoder)  # not NumPy's
         self.check_length(special_tokens=_SPECIAL_TOKENS)
         sentinels = len(sentinels_of(self.tokenizer))
         spans = int((self.masking_probability or 0) * (self.sequence_length - _SPECIAL_TOKENS))
@@ -59,7 +62,7 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
                 f"sample of {self.sequence_length} tokens may have, found {sentinels}: a sample with more is an error",
                 stacklevel=3,
             )
-        if decoder < 1 + 2 * spans:  # type: ignore[operator]
+        if decoder < 1 + 2 * spans:
             warnings.warn(
                 f"sequence_length_decoder should be {1 + 2 * spans}, which a sample of {self.sequence_length} tokens "
                 f"may need, found {decoder}: a sample that needs more is an error",

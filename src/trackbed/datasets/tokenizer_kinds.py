@@ -1,5 +1,6 @@
 """Opening tokenizers by name."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +51,7 @@ def is_wordpiece(name: str) -> bool:
 
 
 def open_tokenizer(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     megatron_identity: MegatronIdentity | None = None,
     lower_case: bool = False,
@@ -75,6 +76,7 @@ def open_tokenizer(
         ArgumentError: the file is no tokenizer, or lacks a token that was named; the library is not installed; or the
             options name tokens that the tokenizer does not have or does not recognise.
     """
+    name = _checked(name)
     if lower_case and not is_wordpiece(name):
         msg = f"{name}: lower_case must be False, as it is for WordPiece vocabularies ({_WORDPIECE}), found True"
         raise ArgumentError(msg)
@@ -98,6 +100,23 @@ def open_tokenizer(
         return HuggingFaceTokenizer(name, **named)
     except OnlyTransformersError:
         return TransformersTokenizer(name, **named)
+
+
+def _checked(name: object) -> str:
+    """Returns a name as text, if it can be one."""
+    found = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(found, str) or not found or "\0" in found:
+        msg = f"the name of a tokenizer must be a path, or text such as 'bytes', found {name!r}"
+        raise ArgumentError(msg)
+    try:
+        if is_path(found):
+            Path(found).stat()
+    except FileNotFoundError:
+        pass  # each kind says what it looked for
+    except OSError as error:
+        msg = f"{found[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
+        raise ArgumentError(msg) from error
+    return found
 
 
 def _refuse_tokens(name: str, eod_token: str | None, pad_token: str | None, *, special_tokens: bool) -> None:

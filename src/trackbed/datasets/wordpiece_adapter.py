@@ -82,6 +82,9 @@ def _read(path: Path) -> dict[str, int]:
     except Exception as error:
         msg = f"{path}: must be a WordPiece vocabulary, one piece a line: {error}"
         raise ArgumentError(msg) from error
+    if any(piece.startswith("\ufeff") for piece in vocab):
+        msg = f"{path}: must begin with a piece, found a byte order mark: save it as UTF-8 without one"
+        raise ArgumentError(msg)
     missing = [token for token in _REQUIRED if token not in vocab]
     if missing:
         msg = f"{path}: a WordPiece vocabulary must have {', '.join(_REQUIRED)}, found no {missing[0]}"

@@ -80,7 +80,7 @@ def build_mapping(
     _check_range("num_epochs", num_epochs, 1, _MOST_EPOCHS)
     if num_samples is not None:
         _check_range("num_samples", num_samples, 0, 2**64 - 1)
-    starts = np.ascontiguousarray(borders, dtype=np.int64)
+    starts = np.require(borders, dtype=np.int64, requirements=["C", "A"])  # those of an index file are unaligned
     known = _checked_lengths(lengths)
     is_within = starts.ndim == 1 and (not len(starts) or (starts[0] >= 0 and starts[-1] <= len(lengths)))
     if not is_within or (np.diff(starts) < 0).any():

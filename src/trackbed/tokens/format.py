@@ -172,6 +172,11 @@ class SequenceIndex:
         """Map the file now, so that later reads see its current content."""
         _ = self._mapped
 
+    @property
+    def mapped(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the file."""
+        return self._mapped
+
     def read_ahead(self, start: int, stop: int) -> None:
         """Start reading the lengths of sequences `[start, stop)` in the background, up to 8 million of them."""
         read_ahead(self.sequence_lengths[start:stop])
