@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.tokens import IndexedDataset, verify_content
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import punkt_model
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 
 PROGRAM = """

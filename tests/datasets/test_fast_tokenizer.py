@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from trackbed.datasets.check_texts import check_texts
-from trackbed.datasets.fast_tokenizer import FastTokenizer, UnsuitableError
-from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
+from trackbed.datasets.tokenizers.check_texts import check_texts
+from trackbed.datasets.tokenizers.fastokens import FastTokenizer, UnsuitableError
+from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -150,7 +150,7 @@ def test_a_process_that_tokenises_does_so_on_one_core(file):
 import sys
 from pathlib import Path
 from trackbed.datasets import HuggingFaceTokenizer
-from trackbed.datasets.fast_tokenizer import FastTokenizer
+from trackbed.datasets.tokenizers.fastokens import FastTokenizer
 FastTokenizer(HuggingFaceTokenizer(sys.argv[1])).tokenize_batch(["some words " * 1000] * 200)
 print(*[path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")])
 """

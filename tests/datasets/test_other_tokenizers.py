@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 import tiktoken
 
-from trackbed.datasets.sentencepiece_adapter import SentencePieceTokenizer
-from trackbed.datasets.tiktoken_adapter import TiktokenTokenizer
+from trackbed.datasets.tokenizers.sentencepiece import SentencePieceTokenizer
+from trackbed.datasets.tokenizers.tiktoken import TiktokenTokenizer
 from trackbed.errors import ArgumentError
 from trackbed.preprocess import open_tokenizer
 from trackbed.tokens import IndexedDataset

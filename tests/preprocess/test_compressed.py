@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers import with_files
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError
 from trackbed.preprocess import PreprocessConfig, preprocess
 from trackbed.preprocess.inputs import find_inputs

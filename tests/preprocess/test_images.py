@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers import with_files
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.preprocess import (
     ImagesConfig,
@@ -234,7 +234,7 @@ def test_inspect_counts_modes_and_decodes_texts_only(folder):
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import ImagesConfig, PreprocessConfig, preprocess
 
 class Slow(ByteTokenizer):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError, PlanError, TrackbedError
 from trackbed.files import new_partial
 from trackbed.preprocess import PreprocessConfig, open_tokenizer, preprocess

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trackbed.datasets.fast_tokenizer import FastTokenizer
+from trackbed.datasets.tokenizers.fastokens import FastTokenizer
 from trackbed.preprocess import (
     PreprocessConfig,
     TrainingConfig,

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, preprocess, train_tokenizer
 from trackbed.preprocess.inputs import find_inputs

@@ -13,14 +13,14 @@ import time
 
 import pytest
 
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError
 from trackbed.preprocess import PreprocessConfig, preprocess
 
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, preprocess
 
 class Recording(ByteTokenizer):

@@ -11,13 +11,13 @@ import time
 import pytest
 
 import punkt_model
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 
 class Slow(ByteTokenizer):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import punkt_model
 from tiers import with_files
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 from trackbed.tokens import IndexedDataset, verify_content

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from trackbed.datasets.adapters import ByteTokenizer
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import open_tokenizer
 from trackbed.preprocess.inputs import find_inputs
 from trackbed.preprocess.plan import plan_chunks

@@ -7,27 +7,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trackbed.datasets.adapter import MegatronIdentity
-    from trackbed.datasets.adapters import ByteTokenizer, NullTokenizer
     from trackbed.datasets.batch import Batch
     from trackbed.datasets.bert import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
     from trackbed.datasets.blended import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
     from trackbed.datasets.gpt import GPTDataset, Piece
     from trackbed.datasets.gpt_config import GPTDatasetConfig
-    from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
     from trackbed.datasets.masked import MaskedWordPieceDataset
     from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
     from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
     from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
     from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
-    from trackbed.datasets.sentencepiece_adapter import SentencePieceTokenizer
     from trackbed.datasets.t5 import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
-    from trackbed.datasets.tiktoken_adapter import TiktokenTokenizer
-    from trackbed.datasets.tokenizer import MegatronTokenizer
-    from trackbed.datasets.tokenizer_kinds import open_tokenizer
-    from trackbed.datasets.transformers_adapter import TransformersTokenizer
-    from trackbed.datasets.wordpiece_adapter import WordPieceTokenizer
+    from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+    from trackbed.datasets.tokenizers.base import MegatronTokenizer
+    from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
+    from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
+    from trackbed.datasets.tokenizers.kinds import open_tokenizer
+    from trackbed.datasets.tokenizers.sentencepiece import SentencePieceTokenizer
+    from trackbed.datasets.tokenizers.tiktoken import TiktokenTokenizer
+    from trackbed.datasets.tokenizers.transformers import TransformersTokenizer
+    from trackbed.datasets.tokenizers.wordpiece import WordPieceTokenizer
 
 __all__ = [
     "BERTMaskedWordPieceDataset",
@@ -66,29 +66,29 @@ _MODULES = {
     "Batch": "batch",
     "BlendedDataset": "blended",
     "BlendedMegatronDatasetConfig": "config",
-    "ByteTokenizer": "adapters",
+    "ByteTokenizer": "tokenizers.bytes_and_numbers",
     "GPTDataset": "gpt",
     "GPTDatasetConfig": "gpt_config",
-    "HuggingFaceTokenizer": "huggingface_adapter",
+    "HuggingFaceTokenizer": "tokenizers.huggingface",
     "LowLevelDataset": "megatron",
     "MaskedWordPieceDataset": "masked",
     "MaskedWordPieceDatasetConfig": "masked_config",
     "MegatronDataset": "megatron",
-    "MegatronIdentity": "adapter",
-    "MegatronTokenizer": "tokenizer",
+    "MegatronIdentity": "tokenizers.adapter",
+    "MegatronTokenizer": "tokenizers.base",
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
     "MockMultimodalDataset": "multimodal",
     "MultimodalDatasetConfig": "multimodal",
-    "NullTokenizer": "adapters",
+    "NullTokenizer": "tokenizers.bytes_and_numbers",
     "Piece": "gpt",
-    "SentencePieceTokenizer": "sentencepiece_adapter",
+    "SentencePieceTokenizer": "tokenizers.sentencepiece",
     "T5MaskedWordPieceDataset": "t5",
     "T5MaskedWordPieceDatasetConfig": "t5",
-    "TiktokenTokenizer": "tiktoken_adapter",
-    "TransformersTokenizer": "transformers_adapter",
-    "WordPieceTokenizer": "wordpiece_adapter",
-    "open_tokenizer": "tokenizer_kinds",
+    "TiktokenTokenizer": "tokenizers.tiktoken",
+    "TransformersTokenizer": "tokenizers.transformers",
+    "WordPieceTokenizer": "tokenizers.wordpiece",
+    "open_tokenizer": "tokenizers.kinds",
 }
 
 

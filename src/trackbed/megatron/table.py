@@ -52,8 +52,8 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "MegatronDataset": "trackbed.datasets.megatron:MegatronDataset",
     },
     "datasets.megatron_tokenizer": {
-        "MegatronLegacyTokenizer": "trackbed.datasets.tokenizer:MegatronTokenizer",
-        "MegatronTokenizer": "trackbed.datasets.tokenizer:MegatronTokenizer",
+        "MegatronLegacyTokenizer": "trackbed.datasets.tokenizers.base:MegatronTokenizer",
+        "MegatronTokenizer": "trackbed.datasets.tokenizers.base:MegatronTokenizer",
     },
     "datasets.multimodal_dataset": {
         "MockMultimodalDataset": "trackbed.datasets.multimodal:MockMultimodalDataset",

@@ -1,6 +1,6 @@
 """Tokenisation of raw text (JSON lines, plain text, Parquet) to indexed files on all cores, and the tools around it."""
 
-from trackbed.datasets.tokenizer_kinds import BYTES, open_tokenizer
+from trackbed.datasets.tokenizers.kinds import BYTES, open_tokenizer
 from trackbed.preprocess.config import ImagesConfig, PreprocessConfig, available_cores, output_prefix
 from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs

@@ -2,9 +2,9 @@
 
 import logging
 
-from trackbed.datasets.fast_tokenizer import FastTokenizer, UnsuitableError
-from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
-from trackbed.datasets.tokenizer_kinds import AnyTokenizer, open_tokenizer
+from trackbed.datasets.tokenizers.fastokens import FastTokenizer, UnsuitableError
+from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
+from trackbed.datasets.tokenizers.kinds import AnyTokenizer, open_tokenizer
 
 __all__ = ["open_fastest_tokenizer"]
 

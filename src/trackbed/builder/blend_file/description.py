@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trackbed.builder.blend_file.key_lines import KeyPath
 from trackbed.builder.blend_file.tables import Problems
-from trackbed.datasets.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.index.splits import Split
 
 __all__ = ["BlendFile", "DatasetEntry", "SizeEntry", "StageEntry", "TokenizerEntry"]

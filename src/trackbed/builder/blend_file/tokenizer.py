@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from trackbed.builder.blend_file.description import TokenizerEntry
 from trackbed.builder.blend_file.tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader
-from trackbed.datasets.adapter import MegatronIdentity
-from trackbed.datasets.tokenizer_kinds import is_path, is_wordpiece, open_tokenizer
+from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.kinds import is_path, is_wordpiece, open_tokenizer
 
 __all__ = ["StatedTokenizer", "make_tokenizer", "read_tokenizer"]
 

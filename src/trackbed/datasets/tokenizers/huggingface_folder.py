@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import tokenizers
 
-from trackbed.datasets.check_texts import check_texts
 from trackbed.datasets.extras import require
 from trackbed.datasets.one_core import one_core
-from trackbed.datasets.special_tokens import ROLES
+from trackbed.datasets.tokenizers.check_texts import check_texts
+from trackbed.datasets.tokenizers.special_tokens import ROLES
 from trackbed.errors import ArgumentError
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Final
 
 import tokenizers
 
-from trackbed.datasets.adapter import MegatronIdentity
-from trackbed.datasets.huggingface_adapter import LibraryTokenizer, SpecialTokens
+from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTokens
 from trackbed.errors import ArgumentError
 
 __all__ = ["WordPieceTokenizer"]

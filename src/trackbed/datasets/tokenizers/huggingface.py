@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trackbed.datasets.adapter import Adapter, MegatronIdentity
-from trackbed.datasets.huggingface_folder import read_folder
-from trackbed.datasets.special_tokens import (
+from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.huggingface_folder import read_folder
+from trackbed.datasets.tokenizers.special_tokens import (
     END_OF_DOCUMENT_TOKENS,
     additional_ids,
     end_of_document,

@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.datasets.adapter import MegatronIdentity
-from trackbed.datasets.adapters import ByteTokenizer, NullTokenizer
-from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
-from trackbed.datasets.huggingface_folder import OnlyTransformersError
-from trackbed.datasets.sentencepiece_adapter import SentencePieceTokenizer
-from trackbed.datasets.tiktoken_adapter import TiktokenTokenizer
-from trackbed.datasets.transformers_adapter import TransformersTokenizer
-from trackbed.datasets.wordpiece_adapter import WordPieceTokenizer
+from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
+from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
+from trackbed.datasets.tokenizers.huggingface_folder import OnlyTransformersError
+from trackbed.datasets.tokenizers.sentencepiece import SentencePieceTokenizer
+from trackbed.datasets.tokenizers.tiktoken import TiktokenTokenizer
+from trackbed.datasets.tokenizers.transformers import TransformersTokenizer
+from trackbed.datasets.tokenizers.wordpiece import WordPieceTokenizer
 from trackbed.errors import ArgumentError
 
 __all__ = ["BYTES", "AnyTokenizer", "is_path", "is_wordpiece", "open_tokenizer"]

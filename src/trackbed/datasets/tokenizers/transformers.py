@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.extras import require
-from trackbed.datasets.huggingface_folder import read_with_transformers, stated_additional, stated_roles
-from trackbed.datasets.special_tokens import END_OF_DOCUMENT_TOKENS, end_of_document, first_id
+from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.huggingface_folder import read_with_transformers, stated_additional, stated_roles
+from trackbed.datasets.tokenizers.special_tokens import END_OF_DOCUMENT_TOKENS, end_of_document, first_id
 from trackbed.errors import ArgumentError
 
 __all__ = ["TransformersTokenizer"]

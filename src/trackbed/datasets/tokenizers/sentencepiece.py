@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.extras import require
-from trackbed.datasets.sentencepiece_model import user_defined_ids
-from trackbed.datasets.special_tokens import END_OF_DOCUMENT_TOKENS, usual_roles
+from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.sentencepiece_model import user_defined_ids
+from trackbed.datasets.tokenizers.special_tokens import END_OF_DOCUMENT_TOKENS, usual_roles
 from trackbed.errors import ArgumentError
 
 __all__ = ["SentencePieceTokenizer"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.extras import require
-from trackbed.datasets.special_tokens import additional_ids, usual_roles
-from trackbed.datasets.text_offsets import char_offsets
+from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.special_tokens import additional_ids, usual_roles
+from trackbed.datasets.tokenizers.text_offsets import char_offsets
 from trackbed.errors import ArgumentError
 
 __all__ = ["TiktokenTokenizer"]

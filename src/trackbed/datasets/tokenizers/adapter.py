@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from trackbed.datasets.tokenizer import MegatronTokenizer
+from trackbed.datasets.tokenizers.base import MegatronTokenizer
 from trackbed.errors import ArgumentError
 
 __all__ = ["Adapter", "MegatronIdentity"]

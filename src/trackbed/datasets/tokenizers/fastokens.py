@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trackbed.datasets.check_texts import check_texts
-from trackbed.datasets.huggingface_adapter import HuggingFaceTokenizer
 from trackbed.datasets.one_core import one_core
+from trackbed.datasets.tokenizers.check_texts import check_texts
+from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 
 __all__ = ["FastTokenizer", "UnsuitableError"]
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.adapter import Adapter, MegatronIdentity
-from trackbed.datasets.text_offsets import char_offsets
+from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.text_offsets import char_offsets
 from trackbed.errors import ArgumentError
 
 __all__ = ["ByteTokenizer", "NullTokenizer"]
