@@ -142,7 +142,7 @@ def test_text_is_lower_cased_for_a_vocabulary_of_lower_case_text(run, tmp_path):
     assert "the fox" in shown.stdout
     refused = run("preprocess", "a.txt", "--tokenizer", "bytes", "-o", "made", "--lower-case")
     assert refused.exit_code == 1
-    assert refused.stderr.startswith("trackbed: bytes: lower_case must be False")
+    assert refused.stderr.startswith("trackbed: bytes: must be a WordPiece vocabulary (.txt) with lower_case")
 
 
 def test_numbers_are_their_own_ids(run, tmp_path):

@@ -360,7 +360,7 @@ def test_the_identity_of_a_vocabulary_tells_whether_text_is_lower_cased(names):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("cased", "lower")])
 def test_lower_case_is_for_vocabularies_only(kind, names):
-    with pytest.raises(ArgumentError, match="lower_case must be False, as it is for WordPiece vocabularies"):
+    with pytest.raises(ArgumentError, match=r"must be a WordPiece vocabulary .* with lower_case"):
         open_tokenizer(names[kind], lower_case=True)
 
 
@@ -484,3 +484,20 @@ def test_ids_that_are_not_there_are_named(opened):
             use([99999])
     with pytest.raises(ArgumentError, match="offsets needs the ids of the text"):
         opened["bytes"].offsets([1, 2], "ab")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_vocabulary_is_in_the_order_of_ids(kind, opened):
+    for one in (opened[kind], pickle.loads(pickle.dumps(opened[kind]))):
+        assert list(one.inv_vocab) == sorted(one.inv_vocab)
+        assert set(one.vocab.values()) == set(one.inv_vocab)
+
+
+def test_a_vocabulary_without_capital_letters_asks_for_lower_case(names, tmp_path, caplog):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhouse\n##s\n")
+    open_tokenizer(str(tmp_path / "vocab.txt"))
+    assert "no piece has a capital letter: lower_case (--lower-case) should be given" in caplog.text
+    caplog.clear()
+    open_tokenizer(str(tmp_path / "vocab.txt"), lower_case=True)
+    open_tokenizer(names["cased"])
+    assert not caplog.text

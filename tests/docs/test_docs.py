@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
 from pathlib import Path
 
@@ -71,8 +72,10 @@ def test_the_readmes_commands_and_programs_run(tmp_path):
 
 @pytest.mark.parametrize("page", ["tokenise-a-corpus", "train-bert-and-t5"])
 def test_the_program_of_a_page_runs(page, tmp_path):
-    (program,) = snippets("python", (ROOT / "docs" / "how-to" / f"{page}.md").read_text())
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    program = "".join(snippets("python", (ROOT / "docs" / "how-to" / f"{page}.md").read_text()))
+    main = f"def main():\n{textwrap.indent(program, '    ')}\nif __name__ == '__main__':\n    main()\n"
+    (tmp_path / "program.py").write_text(main)  # worker processes import it
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True)
 
 
 @pytest.mark.slow

@@ -342,7 +342,11 @@ class MaskedWordPieceDataset(CachedDataset):
             is_special = token in (pieces.cls, pieces.sep)
             kind = pieces.kind_of(token)
             if kind == UNKNOWN and not is_special:
-                msg = f"{self._where}: tokens must be in the tokenizer's vocabulary, found the id {token}"
+                size = len(pieces.kinds)
+                msg = (
+                    f"{self._where}: tokens must be in the tokenizer's vocabulary, found the id {token} where ids are "
+                    f"below {size}; was the file written with another tokenizer?"
+                )
                 raise FormatError(msg)
             continues = kind == CONTINUES and not is_special
             starts.append(0 if continues else 1)

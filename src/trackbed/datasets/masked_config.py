@@ -1,6 +1,7 @@
 """Configuration of datasets with masked tokens."""
 
 import logging
+import os
 from dataclasses import dataclass
 from numbers import Real
 from operator import index
@@ -61,10 +62,17 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        for name in ("tokenizer", *_NUMBERS, "masking_max_ngram", *_FLAGS):
-            if getattr(self, name) is None:
-                msg = f"{name} must be given, found None"
-                raise ArgumentError(msg)
+        wanted = ("tokenizer", *_NUMBERS, "masking_max_ngram", *_FLAGS)
+        missing = [name for name in wanted if getattr(self, name) is None]
+        if missing:
+            msg = f"{', '.join(missing)} must be given, found None"
+            raise ArgumentError(msg)
+        if isinstance(self.tokenizer, (str, os.PathLike)):
+            msg = (
+                f"tokenizer must be a tokenizer, found the text {str(self.tokenizer)!r}: "
+                f"use trackbed.datasets.open_tokenizer({str(self.tokenizer)!r})"
+            )
+            raise ArgumentError(msg)
         for name in _NUMBERS:
             setattr(self, name, as_number(name, getattr(self, name)))
         for name in _FLAGS:

@@ -117,7 +117,9 @@ class MaskedIndices:
                 min_sentences=self.min_sentences,
             )
         except (ArgumentError, PlanError) as error:
-            msg = f"{self.where}: {error}"
+            count = 0 if self.documents is None else len(self.documents)
+            advice = "; was the file written with --split-sentences?" if count and isinstance(error, PlanError) else ""
+            msg = f"{self.where}: {error}{advice}"
             raise type(error)(msg) from error
         return {"sample_index": rows}
 

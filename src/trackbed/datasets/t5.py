@@ -16,7 +16,7 @@ from trackbed.datasets.masked import MaskedWordPieceDataset
 from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
 from trackbed.datasets.megatron import LowLevelDataset
 from trackbed.datasets.t5_attention import b1ss_attention_mask, config_attention_mask
-from trackbed.datasets.word_pieces import special_id
+from trackbed.datasets.word_pieces import special_ids
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable
@@ -55,7 +55,7 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
         decoder = self.sequence_length_decoder = index(decoder)  # not NumPy's
         self.check_length(special_tokens=_SPECIAL_TOKENS)
         sentinels = len(sentinels_of(self.tokenizer))
-        spans = int((self.masking_probability or 0) * (self.sequence_length - _SPECIAL_TOKENS))
+        spans = self.most_spans
         if sentinels < spans:
             warnings.warn(
                 f"additional_special_tokens_ids of the tokenizer should have {spans} ids, one for each span that a "
@@ -68,6 +68,11 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
                 f"may need, found {decoder}: a sample that needs more is an error",
                 stacklevel=3,
             )
+
+    @property
+    def most_spans(self) -> int:
+        """Most spans that a sample may have."""
+        return int((self.masking_probability or 0) * (self.sequence_length - _SPECIAL_TOKENS))
 
 
 def sentinels_of(tokenizer: Any) -> list[int]:
@@ -82,7 +87,10 @@ def sentinels_of(tokenizer: Any) -> list[int]:
         found = []
     if not found:
         name = type(tokenizer).__name__
-        msg = f"the tokenizer must have additional_special_tokens_ids for T5, found a {name} without"
+        msg = (
+            f"the tokenizer must have additional_special_tokens_ids for T5, found a {name} without: add <extra_id_0>, "
+            "<extra_id_1> and so on to its vocabulary, one for each span of a sample"
+        )
         raise ArgumentError(msg)
     return found
 
@@ -106,7 +114,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     ) -> None:
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
         self.token_lookup = list(self._pieces.listed)
-        self._bos, self._eos = special_id(config.tokenizer, "bos"), special_id(config.tokenizer, "eos")
+        self._bos, self._eos = special_ids(config.tokenizer, "bos", "eos")
         self._request_index(config.sequence_length - _SPECIAL_TOKENS, 1)
 
     @staticmethod
@@ -144,7 +152,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
         if len(spans) > len(sentinels):
             msg = (
                 f"{self._where}: additional_special_tokens_ids of the tokenizer must have {len(spans)} ids for sample "
-                f"{idx}, found {len(sentinels)}"
+                f"{idx}, found {len(sentinels)}; {self.config.most_spans} are enough for all"
             )
             raise ArgumentError(msg)
         encoder: list[int] = []
@@ -195,7 +203,10 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
             ("sequence_length_decoder", used, length),
         ):
             if size > most:
-                msg = f"{self._where}: {name} must be at least {size} for sample {idx}, found {most}"
+                msg = (
+                    f"{self._where}: {name} must be at least {size} for sample {idx}, found {most}; "
+                    f"{1 + 2 * config.most_spans} is enough for all"
+                )
                 raise ArgumentError(msg)
         text_enc = np.full(config.sequence_length, pad, dtype=np.int64)
         text_enc[: len(encoder)] = encoder

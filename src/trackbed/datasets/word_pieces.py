@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 
-__all__ = ["CONTINUES", "STARTS", "UNKNOWN", "WordPieces", "special_id", "word_pieces_of"]
+__all__ = ["CONTINUES", "STARTS", "UNKNOWN", "WordPieces", "special_ids", "word_pieces_of"]
 
 STARTS: Final = 0
 CONTINUES: Final = 1
@@ -52,24 +52,35 @@ def word_pieces_of(tokenizer: Any) -> WordPieces:
     return shared("word pieces", lambda: _read(tokenizer), tokenizer)
 
 
-def special_id(tokenizer: Any, name: str) -> int:
-    """Returns the id of a special token.
+def special_ids(tokenizer: Any, *names: str) -> list[int]:
+    """Returns the ids of special tokens.
 
     Raises:
-        ArgumentError: the tokenizer has none.
+        ArgumentError: the tokenizer lacks some of them.
     """
+    found = [_id_of(tokenizer, name) for name in names]
+    missing = [name for name, token in zip(names, found, strict=True) if token is None]
+    if missing:
+        wanted, kind = " and ".join(missing), type(tokenizer).__name__
+        tokens = " and ".join(f"[{name.upper()}]" for name in missing)
+        msg = (
+            f"the tokenizer must have {wanted} for masked samples, found a {kind} without: add {tokens} to its "
+            "vocabulary, or whatever it names them"
+        )
+        raise ArgumentError(msg)
+    return [token for token in found if token is not None]
+
+
+def _id_of(tokenizer: Any, name: str) -> int | None:
     try:
         found = getattr(tokenizer, name)
     except (AttributeError, NotImplementedError):
-        found = None
-    if not isinstance(found, (int, np.integer)):
-        msg = f"the tokenizer must have a token {name!r} for masked samples, found a {type(tokenizer).__name__} without"
-        raise ArgumentError(msg)
-    return int(found)
+        return None
+    return int(found) if isinstance(found, (int, np.integer)) else None
 
 
 def _read(tokenizer: Any) -> WordPieces:
-    cls, sep, mask = (special_id(tokenizer, name) for name in ("cls", "sep", "mask"))
+    cls, sep, mask = special_ids(tokenizer, "cls", "sep", "mask")
     try:
         vocabulary: Mapping[int, str] = tokenizer.inv_vocab
     except (AttributeError, NotImplementedError):

@@ -89,11 +89,14 @@ def build_mapping(
     documents = np.empty(2 * max(len(starts) - 1, 0), dtype=np.int64)
     documents = documents[: 2 * _native.find_documents(starts, known, min_sentences, documents, current_poll(poll))]
     if num_samples and not len(documents):
-        msg = (
-            f"a document must have at least {min_sentences} sentence{'s' if min_sentences > 1 else ''}, and none of "
-            f"more than {_LONG_SENTENCE} tokens if it has several, to give {num_samples} samples, found none among "
-            f"{max(len(starts) - 1, 0)}"
-        )
+        count = max(len(starts) - 1, 0)
+        msg = f"there must be documents to give {num_samples} samples, found none"
+        if count:
+            sentences = f"{min_sentences} sentence{'s' if min_sentences > 1 else ''}"
+            msg = (
+                f"a document must have at least {sentences}, and none of more than {_LONG_SENTENCE} tokens if it has "
+                f"several, to give samples, found none that has among {count}"
+            )
         raise PlanError(msg)
     most = 2**64 - 1 if num_samples is None else num_samples
     ratio = _ratio(short_probability)

@@ -55,8 +55,8 @@ class Adapter(MegatronTokenizer):
 
     @cached_property
     def inv_vocab(self) -> dict[int, str]:
-        """Token of each id. Built on first use."""
-        return {index: token for token, index in self.vocab.items()}
+        """Token of each id, in order of id: random tokens of BERT are drawn by it. Built on first use."""
+        return dict(sorted((index, token) for token, index in self.vocab.items()))
 
     @property
     def bos(self) -> int:

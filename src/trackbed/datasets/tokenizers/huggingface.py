@@ -116,8 +116,9 @@ class LibraryTokenizer(Adapter):
 
     @cached_property
     def vocab(self) -> dict[str, int]:
-        """Id of each token. Built on first use."""
-        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+        """Id of each token, in order of id: that of the library differs from copy to copy. Built on first use."""
+        found = self._tokenizer.get_vocab(with_added_tokens=True)
+        return dict(sorted(found.items(), key=lambda item: item[1]))
 
     @cached_property
     def vocab_size(self) -> int:

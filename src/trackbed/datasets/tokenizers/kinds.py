@@ -78,7 +78,7 @@ def open_tokenizer(
     """
     name = _checked(name)
     if lower_case and not is_wordpiece(name):
-        msg = f"{name}: lower_case must be False, as it is for WordPiece vocabularies ({_WORDPIECE}), found True"
+        msg = f"{name}: must be a WordPiece vocabulary ({_WORDPIECE}) with lower_case, found another kind of tokenizer"
         raise ArgumentError(msg)
     if name == BYTES or name.startswith(_NULL):
         _refuse_tokens(name, eod_token, pad_token, special_tokens=special_tokens)

@@ -1,5 +1,6 @@
 """Tokenizer from a WordPiece vocabulary, as BERT has it."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,8 @@ from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTo
 from trackbed.errors import ArgumentError
 
 __all__ = ["WordPieceTokenizer"]
+
+logger = logging.getLogger(__name__)
 
 _ROLES: Final = {
     "bos": "[BOS]",
@@ -70,6 +73,12 @@ class WordPieceTokenizer(LibraryTokenizer):
         )
         if self._eod is None:
             self._eod = vocab["[SEP]"]
+        if not lower_case and not any(_has_capital(piece) for piece in vocab):
+            logger.warning("%s: no piece has a capital letter: lower_case (--lower-case) should be given", path)
+
+
+def _has_capital(piece: str) -> bool:
+    return not (piece.startswith("[") and piece.endswith("]")) and piece != piece.lower()
 
 
 def _read(path: Path) -> dict[str, int]:
