@@ -65,7 +65,7 @@ def special_ids(tokenizer: Any, *names: str) -> list[int]:
         tokens = " and ".join(f"[{name.upper()}]" for name in missing)
         msg = (
             f"the tokenizer must have {wanted} for masked samples, found a {kind} without: add {tokens} to its "
-            "vocabulary, or whatever it names them"
+            "vocabulary, or tokens with these roles"
         )
         raise ArgumentError(msg)
     return [token for token in found if token is not None]

@@ -39,7 +39,7 @@ class MaskingTable:
     decoder_length: int = 0
     """D, at least 1 for T5."""
     seed: int
-    """That of sample k is `(seed + k) mod 2**32`."""
+    """Seed of the configuration: sample k has `(seed + k) mod 2**32`."""
     pad: int
     """Padding of short samples."""
     cls: int
