@@ -24,7 +24,7 @@ TEXTS = [
     "e\u0301 \ufb01 \u200b \u00a0 x",
     "supercalifragilistic" * 20,
 ]
-"""What the ids of every tokenizer are compared on."""
+"""Texts whose ids are compared for every tokenizer."""
 
 SENTINELS = ["<extra_id_1>", "<extra_id_0>"]
 

@@ -31,7 +31,7 @@ class Corpus:
         return [np.where(rng.random(len(one)) < 0.1, 0, one) for one in lengths]
 
     def is_eligible(self, document: np.ndarray, least: int) -> bool:
-        """Whether it gives samples."""
+        """True if samples can be cut from the document."""
         return len(document) >= max(least, 1) and (len(document) == 1 or document.max() <= LONG)
 
 

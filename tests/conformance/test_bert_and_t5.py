@@ -67,7 +67,7 @@ def test_100_configurations_are_identical(model, tmp_path, oracle, record_proper
 
 
 def outcome(function, *arguments, **options):
-    """What a function returns, or the text of its AssertionError."""
+    """Returns the result of a function, or the text of its AssertionError."""
     try:
         return function(*arguments, **options)
     except AssertionError as error:

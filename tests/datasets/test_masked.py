@@ -547,3 +547,16 @@ def test_ranks_must_draw_random_tokens_from_one_order_of_the_vocabulary(tmp_path
 
     with pytest.raises(CollectiveError, match="bert_vocabulary_order is"):
         run_ranks(2, work)
+
+
+def test_a_balanced_blend_has_the_samples_of_its_members_and_says_whose(model, tmp_path):
+    prefixes = [write(tmp_path, seed=seed, name=f"part{seed}") for seed in range(2)]
+    blended = build(model, "", tmp_path, blend=(prefixes, [1.0, 3.0]), order="balanced")
+    batch = blended.gather(range(100))
+    assert next(iter(batch)) == "dataset_id"
+    assert np.bincount(batch["dataset_id"].numpy()).tolist() == [25, 75]
+    for position in range(40):
+        number, sample = blended.locate(position)
+        assert batch["dataset_id"][position] == number
+        for name, value in blended.datasets[number][sample].items():
+            assert np.array_equal(batch[name][position], value)

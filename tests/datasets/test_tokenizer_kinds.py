@@ -288,7 +288,7 @@ def test_offsets_of_a_model_count_characters_of_the_text_itself(opened):
         )
     )
     assert min(starts.values()) == 2
-    # Ids that nobody would make of the text, but that decode to it.
+    # Other ids than the tokenizer gives for the text, which decode to it all the same.
     letters = [tokenizer.vocab["\u2581"], *(tokenizer.vocab[letter] for letter in "the")]
     assert letters != tokenizer.tokenize("the").tolist()
     assert tokenizer.offsets(letters, "the") == [0, 0, 1, 2]

@@ -361,9 +361,6 @@ def gather(
     Raises:
         ArgumentError: an argument is out of range.
     """
-    if num_threads is not None and num_threads < 1:
-        msg = f"num_threads must be at least 1, found {num_threads}"
-        raise ArgumentError(msg)
     if batch.length != shape.length or len(datasets) != batch.size or len(positions) != batch.size:
         found = f"{len(datasets)} and {len(positions)} for {batch.size}, and {shape.length} for {batch.length}"
         msg = f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
@@ -388,7 +385,13 @@ def useful_threads(most: int, wanted: int | None) -> int:
     Args:
         most: threads that have enough to do.
         wanted: at least 1; None for the number of CPUs available to the process.
+
+    Raises:
+        ArgumentError: `wanted` is below 1.
     """
+    if wanted is not None and wanted < 1:
+        msg = f"num_threads must be at least 1, found {wanted}"
+        raise ArgumentError(msg)
     if wanted == 1:
         return 1
     return min(available_threads() if wanted is None else wanted, max(1, most))

@@ -164,9 +164,6 @@ def gather_masked(
     Raises:
         ArgumentError: an argument is out of range.
     """
-    if num_threads is not None and num_threads < 1:
-        msg = f"num_threads must be at least 1, found {num_threads}"
-        raise ArgumentError(msg)
     shapes = (batch.is_t5, batch.length, batch.decoder_length), (table.is_t5, table.length, table.decoder_length)
     if shapes[0] != shapes[1] or not len(datasets) == len(positions) == batch.size:
         found = f"{shapes[0]} and {shapes[1]}, and {len(datasets)} and {len(positions)} for {batch.size}"
