@@ -6,6 +6,7 @@
     +-- CacheError        an index cannot be opened, built or published
     +-- PlanError         the data cannot give what was asked for
     |   +-- OversampleError   a blend draws more samples than a dataset has
+    +-- StoreError        an object store does not give what was asked for
     +-- CollectiveError   ranks disagree, or one of them failed
     +-- CheckpointError   a checkpoint cannot be saved, loaded or verified
     +-- GradientError     a gradient is missing, not finite, or out of order: an AssertionError too,
@@ -29,6 +30,7 @@ __all__ = [
     "GradientError",
     "OversampleError",
     "PlanError",
+    "StoreError",
     "TrackbedError",
 ]
 
@@ -79,6 +81,10 @@ class OversampleError(PlanError, IndexError, RuntimeError):
 
     Megatron Core raises an IndexError here; its documentation says RuntimeError.
     """
+
+
+class StoreError(TrackbedError):
+    """An object store does not answer in time, refuses, or gives something else than was asked for."""
 
 
 class CollectiveError(TrackbedError):

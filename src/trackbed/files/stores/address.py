@@ -1,0 +1,79 @@
+"""Addresses of objects: a scheme, a bucket or host, and a key."""
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from trackbed.errors import ArgumentError
+
+__all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
+
+SCHEMES: Final = ("s3", "gs", "az", "http", "https", "file", "msc")
+"""Schemes of addresses."""
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+class Address(NamedTuple):
+    """Address of an object, or of a folder of objects."""
+
+    text: str
+    """The address as it was given."""
+    scheme: str
+    """One of `SCHEMES`."""
+    bucket: str
+    """Bucket, container, profile, or host with its port; empty for `file`."""
+    key: str
+    """Name of the object in its bucket, without a leading slash; of `file`, the absolute path."""
+
+    @property
+    def root(self) -> str:
+        """Address of the bucket."""
+        return f"{self.scheme}://{self.bucket}"
+
+
+def is_address(name: object) -> bool:
+    """True if a name is an address, and not a path.
+
+    >>> [is_address(name) for name in ("s3://bucket/key", "a/b", "C:/a")]
+    [True, False, False]
+    """
+    return _SCHEME.match(str(name)) is not None
+
+
+def parse_address(text: str) -> Address:
+    """Returns the parts of an address.
+
+    A user, password, query or fragment may be a secret, so an address with one is not repeated in the error.
+
+    Raises:
+        ArgumentError: it has another scheme, no bucket, or one of these.
+
+    >>> parse_address("s3://bucket/a/b.bin")[1:]
+    ('s3', 'bucket', 'a/b.bin')
+    >>> parse_address("file:///data/a.bin").key
+    '/data/a.bin'
+    """
+    try:
+        parts = urlsplit(text)
+        secret = next(
+            (name for name in ("username", "password", "query", "fragment") if getattr(parts, name)),
+            "query" if text.endswith("?") else "fragment" if text.endswith("#") else None,
+        )
+    except ValueError as error:
+        msg = "an address must be a scheme, a host and a key, found one that cannot be read (not repeated here)"
+        raise ArgumentError(msg) from error
+    if secret is not None:
+        msg = (
+            f"an address must have no user, password, query or fragment, found one with a {secret} (not repeated here)"
+        )
+        raise ArgumentError(msg)
+    if parts.scheme not in SCHEMES:
+        msg = f"{text}: the scheme must be one of {', '.join(SCHEMES)}, found {parts.scheme or 'none'}"
+        raise ArgumentError(msg)
+    is_file = parts.scheme == "file"
+    if bool(parts.netloc) is is_file or (is_file and not parts.path.startswith("/")):
+        wanted = "file:///path" if is_file else f"{parts.scheme}://bucket/key"
+        msg = f"{text}: an address must have the form {wanted}, found another"
+        raise ArgumentError(msg)
+    key = parts.path if is_file else parts.path.removeprefix("/")
+    return Address(text, parts.scheme, parts.netloc, key)
