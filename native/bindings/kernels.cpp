@@ -1,11 +1,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "python.hpp"
@@ -178,35 +181,48 @@ nb::capsule new_workers() {
   return {new trackbed::Workers, [](void* workers) noexcept { delete static_cast<trackbed::Workers*>(workers); }};
 }
 
-std::pair<std::int64_t, std::vector<std::int64_t>> gather(nb::capsule workers, Words sources, Words files,
-                                                          Array<const std::int32_t> datasets,
-                                                          Array<const std::int64_t> positions, Words shape, Words rows,
-                                                          int level, int num_threads, nb::handle callback) {
+// The first refused sample, absent files, and [M, 3] file, start and stop of missing bytes.
+using Outcome = std::tuple<std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+
+Outcome outcome_of(const trackbed::Gathered& found) {
+  std::vector<std::int64_t> missing;
+  missing.reserve(3 * found.missing.size());
+  for (const trackbed::Missing& one : found.missing) {
+    missing.insert(missing.end(), {one.file, one.start, one.stop});
+  }
+  return {found.refused, found.absent, std::move(missing)};
+}
+
+trackbed::TokenFiles files_of(const Words& files, const Words& fetched) {
+  return {structures_of<const trackbed::TokenFile>(files), structures_of<const trackbed::Fetched>(fetched)};
+}
+
+Outcome gather(nb::capsule workers, Words sources, Words files, Words fetched, Array<const std::int32_t> datasets,
+               Array<const std::int64_t> positions, Words shape, Words rows, int level, int num_threads,
+               nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   auto& its_workers = *static_cast<trackbed::Workers*>(workers.data());
   const nb::gil_scoped_release no_gil;
-  const trackbed::Gathered found = trackbed::gather(
-      structures_of<const trackbed::SampleSource>(sources), structures_of<const trackbed::TokenFile>(files),
-      span_of(datasets), span_of(positions), structures_of<const trackbed::SampleShape>(shape).front(),
-      structures_of<const trackbed::BatchRows>(rows).front(), static_cast<trackbed::Isa>(level), num_threads,
-      its_workers, poll);
-  return {found.refused, found.absent};
+  const trackbed::Gathered found =
+      trackbed::gather(structures_of<const trackbed::SampleSource>(sources), files_of(files, fetched),
+                       span_of(datasets), span_of(positions), structures_of<const trackbed::SampleShape>(shape).front(),
+                       structures_of<const trackbed::BatchRows>(rows).front(), static_cast<trackbed::Isa>(level),
+                       num_threads, its_workers, poll);
+  return outcome_of(found);
 }
 
-std::pair<std::int64_t, std::vector<std::int64_t>> gather_masked(nb::capsule workers, Words sources, Words files,
-                                                                 Array<const std::int32_t> datasets,
-                                                                 Array<const std::int64_t> positions, Words rules,
-                                                                 Words rows, int level, int num_threads,
-                                                                 nb::handle callback) {
+Outcome gather_masked(nb::capsule workers, Words sources, Words files, Words fetched,
+                      Array<const std::int32_t> datasets, Array<const std::int64_t> positions, Words rules, Words rows,
+                      int level, int num_threads, nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   auto& its_workers = *static_cast<trackbed::Workers*>(workers.data());
   const nb::gil_scoped_release no_gil;
   const trackbed::Gathered found = trackbed::gather_masked(
-      structures_of<const trackbed::SampleSource>(sources), structures_of<const trackbed::TokenFile>(files),
-      span_of(datasets), span_of(positions), structures_of<const trackbed::MaskingRules>(rules).front(),
+      structures_of<const trackbed::SampleSource>(sources), files_of(files, fetched), span_of(datasets),
+      span_of(positions), structures_of<const trackbed::MaskingRules>(rules).front(),
       structures_of<const trackbed::MaskedRows>(rows).front(), static_cast<trackbed::Isa>(level), num_threads,
       its_workers, poll);
-  return {found.refused, found.absent};
+  return outcome_of(found);
 }
 
 // Draws of one stream in turn, each by its kind: 0 random(), 1 randint(0, argument), 2 geometric(argument), 3 choice()
@@ -414,9 +430,9 @@ NB_MODULE(_native, m) {
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("new_workers", &new_workers);
   m.def("gather", &gather, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), poll);
-  m.def("gather_masked", &gather_masked, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);
+  m.def("gather_masked", &gather_masked, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("legacy_draws", &legacy_draws);
   m.def("draw_phases", &draw_phases, nb::call_guard<nb::gil_scoped_release>());
   m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());

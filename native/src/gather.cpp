@@ -189,8 +189,7 @@ class Batch {
 // Plans of the samples of a batch, made before any sample is written. Threads may plan different samples concurrently.
 class Plans {
  public:
-  Plans(std::span<const SampleSource> sources, std::span<const TokenFile> files, const SampleShape& shape,
-        std::size_t size)
+  Plans(std::span<const SampleSource> sources, const TokenFiles& files, const SampleShape& shape, std::size_t size)
       : sources_(sources), files_(files), shape_(shape), outcomes_(size, Planned::refused), plans_(size) {}
 
   // Plans the samples [first, stop): sample i is at positions[i] of source datasets[i].
@@ -199,7 +198,7 @@ class Plans {
     for (int step = 0; step < kApproachSteps; ++step) {
       for (std::size_t sample = first; sample < stop; ++sample) {
         if (const SampleSource* source = source_of(datasets[sample])) {
-          approach_plan(*source, files_, positions[sample], step);
+          approach_plan(*source, files_.files, positions[sample], step);
         }
       }
     }
@@ -211,12 +210,13 @@ class Plans {
     }
   }
 
-  // The first refused sample, and the absent files.
+  // The first refused sample, and what is missing.
   Gathered found() const {
     const auto refused = std::find(outcomes_.begin(), outcomes_.end(), Planned::refused);
-    Gathered found{refused - outcomes_.begin(), {}};
+    Gathered found{refused - outcomes_.begin(), {}, {}};
     for (const SampleSpans& plan : plans_) {
       found.absent.insert(found.absent.end(), plan.absent.begin(), plan.absent.end());
+      found.missing.insert(found.missing.end(), plan.missing.begin(), plan.missing.end());
     }
     return found;
   }
@@ -230,7 +230,7 @@ class Plans {
   }
 
   std::span<const SampleSource> sources_;
-  std::span<const TokenFile> files_;
+  const TokenFiles& files_;
   const SampleShape& shape_;
   std::vector<Planned> outcomes_;
   std::vector<SampleSpans> plans_;
@@ -238,10 +238,9 @@ class Plans {
 
 }  // namespace
 
-Gathered gather(std::span<const SampleSource> sources, std::span<const TokenFile> files,
-                std::span<const std::int32_t> datasets, std::span<const std::int64_t> positions,
-                const SampleShape& shape, const BatchRows& rows, Isa level, int num_threads, Workers& workers,
-                Poll& poll) {
+Gathered gather(std::span<const SampleSource> sources, const TokenFiles& files, std::span<const std::int32_t> datasets,
+                std::span<const std::int64_t> positions, const SampleShape& shape, const BatchRows& rows, Isa level,
+                int num_threads, Workers& workers, Poll& poll) {
   const std::size_t size = positions.size();
   const auto dtype_of = [&](std::size_t sample) { return sources[static_cast<std::size_t>(datasets[sample])].dtype; };
   Plans plans(sources, files, shape, size);
@@ -251,7 +250,7 @@ Gathered gather(std::span<const SampleSource> sources, std::span<const TokenFile
     plans.make(first, std::min(first + kPlanned, size), datasets, positions);
   });
   Gathered found = plans.found();
-  if (found.refused < static_cast<std::int64_t>(size) || !found.absent.empty()) {
+  if (found.refused < static_cast<std::int64_t>(size) || !found.absent.empty() || !found.missing.empty()) {
     return found;
   }
   Batch batch(shape, rows, level, size);

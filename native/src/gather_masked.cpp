@@ -202,7 +202,7 @@ class Batch {
 
 }  // namespace
 
-Gathered gather_masked(std::span<const SampleSource> sources, std::span<const TokenFile> files,
+Gathered gather_masked(std::span<const SampleSource> sources, const TokenFiles& files,
                        std::span<const std::int32_t> datasets, std::span<const std::int64_t> positions,
                        const MaskingRules& rules, const MaskedRows& rows, Isa level, int num_threads, Workers& workers,
                        Poll& poll) {
@@ -218,12 +218,14 @@ Gathered gather_masked(std::span<const SampleSource> sources, std::span<const To
         is_placed && plan_sentences(sources[source], files, positions[sample], plans[sample]) != Planned::refused ? 0
                                                                                                                   : 1;
   });
-  Gathered found{count, {}};
+  Gathered found{count, {}, {}};
   for (const SentenceSpans& plan : plans) {
     found.absent.insert(found.absent.end(), plan.absent.begin(), plan.absent.end());
+    found.missing.insert(found.missing.end(), plan.missing.begin(), plan.missing.end());
   }
   const Batch batch(rules, rows, level);
-  if (found.absent.empty() && std::find(is_refused.begin(), is_refused.end(), 1) == is_refused.end()) {
+  if (found.absent.empty() && found.missing.empty() &&
+      std::find(is_refused.begin(), is_refused.end(), 1) == is_refused.end()) {
     workers.run(count, num_threads, poll, [&](std::int64_t number) {
       const auto sample = static_cast<std::size_t>(number);
       const std::int64_t dtype = sources[static_cast<std::size_t>(datasets[sample])].dtype;

@@ -60,13 +60,37 @@ Place place_of(const SampleSource& source, std::int64_t row) {
   return {load_signed(source.rows, source.row_bytes, 2 * row), load_signed(source.rows, source.row_bytes, 2 * row + 1)};
 }
 
-// Adds `count` tokens from a byte of a file on. Returns false if they are not all mapped.
-bool add_span(const TokenFile& file, std::int64_t byte, std::int64_t count, std::int64_t token_bytes,
-              std::vector<Span>& spans) {
+// The fetched bytes [start, stop) of a file, or null if not all of them were fetched.
+const std::byte* find_fetched(std::span<const Fetched> fetched, std::int64_t file, std::int64_t start,
+                              std::int64_t stop) {
+  const auto after = first_that(static_cast<std::int64_t>(fetched.size()), [&](auto at) {
+    const Fetched& piece = fetched[static_cast<std::size_t>(at)];
+    return piece.file > file || (piece.file == file && piece.start > start);
+  });
+  if (after == 0) {
+    return nullptr;
+  }
+  const Fetched& piece = fetched[static_cast<std::size_t>(after - 1)];
+  return piece.file == file && piece.start <= start && stop <= piece.stop ? piece.bytes + (start - piece.start)
+                                                                          : nullptr;
+}
+
+// Adds `count` tokens from a byte of a file on, or what must be fetched of them. Returns false if they do not all lie
+// inside the file.
+template <class Plan>
+bool add_span(const TokenFiles& files, std::int64_t number, std::int64_t byte, std::int64_t count,
+              std::int64_t token_bytes, Plan& plan) {
+  const TokenFile& file = files.files[static_cast<std::size_t>(number)];
   if (byte < 0 || byte > file.size_bytes || count < 0 || count > (file.size_bytes - byte) / token_bytes) {
     return false;
   }
-  spans.push_back({file.tokens + byte, count});
+  const std::int64_t stop = byte + count * token_bytes;
+  const std::byte* const tokens =
+      file.tokens != nullptr ? file.tokens + byte : find_fetched(files.fetched, number, byte, stop);
+  if (tokens == nullptr && count > 0) {
+    plan.missing.push_back({number, byte, stop});
+  }
+  plan.spans.push_back({tokens, count});
   return true;
 }
 
@@ -84,10 +108,12 @@ std::uint64_t load_unsigned(const std::byte* numbers, std::int64_t bytes, std::i
 
 class Planner {
  public:
-  Planner(const SampleSource& source, std::span<const TokenFile> files, std::int64_t length, std::int64_t extra,
+  Planner(const SampleSource& source, const TokenFiles& files, std::int64_t length, std::int64_t extra,
           SampleSpans& plan)
       : source_(source),
-        files_(files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files))),
+        all_files_(files),
+        files_(files.files.subspan(static_cast<std::size_t>(source.first_file),
+                                   static_cast<std::size_t>(source.num_files))),
         token_bytes_(token_bytes_of(source.dtype)),
         length_(length),
         extra_(extra),
@@ -99,7 +125,9 @@ class Planner {
     }
     const bool is_possible = token_bytes_ > 0 && is_in(position, source_.num_samples) &&
                              (source_.visits == nullptr ? add_stretch(position) : add_visits(position));
-    return !is_possible ? Planned::refused : plan_.absent.empty() ? Planned::whole : Planned::absent;
+    return !is_possible                                    ? Planned::refused
+           : plan_.absent.empty() && plan_.missing.empty() ? Planned::whole
+                                                           : Planned::absent;
   }
 
  private:
@@ -132,8 +160,9 @@ class Planner {
     if (!is_in(sequence, file.num_sequences) || begin < 0 || begin > kMostTokens || end > kMostTokens) {
       return false;
     }
-    if (file.tokens == nullptr) {
-      plan_.absent.push_back(&file - files_.data() + source_.first_file);
+    const std::int64_t number = &file - files_.data() + source_.first_file;
+    if (file.lengths == nullptr) {
+      plan_.absent.push_back(number);
       return true;
     }
     const std::int64_t size = load<std::int32_t>(file.lengths, sequence);
@@ -145,7 +174,7 @@ class Planner {
     done += stop - begin;
     plan_.borders.push_back(done);
     return !__builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), begin * token_bytes_, &byte) &&
-           add_span(file, byte, stop - begin, token_bytes_, plan_.spans);
+           add_span(all_files_, number, byte, stop - begin, token_bytes_, plan_);
   }
 
   bool add_stretch(std::int64_t sample) {
@@ -172,9 +201,10 @@ class Planner {
       }
       missing -= count;
       byte += count * token_bytes_;
-      if (file.tokens == nullptr) {
+      if (file.lengths == nullptr) {
         plan_.absent.push_back(number + source_.first_file);
-      } else if (!add_span(file, inside, count, token_bytes_, plan_.spans) || !add_borders(file, begin)) {
+      } else if (!add_span(all_files_, number + source_.first_file, inside, count, token_bytes_, plan_) ||
+                 !add_borders(file, begin)) {
         return false;
       }
     }
@@ -214,7 +244,8 @@ class Planner {
   static constexpr std::int64_t kMostTokens = std::int64_t{1} << 56;
 
   const SampleSource& source_;
-  std::span<const TokenFile> files_;
+  const TokenFiles& all_files_;
+  std::span<const TokenFile> files_;  // those of the source
   std::int64_t token_bytes_;
   std::int64_t length_;
   std::int64_t extra_;
@@ -266,26 +297,28 @@ void approach_plan(const SampleSource& source, std::span<const TokenFile> files,
   const TokenFile& file = files[static_cast<std::size_t>(source.first_file)];
   for (std::int64_t visit = first; visit <= last && visit - first < kMostVisits; ++visit) {
     const std::int64_t document = load_signed(source.visits, source.visit_bytes, visit);
-    if (source.num_files == 1 && is_in(document, file.num_sequences) && file.tokens != nullptr) {
+    if (source.num_files == 1 && is_in(document, file.num_sequences) && file.lengths != nullptr) {
       __builtin_prefetch(file.lengths + document * static_cast<std::int64_t>(sizeof(std::int32_t)));
       __builtin_prefetch(file.pointers + document * static_cast<std::int64_t>(sizeof(std::int64_t)));
     }
   }
 }
 
-Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
-                   std::int64_t length, std::int64_t extra, SampleSpans& plan) {
+Planned plan_spans(const SampleSource& source, const TokenFiles& files, std::int64_t position, std::int64_t length,
+                   std::int64_t extra, SampleSpans& plan) {
   plan.spans.clear();
   plan.borders.clear();
   plan.absent.clear();
+  plan.missing.clear();
   return Planner(source, files, length, extra, plan)(position);
 }
 
-Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
+Planned plan_sentences(const SampleSource& source, const TokenFiles& files, std::int64_t position,
                        SentenceSpans& plan) {
   constexpr std::uint64_t kMostSentences = std::uint64_t{1} << 24;  // more are damage, and would take memory
   plan.spans.clear();
   plan.absent.clear();
+  plan.missing.clear();
   const std::int64_t token_bytes = token_bytes_of(source.dtype);
   const std::int64_t row = position < 0 ? position + source.num_samples : position;
   if (source.rows == nullptr || source.visits != nullptr || token_bytes == 0 || !is_in(row, source.num_samples)) {
@@ -295,7 +328,7 @@ Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> fi
   const std::uint64_t stop = load_unsigned(source.rows, source.row_bytes, 3 * row + 1);
   plan.target = static_cast<std::int64_t>(load_unsigned(source.rows, source.row_bytes, 3 * row + 2));
   const auto its_files =
-      files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
+      files.files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
   const auto end = static_cast<std::uint64_t>(add(its_files.back().first_sequence, its_files.back().num_sequences));
   if (plan.target <= 0 || first >= stop || stop > end || stop - first > kMostSentences) {
     return Planned::refused;
@@ -303,20 +336,20 @@ Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> fi
   for (std::uint64_t sentence = first; sentence < stop; ++sentence) {
     const TokenFile& file = file_of(its_files, static_cast<std::int64_t>(sentence));
     const std::int64_t sequence = difference(static_cast<std::int64_t>(sentence), file.first_sequence);
-    if (file.tokens == nullptr) {
-      const std::int64_t absent = &file - files.data();
-      if (plan.absent.empty() || plan.absent.back() != absent) {
-        plan.absent.push_back(absent);
+    const std::int64_t number = &file - files.files.data();
+    if (file.lengths == nullptr) {
+      if (plan.absent.empty() || plan.absent.back() != number) {
+        plan.absent.push_back(number);
       }
       continue;
     }
     if (!is_in(sequence, file.num_sequences) ||
-        !add_span(file, load<std::int64_t>(file.pointers, sequence), load<std::int32_t>(file.lengths, sequence),
-                  token_bytes, plan.spans)) {
+        !add_span(files, number, load<std::int64_t>(file.pointers, sequence),
+                  load<std::int32_t>(file.lengths, sequence), token_bytes, plan)) {
       return Planned::refused;
     }
   }
-  return plan.absent.empty() ? Planned::whole : Planned::absent;
+  return plan.absent.empty() && plan.missing.empty() ? Planned::whole : Planned::absent;
 }
 
 }  // namespace trackbed

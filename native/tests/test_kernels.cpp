@@ -26,6 +26,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -1498,6 +1499,44 @@ trackbed::SampleShape make_shape(Random& random) {
           .masks_eod = static_cast<std::int64_t>(random.below(2))};
 }
 
+// Bytes of files, cut out in buffers without slack: those that are missing, or some more.
+struct Pieces {
+  Pieces() = default;
+  Pieces(const MadeFiles& made, std::vector<trackbed::Missing> missing, Random& random) {
+    std::sort(missing.begin(), missing.end(), [](const auto& one, const auto& other) {
+      return std::tie(one.file, one.start) < std::tie(other.file, other.start);
+    });
+    for (const trackbed::Missing& one : missing) {
+      trackbed::Missing* const last = joined_.empty() ? nullptr : &joined_.back();
+      if (last != nullptr && last->file == one.file && (one.start <= last->stop || random.below(2) == 0)) {
+        last->stop = std::max(last->stop, one.stop);
+      } else {
+        joined_.push_back(one);
+      }
+    }
+    for (const trackbed::Missing& one : joined_) {
+      const std::vector<std::byte>& tokens = made.tokens[static_cast<std::size_t>(one.file)];
+      bytes_.emplace_back(tokens.begin() + one.start, tokens.begin() + one.stop);
+      fetched.push_back({one.file, one.start, one.stop, bytes_.back().data()});
+    }
+  }
+
+  std::vector<trackbed::Fetched> fetched;
+
+ private:
+  std::vector<trackbed::Missing> joined_;
+  std::vector<std::vector<std::byte>> bytes_;
+};
+
+// The files, some of which are not mapped.
+std::vector<trackbed::TokenFile> without_tokens(const MadeFiles& made, Random& random) {
+  std::vector<trackbed::TokenFile> files = made.files;
+  for (trackbed::TokenFile& file : files) {
+    file.tokens = random.below(4) == 0 ? file.tokens : nullptr;
+  }
+  return files;
+}
+
 void test_gather(std::size_t rounds) {
   Random random(70);
   trackbed::Workers workers;
@@ -1517,10 +1556,21 @@ void test_gather(std::size_t rounds) {
     for (const Isa level : levels()) {
       MadeBatch found(positions.size(), static_cast<std::size_t>(shape.length));
       const trackbed::Gathered outcome =
-          trackbed::gather({&made.source, 1}, made.files, datasets, positions, shape, found.rows(), level,
+          trackbed::gather({&made.source, 1}, {made.files, {}}, datasets, positions, shape, found.rows(), level,
                            static_cast<int>(1 + round % 3), workers, poll);
-      check(outcome.refused == static_cast<std::int64_t>(positions.size()) && outcome.absent.empty() && found == wanted,
+      check(outcome.refused == static_cast<std::int64_t>(positions.size()) && outcome.absent.empty() &&
+                outcome.missing.empty() && found == wanted,
             "gather " + name_of(level) + " round " + std::to_string(round));
+      MadeBatch fetched(positions.size(), static_cast<std::size_t>(shape.length));
+      const Pieces none;
+      const auto remote = without_tokens(made, random);
+      const auto gather_remote = [&](const Pieces& pieces) {
+        return trackbed::gather({&made.source, 1}, {remote, pieces.fetched}, datasets, positions, shape, fetched.rows(),
+                                level, static_cast<int>(1 + round % 3), workers, poll);
+      };
+      const Pieces pieces(made, gather_remote(none).missing, random);
+      check(gather_remote(pieces).missing.empty() && fetched == wanted,
+            "gather of fetched bytes " + name_of(level) + " round " + std::to_string(round));
     }
   }
 }
@@ -1588,8 +1638,14 @@ void test_gather_of_lies(std::size_t rounds) {
     }
     const std::vector<std::int32_t> datasets(positions.size(), 0);
     MadeBatch batch(positions.size(), static_cast<std::size_t>(shape.length));
-    const trackbed::Gathered outcome = trackbed::gather({&made.source, 1}, made.files, datasets, positions, shape,
-                                                        batch.rows(), trackbed::best_isa(), 1, workers, poll);
+    const auto gather = [&](const std::vector<trackbed::TokenFile>& files, const Pieces& pieces) {
+      return trackbed::gather({&made.source, 1}, {files, pieces.fetched}, datasets, positions, shape, batch.rows(),
+                              trackbed::best_isa(), 1, workers, poll);
+    };
+    const trackbed::Gathered outcome = gather(made.files, {});
+    const auto remote = without_tokens(made, random);
+    check(gather(remote, {made, gather(remote, {}).missing, random}).refused == outcome.refused,
+          "gather refuses the same lies of fetched bytes");
     refused += outcome.refused < static_cast<std::int64_t>(positions.size());
   }
   check(refused > static_cast<long>(rounds) / 2, "gather refuses lies");
@@ -1680,7 +1736,7 @@ trackbed::Gathered gather_one(const MadeFiles& made, const MadeMasking& masking,
                               MadeMaskedBatch& batch, Isa level, trackbed::Workers& workers) {
   trackbed::Poll poll;
   const std::int32_t dataset = 0;
-  return trackbed::gather_masked({&made.source, 1}, made.files, {&dataset, 1}, {&position, 1}, masking.rules,
+  return trackbed::gather_masked({&made.source, 1}, {made.files, {}}, {&dataset, 1}, {&position, 1}, masking.rules,
                                  batch.rows(), level, 1, workers, poll);
 }
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forked import run_in_fork
 from trackbed.errors import ArgumentError
-from trackbed.kernels import BatchArrays, Extent, SampleShape, SampleSources, Visits, gather, reference
+from trackbed.kernels import BatchArrays, Extent, FetchedBytes, SampleShape, SampleSources, Visits, gather, reference
 
 CODES = {np.uint8: 1, np.int8: 2, np.int16: 3, np.int32: 4, np.int64: 5, np.uint16: 8}
 EOD, PAD = 9, 7
@@ -95,6 +95,20 @@ def datasets(draw):
     return sources, counts, shape, rng
 
 
+def with_fetched_bytes(sources, gathered, rng):
+    """Gathers with some files unmapped, of which only what is missing is passed, in pieces of at least one span."""
+    mapped = [(number, files) for number, files in enumerate(sources.files) if rng.random() < 0.7]
+    for number, (tokens, lengths, pointers) in mapped:
+        sources.map_file(number, tokens=None, lengths=lengths, pointers=pointers, size_bytes=len(tokens))
+    missing = {tuple(row) for row in gathered(FetchedBytes()).missing.tolist()}
+    whole = dict(mapped)
+    pieces = {(file, start): whole[file][0][start:stop].copy() for file, start, stop in sorted(missing)}
+    assert gathered(FetchedBytes([(*place, found) for place, found in pieces.items()])).is_whole
+    assert bool(missing) == (not gathered(FetchedBytes()).is_whole)
+    for number, (tokens, lengths, pointers) in mapped:
+        sources.map_file(number, tokens=tokens, lengths=lengths, pointers=pointers)
+
+
 @given(data=datasets(), num_threads=st.integers(1, 3), has_mask=st.booleans())
 def test_gather_equals_its_reference(data, num_threads, has_mask):
     sources, counts, shape, rng = data
@@ -104,7 +118,11 @@ def test_gather_equals_its_reference(data, num_threads, has_mask):
     chosen = rng.choice(drawn, 9).astype(np.int32)
     positions = np.array([rng.integers(0, counts[number]) for number in chosen], dtype=np.int64)
     batch = arrays(9, shape.length, mask=has_mask)
-    assert gather(sources, chosen, positions, batch, shape, num_threads=num_threads) == (None, [])
+    assert gather(sources, chosen, positions, batch, shape, num_threads=num_threads).is_whole
+    fetched = arrays(9, shape.length, mask=has_mask)
+    with_fetched_bytes(sources, lambda bytes_: gather(sources, chosen, positions, fetched, shape, fetched=bytes_), rng)
+    for name, array in batch.arrays.items():
+        np.testing.assert_array_equal(fetched.arrays[name], array)
     for at, (number, position) in enumerate(zip(chosen.tolist(), positions.tolist(), strict=True)):
         wanted = reference.gather_sample(sources, number, position, shape)
         for name, array in batch.arrays.items():
@@ -124,7 +142,7 @@ def test_every_level_widens_every_type_from_any_address_to_any_place(level, dtyp
     sources.place_stretches(0, num_samples=180, origin_byte=offset * np.dtype(dtype).itemsize, **files)
     shape = SampleShape(length=19 + offset, extra=1, pad=limits.max + 1 if dtype != np.int64 else -1, eod=-5)
     batch = arrays(5, shape.length, mask=False)
-    assert gather(sources, np.zeros(5, np.int32), np.arange(5), batch, shape) == (None, [])
+    assert gather(sources, np.zeros(5, np.int32), np.arange(5), batch, shape).is_whole
     for at in range(5):
         start = offset + at * shape.length
         wanted = tokens[start : start + shape.length + 1].astype(np.int64)
@@ -159,7 +177,7 @@ def outcome(sources, *positions):
 
 
 def test_the_valid_sample_is_gathered():
-    assert outcome(small(), 0, -1) == (None, [])
+    assert outcome(small(), 0, -1).is_whole
 
 
 @pytest.mark.parametrize(
@@ -245,11 +263,11 @@ def test_files_that_are_not_mapped_are_named_all_at_once():
     sources.place_stretches(0, num_samples=2, origin_byte=0, **files)
     assert sorted(outcome(sources, 0, 1).absent) == [0, 1, 1, 2]
     map_all(sources, files, mapped)
-    assert outcome(sources, 0, 1) == (None, [])
+    assert outcome(sources, 0, 1).is_whole
 
 
 def test_an_empty_batch_is_whole():
-    assert outcome(small()) == (None, [])
+    assert outcome(small()).is_whole
 
 
 def test_output_arrays_of_another_shape_or_type_are_refused():
@@ -298,7 +316,7 @@ def large():
 def checksum(sources, shape, seed):
     positions = np.random.default_rng(seed).integers(0, 127, 64)
     batch = arrays(64, 2048, mask=False, borders=False)
-    assert gather(sources, np.zeros(64, np.int32), positions, batch, shape, num_threads=4) == (None, [])
+    assert gather(sources, np.zeros(64, np.int32), positions, batch, shape, num_threads=4).is_whole
     return int(batch.arrays["tokens"].sum()), int(batch.arrays["labels"].sum())
 
 

@@ -36,16 +36,17 @@ struct BatchRows {
 // Result of gather().
 struct Gathered {
   std::int64_t refused;              // the first sample that was refused, or B
-  std::vector<std::int64_t> absent;  // files that must be mapped first
+  std::vector<std::int64_t> absent;  // files that must be opened first
+  std::vector<Missing> missing;      // bytes that must be fetched first, by sample
 };
 
 // Gathers a batch: sample i is at positions[i] of source datasets[i]; see plan_spans(). All samples of a source out of
-// range are refused. If a sample is refused or a file is absent, the rows are undefined.
+// range are refused. If a sample is refused, or a file or bytes are
+// missing, the rows are undefined.
 // Requires: as many datasets as positions, rows with space for as many samples, and what plan_spans() requires. Bound
 // by memory bandwidth.
-Gathered gather(std::span<const SampleSource> sources, std::span<const TokenFile> files,
-                std::span<const std::int32_t> datasets, std::span<const std::int64_t> positions,
-                const SampleShape& shape, const BatchRows& rows, Isa level, int num_threads, Workers& workers,
-                Poll& poll);
+Gathered gather(std::span<const SampleSource> sources, const TokenFiles& files, std::span<const std::int32_t> datasets,
+                std::span<const std::int64_t> positions, const SampleShape& shape, const BatchRows& rows, Isa level,
+                int num_threads, Workers& workers, Poll& poll);
 
 }  // namespace trackbed

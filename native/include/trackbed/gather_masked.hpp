@@ -29,7 +29,7 @@ struct MaskedRows {
 // Gathers a batch: sample i is at positions[i] of source datasets[i], counted from the end if it is below 0. A sample
 // is refused, too, if it has an id that is unknown, more spans than sentinels, or more tokens than the decoder.
 // Requires: as gather(), of sources with sentences. Bound by the random numbers: about 10 us a sample.
-Gathered gather_masked(std::span<const SampleSource> sources, std::span<const TokenFile> files,
+Gathered gather_masked(std::span<const SampleSource> sources, const TokenFiles& files,
                        std::span<const std::int32_t> datasets, std::span<const std::int64_t> positions,
                        const MaskingRules& rules, const MaskedRows& rows, Isa level, int num_threads, Workers& workers,
                        Poll& poll);

@@ -10,13 +10,34 @@ namespace trackbed {
 // One pair of files, in 64-bit words. Lengths and pointers may be unaligned, as in an index file.
 struct TokenFile {
   const std::byte* tokens;    // the mapped `.bin`; null if it is not mapped
-  std::int64_t size_bytes;    // number of mapped bytes
-  const std::byte* lengths;   // int32 tokens of each sequence
+  std::int64_t size_bytes;    // size of the `.bin`
+  const std::byte* lengths;   // int32 tokens of each sequence; null if the file is absent
   const std::byte* pointers;  // int64 byte offset of each sequence in the `.bin`
   std::int64_t num_sequences;
   std::int64_t first_sequence;  // number of sequences in the dataset's earlier files
   std::int64_t first_byte;      // number of token bytes in the dataset's earlier files
   std::int64_t token_bytes;     // number of token bytes in this file
+};
+
+// Bytes [start, stop) of the `.bin` of a file that is not mapped but in an object store.
+struct Fetched {
+  std::int64_t file;
+  std::int64_t start;
+  std::int64_t stop;
+  const std::byte* bytes;
+};
+
+// Files, and what was fetched of those that are not mapped, by file and start.
+struct TokenFiles {
+  std::span<const TokenFile> files;
+  std::span<const Fetched> fetched;
+};
+
+// Bytes [start, stop) of a file that a sample needs, and that were not fetched.
+struct Missing {
+  std::int64_t file;
+  std::int64_t start;
+  std::int64_t stop;
 };
 
 // One dataset, in 64-bit words. With `visits` a sample is cut from the visited documents, as in the orders "megatron"
@@ -46,8 +67,8 @@ struct Span {
 };
 
 enum class Planned {
-  whole,    // all spans lie inside the mapped files
-  absent,   // a file that the sample needs is not mapped yet
+  whole,    // all spans lie inside the files
+  absent,   // a file that the sample needs is absent, or bytes of it are missing
   refused,  // the sample does not exist, lies outside the files, or its documents do not have its length
 };
 
@@ -55,13 +76,15 @@ enum class Planned {
 struct SampleSpans {
   std::vector<Span> spans;
   std::vector<std::int64_t> borders;  // tokens from the sample's start to the end of each sequence, in order
-  std::vector<std::int64_t> absent;   // files that must be mapped
+  std::vector<std::int64_t> absent;   // files that must be opened
+  std::vector<Missing> missing;       // bytes that must be fetched, if no file is absent
 };
 
 // Sentences of one sample.
 struct SentenceSpans {
   std::vector<Span> spans;           // each sentence, empty ones included
-  std::vector<std::int64_t> absent;  // files that must be mapped
+  std::vector<std::int64_t> absent;  // files that must be opened
+  std::vector<Missing> missing;      // bytes that must be fetched, if no file is absent
   std::int64_t target;               // length of the sample, above 0
 };
 
@@ -72,16 +95,15 @@ std::int64_t token_bytes_of(std::int64_t dtype);
 // is below 0; without visits, it is the number of the sample in the files.
 // The sample has `length` tokens, of which the last `extra` (0 or 1) also belong to the next sample; only the sample of
 // the last row may have fewer, if it may be short. It is refused if the arrays are inconsistent, so that its documents
-// do not have this length. Every span is checked against the mapped bytes, so no contents of files or arrays lead
-// outside of them. Tokens are not read.
+// do not have this length. Every span is checked against the size of its file, so no contents of files or arrays lead
+// outside of it. Tokens are not read.
 // Requires: arrays of the lengths given in `source` and `files`. O(visits of the sample + log(sequences)).
-Planned plan_spans(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
-                   std::int64_t length, std::int64_t extra, SampleSpans& plan);
+Planned plan_spans(const SampleSource& source, const TokenFiles& files, std::int64_t position, std::int64_t length,
+                   std::int64_t extra, SampleSpans& plan);
 
 // Finds the sentences of a sample of a dataset of sentences, at a position that is counted from the end if it is below
 // 0. Every span is checked as by plan_spans(). Requires: as plan_spans(). O(sentences of the sample + log(files)).
-Planned plan_sentences(const SampleSource& source, std::span<const TokenFile> files, std::int64_t position,
-                       SentenceSpans& plan);
+Planned plan_sentences(const SampleSource& source, const TokenFiles& files, std::int64_t position, SentenceSpans& plan);
 
 // Prefetches memory for plan_spans(), whose reads depend on each other, so that each would otherwise wait for memory.
 // Step s prefetches what step s + 1 reads: to be called with step 0 for all samples of a batch, then with step 1 for

@@ -4,6 +4,7 @@ from trackbed.kernels.blend import balanced_blend, exhaustive_blend, greedy_blen
 from trackbed.kernels.gather import (
     BatchArrays,
     Extent,
+    FetchedBytes,
     Gathered,
     SampleShape,
     SampleSources,
@@ -37,6 +38,7 @@ __all__ = [
     "BlendTrees",
     "EpochShuffles",
     "Extent",
+    "FetchedBytes",
     "Gathered",
     "MaskedBatchArrays",
     "MaskingTable",

@@ -174,6 +174,7 @@ def gather(
     workers: object,
     sources: npt.NDArray[np.uint64],
     files: npt.NDArray[np.uint64],
+    fetched: npt.NDArray[np.uint64],
     datasets: npt.NDArray[np.int32],
     positions: npt.NDArray[np.int64],
     shape: npt.NDArray[np.uint64],
@@ -182,11 +183,12 @@ def gather(
     num_threads: int,
     poll: _Poll,
     /,
-) -> tuple[int, list[int]]: ...
+) -> tuple[int, list[int], list[int]]: ...
 def gather_masked(
     workers: object,
     sources: npt.NDArray[np.uint64],
     files: npt.NDArray[np.uint64],
+    fetched: npt.NDArray[np.uint64],
     datasets: npt.NDArray[np.int32],
     positions: npt.NDArray[np.int64],
     rules: npt.NDArray[np.uint64],
@@ -195,7 +197,7 @@ def gather_masked(
     num_threads: int,
     poll: _Poll,
     /,
-) -> tuple[int, list[int]]: ...
+) -> tuple[int, list[int], list[int]]: ...
 def legacy_draws(
     seed: int,
     kinds: npt.NDArray[np.uint8],

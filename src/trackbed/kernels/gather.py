@@ -19,6 +19,7 @@ from trackbed.kernels.workers import workers
 __all__ = [
     "BatchArrays",
     "Extent",
+    "FetchedBytes",
     "Gathered",
     "SampleShape",
     "SampleSources",
@@ -94,7 +95,7 @@ class SampleSources:
 
     def __init__(self, num_datasets: int) -> None:
         self.files: list[tuple[npt.NDArray[Any], ...] | None] = []
-        """Bytes, lengths and pointers of each mapped file; None for files that are not mapped."""
+        """Bytes, lengths and pointers of each open file; None for files that are absent."""
         self.visits: dict[int, Visits] = {}
         self.sentences: dict[int, Sentences] = {}
         self.source_table = np.zeros(num_datasets, dtype=_SOURCE)
@@ -128,11 +129,14 @@ class SampleSources:
         self,
         number: int,
         *,
-        tokens: npt.NDArray[np.uint8],
+        tokens: npt.NDArray[np.uint8] | None,
         lengths: npt.NDArray[np.int32],
         pointers: npt.NDArray[np.int64],
+        size_bytes: int | None = None,
     ) -> None:
         """Set the bytes of a file, and `[N]` lengths and pointers of its sequences, which may be unaligned.
+
+        With `tokens` None, a file of `size_bytes` whose bytes are passed to `gather` as they are fetched.
 
         Raises:
             ArgumentError: an array has another type or shape, or is not contiguous.
@@ -140,20 +144,23 @@ class SampleSources:
         entry = self.file_table[number]
         count = int(entry["num_sequences"])
         for name, array, dtype, size in (
-            ("tokens", tokens, np.uint8, len(tokens)),
+            *([] if tokens is None else [("tokens", tokens, np.uint8, len(tokens))]),
             ("lengths", lengths, np.int32, count),
             ("pointers", pointers, np.int64, count),
         ):
             if array.dtype != dtype or array.shape != (size,) or not array.flags.c_contiguous:
                 msg = f"{name} must be {size} contiguous {np.dtype(dtype)}, found {array.dtype} {list(array.shape)}"
                 raise ArgumentError(msg)
-        self.files[number] = tokens, lengths, pointers
-        entry["size_bytes"], entry["lengths"], entry["pointers"] = len(tokens), _address(lengths), _address(pointers)
-        entry["tokens"] = _address(tokens) or 1  # nonzero, because 0 means not mapped
+        self.files[number] = (lengths, pointers) if tokens is None else (tokens, lengths, pointers)
+        entry["size_bytes"] = (size_bytes or 0) if tokens is None else len(tokens)
+        # Nonzero, because 0 means not mapped, and absent.
+        entry["tokens"] = 0 if tokens is None else _address(tokens) or 1
+        entry["pointers"] = _address(pointers)
+        entry["lengths"] = _address(lengths) or 1
 
     def unmap_file(self, number: int) -> None:
         """Remove a file's bytes; `gather` then lists it as absent for samples that need it."""
-        self.file_table[number]["tokens"] = 0
+        self.file_table[number]["lengths"] = self.file_table[number]["tokens"] = 0
         self.files[number] = None
 
     def remove_index(self, dataset: int) -> bool:
@@ -324,14 +331,48 @@ class BatchArrays:
         }
 
 
+class FetchedBytes:
+    """Bytes of files that are not mapped. Keeps the arrays alive.
+
+    Args:
+        pieces: number of the file, its first byte, and the bytes from there on; those of a file do not overlap.
+    """
+
+    def __init__(self, pieces: Sequence[tuple[int, int, npt.NDArray[np.uint8]]] = ()) -> None:
+        self.pieces = sorted(pieces, key=lambda piece: piece[:2])
+        rows = [(file, start, start + len(found), _address(found)) for file, start, found in self.pieces]
+        self.words = np.array(rows, dtype=np.uint64).reshape(-1)
+        """The pieces as an array of words for the kernel."""
+
+    def __bool__(self) -> bool:
+        return bool(self.pieces)
+
+
+_NOTHING: Final = FetchedBytes()
+
+
 class Gathered(NamedTuple):
-    """Result of `gather`: the batch is complete if no sample was refused and no file is absent."""
+    """Result of `gather`: the batch is complete if no sample was refused, no file is absent and nothing is missing."""
 
     refused: int | None
     """Number in the batch of the first invalid sample: it does not exist, lies outside the mapped files, or its
     documents do not have its length. None if there is none."""
     absent: list[int]
     """Numbers of files that must be mapped first."""
+    missing: npt.NDArray[np.int64]
+    """`[M, 3]` file, first byte and the one after the last that must be fetched first, in the order of the samples.
+    Those of files that are absent are not included."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the batch is complete."""
+        return self.refused is None and not self.absent and not len(self.missing)
+
+    @classmethod
+    def of(cls, size: int, refused: int, absent: list[int], missing: list[int]) -> "Gathered":
+        """Returns the result of the kernel for a batch of `size` samples."""
+        table = np.array(missing, dtype=np.int64).reshape(-1, 3)
+        return cls(None if refused == size else refused, absent, table)
 
 
 def gather(
@@ -341,12 +382,13 @@ def gather(
     batch: BatchArrays,
     shape: SampleShape,
     *,
+    fetched: FetchedBytes = _NOTHING,
     num_threads: int | None = None,
     poll: Poll = None,
 ) -> Gathered:
-    """Gather the samples of a batch. If a sample is refused or a file is absent, the contents of `batch` are undefined.
+    """Gather the samples of a batch. Unless the result is whole, the contents of `batch` are undefined.
 
-    All reads are checked to lie inside the mapped bytes, also if the files are damaged.
+    All reads are checked to lie inside the bytes of the files, also if the files are damaged.
 
     Args:
         sources: the datasets.
@@ -355,6 +397,7 @@ def gather(
             its files.
         batch: output arrays.
         shape: shape of the samples; its length must be that of `batch`.
+        fetched: bytes of files that are not mapped.
         num_threads: at least 1; None for the number of CPUs available to the process.
         poll: progress callback, called with 0.
 
@@ -365,9 +408,10 @@ def gather(
         found = f"{len(datasets)} and {len(positions)} for {batch.size}, and {shape.length} for {batch.length}"
         msg = f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
         raise ArgumentError(msg)
-    refused, absent = _native.gather(
+    found = _native.gather(
         workers(),
         *sources.words,
+        fetched.words,
         datasets,
         positions,
         shape.words,
@@ -376,7 +420,7 @@ def gather(
         useful_threads(batch.work // _TOKENS_PER_THREAD, num_threads),
         current_poll(poll),
     )
-    return Gathered(None if refused == batch.size else refused, absent)
+    return Gathered.of(batch.size, *found)
 
 
 def useful_threads(most: int, wanted: int | None) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
-from trackbed.kernels.gather import Gathered, SampleSources, output_addresses, useful_threads
+from trackbed.kernels.gather import FetchedBytes, Gathered, SampleSources, output_addresses, useful_threads
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.workers import workers
 
@@ -144,13 +144,14 @@ def gather_masked(
     batch: MaskedBatchArrays,
     table: MaskingTable,
     *,
+    fetched: FetchedBytes | None = None,
     num_threads: int | None = None,
     poll: Poll = None,
 ) -> Gathered:
-    """Makes the samples of a batch. If a sample is refused or a file is absent, the contents of `batch` are undefined.
+    """Makes the samples of a batch. Unless the result is whole, the contents of `batch` are undefined.
 
-    All reads are checked to lie inside the mapped bytes, also if the files are damaged. A sample is refused, too, if a
-    token is unknown, or if T5 has too few sentinels or too short a decoder for it.
+    All reads are checked to lie inside the bytes of the files, also if the files are damaged. A sample is refused, too,
+    if a token is unknown, or if T5 has too few sentinels or too short a decoder for it.
 
     Args:
         sources: the datasets, each placed by `place_sentences`.
@@ -158,6 +159,7 @@ def gather_masked(
         positions: `[B]` position in that dataset, in `[-R, R)`.
         batch: output arrays.
         table: what decides the samples.
+        fetched: bytes of files that are not mapped.
         num_threads: at least 1; None for the number of CPUs available to the process.
         poll: progress callback, called with 0.
 
@@ -169,9 +171,10 @@ def gather_masked(
         found = f"{shapes[0]} and {shapes[1]}, and {len(datasets)} and {len(positions)} for {batch.size}"
         msg = f"batch and table must have one model and length, datasets, positions and batch one size, found {found}"
         raise ArgumentError(msg)
-    refused, absent = _native.gather_masked(
+    found = _native.gather_masked(
         workers(),
         *sources.words,
+        (fetched or FetchedBytes()).words,
         datasets,
         positions,
         table.words,
@@ -180,4 +183,4 @@ def gather_masked(
         useful_threads(batch.size // _SAMPLES_PER_THREAD, num_threads),
         current_poll(poll),
     )
-    return Gathered(None if refused == batch.size else refused, absent)
+    return Gathered.of(batch.size, *found)
