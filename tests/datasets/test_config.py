@@ -37,8 +37,12 @@ BLEND = (["a", "b"], [1.0, 2.0])
         ({"tokenizer": None}, "tokenizer must be given"),
         ({"eod_mask_loss": None}, "eod_mask_loss must be given"),
         ({"hybrid_context_parallel": True}, "hybrid_context_parallel must be False"),
-        ({"object_storage_cache_path": "x"}, "object_storage_cache_path must be None"),
-        ({"s3_cache_path": "x"}, "s3_cache_path must be None"),
+        ({"object_storage_cache_path": "x", "s3_cache_path": "y"}, "are two names of one option, found 'x' and 'y'"),
+        ({"s3_cache_path": 3}, "path_to_idx_cache must be the path of a folder, found 3"),
+        (
+            {"path_to_cache": "s3://bucket/cache"},
+            "path_to_cache must be a local or shared folder, found the address s3",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused_as_both_kinds_of_error(fields, words):

@@ -113,7 +113,7 @@ def test_a_pair_is_opened_in_the_place_of_another(tmp_path):
     dataset.initialize(other, False, False, None)
     assert (len(dataset), len(dataset[0]), dataset.mmap) == (5, 7, False)
     assert dataset[4].tolist() == IndexedDataset(other)[4].tolist()
-    with pytest.raises(ArgumentError, match="object_storage_config must be None"):
+    with pytest.raises(ArgumentError, match="object_storage_config must be an ObjectStorageConfig"):
         dataset.initialize(other, False, False, object())
 
 

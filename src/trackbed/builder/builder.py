@@ -25,6 +25,7 @@ from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
+from trackbed.datasets.storage import storage_of
 from trackbed.errors import ArgumentError, PlanError, TrackbedError
 from trackbed.files import local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache
@@ -252,7 +253,11 @@ class BlendedMegatronDatasetBuilder:
             groups = getattr(self.config, "groups", None) or {}
             start = current_start()
             if start is not None:
-                start.read_headers(prefix for prefix in prefixes if prefix is not None and prefix not in groups)
+                storage = storage_of(self.config)
+                start.read_headers(
+                    (prefix for prefix in prefixes if prefix is not None and prefix not in groups),
+                    idx_cache=None if storage is None else storage.path_to_idx_cache,
+                )
         opened = []
         for prefix in prefixes:
             check_cancelled()  # there may be thousands, on a slow file system

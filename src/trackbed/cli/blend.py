@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 @click.option("--all", "show_all", is_flag=True, help="Show every dataset, not only the largest ones.")
 @click.option("--plot", metavar="FILE", help="Plot proportions and epochs to a .svg, .png or .pdf file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@idx_cache_option
 def blend(
-    path: str, *, tokens: int | None, samples: int | None, show_all: bool, plot: str | None, as_json: bool
+    path: str,
+    *,
+    tokens: int | None,
+    samples: int | None,
+    show_all: bool,
+    plot: str | None,
+    as_json: bool,
+    idx_cache: str | None,
 ) -> None:
     """Show the plan of a blend file, without building it.
 
@@ -51,7 +60,7 @@ def blend(
     if tokens is not None and samples is not None:
         msg = "--tokens and --samples exclude each other"
         raise click.UsageError(msg)
-    file = read_blend_file(path)
+    file = read_blend_file(path).with_idx_cache(idx_cache)
     if tokens is not None:
         samples = samples_for(tokens, file.sequence_length)
     if samples is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError, CacheError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ MOST_SHOWN: Final = 20
     help="With several processes: file of the secret that authenticates them to each other; by default in the cache. "
     "Created if missing; all hosts must see the same file.",
 )  # fmt: skip
+@idx_cache_option
 def build(
     path: str,
     *,
@@ -67,6 +69,7 @@ def build(
     check_against: str | None,
     timeout: float | None,
     secret_file: str | None,
+    idx_cache: str | None,
 ) -> None:
     """Build the indices of a blend file ahead of the job, so that the job starts at once.
 
@@ -81,7 +84,7 @@ def build(
         msg = "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
         raise click.UsageError(msg)
     is_shared = has_several_ranks()
-    blend = measure_blend(read_blend_file(path))
+    blend = measure_blend(read_blend_file(path).with_idx_cache(idx_cache))
     plan_blend(blend).problems.stop()
     config = _config(blend, cache, threads, _identity(tokenizer_identity))
     if reader == _MEGATRON or check_against is not None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trackbed.cli.parse import idx_cache_option
+
 if TYPE_CHECKING:
     from trackbed.preprocess import FirstDocument, Inspection
 
@@ -26,6 +28,7 @@ __all__ = ["inspect"]
     metavar="FILE",
     help="Only write the counts of all pairs to FILE, for the option sequences_per_dataset of a job.",
 )
+@idx_cache_option
 def inspect(
     prefixes: tuple[str, ...],
     *,
@@ -35,15 +38,17 @@ def inspect(
     max_tokens: int,
     as_json: bool,
     counts_json: str | None,
+    idx_cache: str | None,
 ) -> None:
     """Show the contents of a pair of .bin and .idx files.
 
-    PREFIX is the path of the pair without .bin and .idx, or a folder with one pair (with --counts-json: any number).
+    PREFIX is the path or address of the pair without .bin and .idx, or a folder with one pair (with --counts-json: any
+    number).
     """
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
 
     if counts_json is not None:
-        _write_counts(find_pairs(prefixes), counts_json)
+        _write_counts(find_pairs(prefixes), counts_json, idx_cache)
         return
     if tokenizer is None and eod_token is not None:
         msg = "--eod-token needs --tokenizer"
@@ -52,25 +57,26 @@ def inspect(
     if others:
         msg = f"PREFIX must be one pair without --counts-json, {' '.join(prefixes)} has {1 + len(others)}"
         raise click.UsageError(msg)
-    found = inspect_pair(pair)
+    found = inspect_pair(pair, idx_cache=idx_cache)
     first = None
     if tokenizer is not None:
         decoder = open_tokenizer(tokenizer, eod_token=eod_token)
-        first = first_documents(pair, decoder, num_documents=documents, max_tokens=max_tokens)
+        limits = {"num_documents": documents, "max_tokens": max_tokens}
+        first = first_documents(pair, decoder, **limits, idx_cache=idx_cache)
     if as_json:
         click.echo(_to_json(found, first))
     else:
         _draw(found, first or [])
 
 
-def _write_counts(pairs: list[str], path: str) -> None:
+def _write_counts(pairs: list[str], path: str, idx_cache: str | None) -> None:
     """Writes the numbers of sequences and document borders of each pair, from the headers of the indices."""
     from trackbed.files import new_partial, publish, write_new
-    from trackbed.tokens import get_idx_path, open_index
+    from trackbed.tokens.content import PairContent
 
     counts = {}
     for pair in pairs:
-        index = open_index(Path(get_idx_path(pair)))
+        index = PairContent.open(pair, idx_cache=idx_cache).index
         counts[pair] = [index.sequence_count, index.document_count]
     partial = new_partial(Path(path))
     try:

@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-__all__ = ["Duration", "Size", "format_option", "record_limit_option", "split_keys"]
+__all__ = ["Duration", "Size", "format_option", "idx_cache_option", "record_limit_option", "split_keys"]
 
 _AMOUNT: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _BYTES: Final = {
@@ -67,3 +67,11 @@ record_limit_option = click.option(
     help="Maximum size of one line, plain text or cell; a larger one is a bad record.",
 )
 """Option for the limit that keeps one record from using all memory."""
+
+idx_cache_option = click.option(
+    "--idx-cache",
+    metavar="FOLDER",
+    help="For pairs at addresses such as s3://bucket/prefix: folder on this host for copies of their .idx; by default "
+    "below ~/.cache.",
+)
+"""Option for the folder of copies of `.idx` objects."""

@@ -84,5 +84,11 @@ def cumulative(progress: ByteProgress, total_bytes: int) -> Callable[[int], None
 
 
 def size_of(paths: Iterable[str]) -> int:
-    """Returns the total size of the files that exist, in bytes."""
-    return sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    """Returns the total size of the files and objects that exist, in bytes."""
+    from trackbed.files.stores import ObjectStamp, is_address, parse_address, stamps_of_objects
+
+    wanted = list(paths)
+    stamps = stamps_of_objects([parse_address(path) for path in wanted if is_address(path)])
+    stored = sum(stamp.size_bytes for stamp in stamps if isinstance(stamp, ObjectStamp))
+    files = (Path(path) for path in wanted if not is_address(path))
+    return stored + sum(path.stat().st_size for path in files if path.is_file())

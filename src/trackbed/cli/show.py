@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ __all__ = ["show"]
 @click.option("--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True)
 @click.option("--cache", metavar="FOLDER", help="Folder of the indices, instead of the file's `cache`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool) -> None:
+@idx_cache_option
+def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool, idx_cache: str | None) -> None:
     """Show the contents of a sample of a blend: its documents, and their text.
 
     {-Marked-} text is excluded from the loss. Missing indices are built.
@@ -30,7 +32,7 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
     from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
     from trackbed.loading import provenance
 
-    blend = measure_blend(read_blend_file(path))
+    blend = measure_blend(read_blend_file(path).with_idx_cache(idx_cache))
     plan_blend(blend).problems.stop()
     config = blend.config(cache=cache)
     built = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trackbed.cli.messages import EXPECTED, describe
+from trackbed.cli.parse import idx_cache_option
 
 if TYPE_CHECKING:
     from trackbed.tokens import Verified
@@ -16,11 +17,12 @@ __all__ = ["verify"]
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @click.option("--content", is_flag=True, help="Also compare every byte with the seal.")
+@idx_cache_option
 @click.pass_context
-def verify(ctx: click.Context, prefixes: tuple[str, ...], *, content: bool) -> None:
+def verify(ctx: click.Context, prefixes: tuple[str, ...], *, content: bool, idx_cache: str | None) -> None:
     """Check pairs of .bin and .idx files.
 
-    PREFIX is the path of a pair without .bin and .idx, or a folder: all pairs in it. Each pair is checked,
+    PREFIX is the path or address of a pair without .bin and .idx, or a folder: all pairs in it. Each pair is checked,
     even if others are damaged.
     """
     from trackbed.cli.progress import cumulative, show_progress, size_of
@@ -31,12 +33,15 @@ def verify(ctx: click.Context, prefixes: tuple[str, ...], *, content: bool) -> N
 
     pairs = find_pairs(prefixes)
     if not content:
-        results = [_report(pair, check) for pair in pairs]
+        results = [_report(pair, lambda prefix: check(prefix, idx_cache=idx_cache)) for pair in pairs]
     else:
         with show_progress("verifying") as progress:
             total = size_of(path(pair) for pair in pairs for path in (get_bin_path, get_idx_path))
             step = cumulative(progress, total)
-            results = [_report(pair, lambda prefix: check_content(prefix, progress=step)) for pair in pairs]
+            results = [
+                _report(pair, lambda prefix: check_content(prefix, progress=step, idx_cache=idx_cache))
+                for pair in pairs
+            ]
     if not all(results):
         ctx.exit(1)
 

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError
+from trackbed.files.stores import is_address
 from trackbed.index.splits import (
     Bounds,
     Split,
@@ -184,6 +185,9 @@ class BlendedMegatronDatasetConfig:
         cache = self.path_to_cache
         if cache is not None and (not isinstance(cache, (str, os.PathLike)) or "\0" in str(cache)):
             msg = f"path_to_cache must be the path of a folder or None, found {cache!r}"
+            raise ArgumentError(msg)
+        if cache is not None and is_address(cache):
+            msg = f"path_to_cache must be a local or shared folder, found the address {cache}"
             raise ArgumentError(msg)
         for option in ("fast_cache_load", "defer_npy_index_mmap"):
             if getattr(self, option) and self.order == "instant":

@@ -19,13 +19,16 @@ from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations
 from trackbed.datasets.sources import FileBacked, Sources
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.kernels import Gathered, SampleSources
+from trackbed.kernels import FetchedBytes, Gathered, SampleSources
+from trackbed.tokens.stored.budget import BUDGET
+from trackbed.tokens.stored.source import join_ranges
 
 __all__ = ["BatchForm", "Gatherer", "Gathering", "Indices"]
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 _MOST_ROUNDS: Final = 8
 """Most attempts to map the files of a batch: other threads may release them again when maps are scarce."""
+_NOTHING: Final = FetchedBytes()
 _HIGHEST: Final = int(np.iinfo(np.int64).max)
 
 
@@ -149,6 +152,7 @@ class BatchForm(ABC):
         positions: npt.NDArray[np.int64],
         arrays: Any,
         *,
+        fetched: FetchedBytes,
         num_threads: int | None,
     ) -> Gathered:
         """Fills a batch.
@@ -158,6 +162,7 @@ class BatchForm(ABC):
             datasets: `[B]` dataset of each sample.
             positions: `[B]` position in that dataset.
             arrays: memory of the batch, from `spec.memory`.
+            fetched: bytes of files that are not mapped.
             num_threads: at least 1; None for the number of CPUs available to the process.
         """
 
@@ -184,24 +189,56 @@ class Gatherer:
         """Returns the batch; None if the kernel cannot make one of its samples from mapped files, or refuses it."""
         datasets, positions = located
         batch = self._memory(len(positions), out)
-        if batch.arrays is None:
+        if batch.arrays is None or not self._fill(datasets, positions, batch.arrays, num_threads):
             return None
+        if self._form.spec.dataset_id is not None:
+            batch["dataset_id"].copy_(torch.from_numpy(datasets))
+        return batch
+
+    def _fill(
+        self, datasets: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], arrays: Any, num_threads: int | None
+    ) -> bool:
+        """Fills the memory of a batch; in parts, if it needs more bytes of objects than may be in flight.
+
+        Returns:
+            True if the kernel made all samples.
+        """
+        found = self._try(datasets, positions, arrays, _NOTHING, num_threads)
+        if found is None or not len(found.missing):
+            return found is not None and found.is_whole
+        ranges = join_ranges(found.missing)
+        size_bytes = int((ranges[:, 2] - ranges[:, 1]).sum())
+        size = len(positions)
+        if size_bytes > BUDGET.limit and size > 1:
+            halves = slice(0, size // 2), slice(size // 2, size)
+            return all(self._fill(datasets[half], positions[half], arrays.part(half), num_threads) for half in halves)
+        with BUDGET.held(size_bytes):
+            found = self._try(datasets, positions, arrays, self._sources.fetch(ranges), num_threads)
+        return found is not None and found.is_whole
+
+    def _try(
+        self,
+        datasets: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        arrays: Any,
+        fetched: FetchedBytes,
+        num_threads: int | None,
+    ) -> Gathered | None:
+        """Fills the memory of a batch if no bytes are missing; None if a sample needs Python."""
         sources = self._sources
         for _ in range(_MOST_ROUNDS):
             try:  # KeyboardInterrupt may be raised anywhere from here on
                 if not sources.begin_reading(datasets):
                     return None
-                found = self._form.gather(sources.table, datasets, positions, batch.arrays, num_threads=num_threads)
+                found = self._form.gather(
+                    sources.table, datasets, positions, arrays, fetched=fetched, num_threads=num_threads
+                )
             finally:
                 sources.end_reading()
             if not found.absent:
-                break
+                return None if found.refused is not None else found
             sources.map_files(found.absent)
-        if found.refused is not None or found.absent:
-            return None
-        if self._form.spec.dataset_id is not None:
-            batch["dataset_id"].copy_(torch.from_numpy(datasets))
-        return batch
+        return None
 
     def empty_batch(self, size: int, *, pinned: bool) -> Batch:
         """Allocates a batch."""

@@ -15,7 +15,7 @@ import torch
 from trackbed.datasets import sample
 from trackbed.datasets.gathering import BatchForm
 from trackbed.datasets.gpt_config import GPTDatasetConfig
-from trackbed.kernels import BatchArrays, Gathered, SampleShape, SampleSources, gather
+from trackbed.kernels import BatchArrays, FetchedBytes, Gathered, SampleShape, SampleSources, gather
 
 __all__ = ["GPTForm", "GPTSpec"]
 
@@ -100,7 +100,8 @@ class GPTForm(BatchForm):
         positions: npt.NDArray[np.int64],
         arrays: BatchArrays,
         *,
+        fetched: FetchedBytes,
         num_threads: int | None,
     ) -> Gathered:
         """Fills a batch; see `BatchForm.gather`."""
-        return gather(sources, datasets, positions, arrays, self._shape, num_threads=num_threads)
+        return gather(sources, datasets, positions, arrays, self._shape, fetched=fetched, num_threads=num_threads)

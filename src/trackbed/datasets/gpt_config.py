@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.storage import storage_of
 from trackbed.errors import ArgumentError
 
 __all__ = ["GPTDatasetConfig"]
@@ -40,7 +41,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """True to read one token beyond the length of a sample, so that its last label is known."""
 
     object_storage_cache_path: str | None = None
-    """Folder for the indices of files in an object store; must be None: object stores are not supported yet."""
+    """Folder on this host for copies of the `.idx` objects of pairs in object stores; needed for prefixes that are
+    addresses, with `mmap_bin_files=False`. Its processes share it, and hosts need not."""
 
     data_parallel_size: int = 1
     """Not used; kept for code that reads it."""
@@ -74,10 +76,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             if getattr(self, name) is None:
                 msg = f"{name} must be given, found None"
                 raise ArgumentError(msg)
-        for name in ("object_storage_cache_path", "s3_cache_path"):
-            if getattr(self, name):
-                msg = f"{name} must be None until object stores are read, found {getattr(self, name)!r}"
-                raise ArgumentError(msg)
+        storage_of(self)
         if self.hybrid_context_parallel:
             msg = "hybrid_context_parallel must be False, found True"
             raise ArgumentError(msg)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays, damage
-from trackbed.datasets.indexed import is_plain
+from trackbed.datasets.indexed import is_plain, reads_in_rounds
 from trackbed.datasets.samples import SamplePieces
 from trackbed.files import MAPS
 from trackbed.tokens import IndexedDataset, IndexedGroup
@@ -50,6 +50,7 @@ class VisitedSamples:
         self._may_be_short = may_be_short
         self._is_group = isinstance(dataset, IndexedGroup)
         self._is_plain = is_plain(dataset)
+        self._reads_in_rounds = reads_in_rounds(dataset)
 
     def pieces(self, visits: VisitArrays, position: int) -> SamplePieces:
         """Returns the pieces of the sample at a position of the shuffled order.
@@ -108,18 +109,21 @@ class VisitedSamples:
         dataset = self._dataset
         if MAPS.is_tight and isinstance(dataset, IndexedDataset):
             dataset.note_use()
-        if self._is_plain:
+        lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        if self._reads_in_rounds:
+            parts = dataset.get_several(documents, starts, lengths)
+        elif self._is_plain:
             index, read = dataset.index, dataset.bin_reader.read
             size, dtype = index.dtype_size, index.dtype
             pointers = index.sequence_pointers[np.array(documents)].tolist()
             parts = [
-                read(dtype, stop - start, pointer + start * size)
-                for pointer, start, stop in zip(pointers, starts, stops, strict=True)
+                read(dtype, length, pointer + start * size)
+                for pointer, start, length in zip(pointers, starts, lengths, strict=True)
             ]
         else:
             parts = [
-                dataset.get(document, offset=start, length=stop - start)
-                for document, start, stop in zip(documents, starts, stops, strict=True)
+                dataset.get(document, offset=start, length=length)
+                for document, start, length in zip(documents, starts, lengths, strict=True)
             ]
         missing = self._length - sum(map(len, parts))
         if missing > 0:

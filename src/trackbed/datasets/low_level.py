@@ -1,6 +1,7 @@
 """Properties of low-level datasets: identity, stamps and sizes."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "most_tokens",
     "num_documents",
     "num_sequences",
+    "reads_objects",
 ]
 
 
@@ -45,6 +47,16 @@ def data_stamps(dataset: Any) -> str | None:
 
 def _stamps_of(pair: IndexedDataset) -> str:
     return " ".join(map(str, (*pair.index.ends.stamp, pair.index.ends.changed_ns)))
+
+
+def reads_objects(dataset: Any) -> bool:
+    """True if a dataset, or one that it blends, has a pair in an object store."""
+    members = getattr(dataset, "datasets", None)
+    if isinstance(members, Sequence):
+        return any(map(reads_objects, members))
+    low_level = getattr(dataset, "dataset", None)
+    pairs = low_level.members if isinstance(low_level, IndexedGroup) else [low_level]
+    return any(isinstance(pair, IndexedDataset) and pair.is_stored for pair in pairs)
 
 
 def most_tokens(dataset: Any) -> int | None:

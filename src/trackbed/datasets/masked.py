@@ -17,6 +17,7 @@ from trackbed.cache import Kind, LazyArrays, damage
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.gathering import BatchForm
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
+from trackbed.datasets.indexed import reads_in_rounds
 from trackbed.datasets.low_level import num_documents
 from trackbed.datasets.masked_batch import MaskedForm, MaskedSpec
 from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
@@ -298,7 +299,10 @@ class MaskedWordPieceDataset(CachedDataset):
         if not 0 <= first < stop <= len(self.dataset) or not 0 < target <= most:
             wanted = f"sentences in [0, {len(self.dataset)}) and a length of at most {most}"
             raise self._damage(wanted, f"{first}, {stop} and {target} in row {idx}")
-        sentences = [np.asarray(self.dataset[number]).tolist() for number in range(first, stop)]
+        if reads_in_rounds(self.dataset):
+            sentences = [tokens.tolist() for tokens in self.dataset.get_several(range(first, stop))]
+        else:
+            sentences = [np.asarray(self.dataset[number]).tolist() for number in range(first, stop)]
         # As in Megatron Core, position -1 has the last sample's text, and a stream of its own.
         return sentences, target, np.random.RandomState((self.config.random_seed + int(idx)) % _SEEDS)
 

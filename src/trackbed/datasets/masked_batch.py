@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from trackbed.datasets.gathering import BatchForm
-from trackbed.kernels import Gathered, MaskedBatchArrays, MaskingTable, SampleSources, gather_masked
+from trackbed.kernels import FetchedBytes, Gathered, MaskedBatchArrays, MaskingTable, SampleSources, gather_masked
 
 __all__ = ["MaskedForm", "MaskedSpec"]
 
@@ -63,7 +63,10 @@ class MaskedForm(BatchForm):
         positions: npt.NDArray[np.int64],
         arrays: MaskedBatchArrays,
         *,
+        fetched: FetchedBytes,
         num_threads: int | None,
     ) -> Gathered:
         """Fills a batch; see `BatchForm.gather`."""
-        return gather_masked(sources, datasets, positions, arrays, self._table, num_threads=num_threads)
+        return gather_masked(
+            sources, datasets, positions, arrays, self._table, fetched=fetched, num_threads=num_threads
+        )

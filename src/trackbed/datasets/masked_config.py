@@ -2,7 +2,7 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from operator import index
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.storage import storage_of
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
@@ -59,9 +60,13 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     """True to draw the lengths of n-grams from a geometric distribution with p = 0.2, cut off at `masking_max_ngram`,
     as SpanBERT does (https://arxiv.org/abs/1907.10529, section 3.1); required."""
 
+    object_storage_cache_path: str | None = field(default=None, kw_only=True)
+    """Folder on this host for copies of the `.idx` objects of pairs in object stores; see `GPTDatasetConfig`."""
+
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
+        storage_of(self)
         wanted = ("tokenizer", *_NUMBERS, "masking_max_ngram", *_FLAGS)
         missing = [name for name in wanted if getattr(self, name) is None]
         if missing:

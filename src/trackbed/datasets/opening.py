@@ -7,6 +7,7 @@ import numpy as np
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.indexed import IndexedDataset
 from trackbed.datasets.start import current_start
+from trackbed.datasets.storage import check_stored, storage_of
 from trackbed.errors import FormatError
 from trackbed.tokens import IndexedGroup
 
@@ -23,7 +24,12 @@ def open_group(prefix: str, config: BlendedMegatronDatasetConfig) -> IndexedGrou
     pairs = (config.groups or {}).get(prefix)
     if pairs is None:
         return None
-    group = IndexedGroup.open(prefix, pairs, mmap=config.mmap_bin_files, pair_class=IndexedDataset)
+    for pair in pairs:
+        check_stored(pair, config)
+    storage = storage_of(config)
+    group = IndexedGroup.open(
+        prefix, pairs, mmap=config.mmap_bin_files, object_storage_config=storage, pair_class=IndexedDataset
+    )
     _check_type(group)
     return group
 
@@ -40,9 +46,11 @@ def open_pair(prefix: str, config: BlendedMegatronDatasetConfig, **options: Any)
         ArgumentError: a file is missing.
         FormatError: the pair is damaged, or its tokens are not integers.
     """
+    check_stored(prefix, config)
+    options = {"mmap": config.mmap_bin_files, "object_storage_config": storage_of(config), **options}
     start = current_start()
     header = None if start is None else start.header(prefix)
-    pair = IndexedDataset(prefix, mmap=config.mmap_bin_files, open_when_read=True, header=header, **options)
+    pair = IndexedDataset(prefix, open_when_read=True, header=header, **options)
     _check_type(pair)
     return pair
 

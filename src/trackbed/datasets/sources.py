@@ -1,6 +1,6 @@
-"""Locations of datasets' samples in mapped files, for the kernel that gathers batches.
+"""Locations of datasets' samples in mapped files and in objects, for the kernel that gathers batches.
 
-Shapes: B samples of a batch, K datasets.
+Shapes: B samples of a batch, K datasets, M ranges of bytes.
 """
 
 import time
@@ -13,8 +13,10 @@ import numpy.typing as npt
 from trackbed.datasets.indexed import is_plain
 from trackbed.datasets.table_lock import TableLock
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
-from trackbed.kernels import Extent, SampleSources, Sentences, Visits
+from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
+from trackbed.tokens.lengths import fetch_copies
+from trackbed.tokens.stored.source import StoredSource, fetch_ranges
 
 __all__ = ["FileBacked", "SampleLayout", "Sources", "Stretches"]
 
@@ -144,21 +146,40 @@ class Sources:
         MAPS.use(placed)
 
     def map_files(self, numbers: Sequence[int]) -> None:
-        """Maps files by their numbers.
+        """Maps files by their numbers; of objects, copies of the index.
 
         Raises:
             FormatError: a file was replaced since it was opened.
+            StoreError: an object was replaced, or the store does not give it.
         """
+        fetch_copies(self._pairs[number].index for number in set(numbers))  # first, as it takes long
         with self._lock.writing():
             for number in set(numbers):
-                source = self._pairs[number].bin_reader
-                if isinstance(source, MappedSource) and self.table.files[number] is None:
-                    index = self._pairs[number].index
-                    self.table.map_file(
-                        number, tokens=source.data, lengths=index.sequence_lengths, pointers=index.sequence_pointers
-                    )
+                source, index = self._pairs[number].bin_reader, self._pairs[number].index
+                if self.table.files[number] is not None:
+                    continue
+                tokens = source.data if isinstance(source, MappedSource) else None
+                size_bytes = source.stamp.size_bytes if isinstance(source, StoredSource) else None
+                lengths, pointers = index.sequence_lengths, index.sequence_pointers
+                self.table.map_file(number, tokens=tokens, lengths=lengths, pointers=pointers, size_bytes=size_bytes)
+                if isinstance(source, MappedSource) and isinstance(index.ends.stamp, Stamp):
                     self._watch.add(number, source, MappedSource(index.mapped, index.path, index.ends.stamp))
-                    MAPS.use(self._owners[number])
+                MAPS.use(self._owners[number])
+
+    def fetch(self, ranges: npt.NDArray[np.int64]) -> FetchedBytes:
+        """Fetches bytes of objects, all in flight together.
+
+        Args:
+            ranges: `[M, 3]` number of the file, first byte and the one after the last; as `join_ranges` returns them.
+
+        Raises:
+            StoreError: an object was replaced, or the store does not give it.
+        """
+        numbers, places = np.unique(ranges[:, 0], return_inverse=True)
+        sources = [self._pairs[number].bin_reader for number in numbers.tolist()]
+        stored = [source for source in sources if isinstance(source, StoredSource)]
+        found = fetch_ranges(stored, np.column_stack((places, ranges[:, 1:])))
+        return FetchedBytes([(int(numbers[one.number]), one.start, one.content) for one in found])
 
     def release(self, placed: _TableEntry) -> bool:
         """Removes a dataset's arrays from the tables, unless a call reads them. Returns True if they are removed."""
@@ -220,11 +241,11 @@ class _SizeWatch:
 
 
 def _pairs_of(dataset: Any) -> list[IndexedDataset]:
-    """Returns the pairs of a dataset if they are mapped and contain integers, else none."""
+    """Returns the pairs of a dataset if they are mapped or stored, and contain integers, else none."""
     # A subclass may override how it reads.
     pairs = [dataset] if is_plain(dataset) else []
     pairs = list(dataset.members) if type(dataset) is IndexedGroup else pairs
-    is_cut = all(is_plain(pair) and pair.mmap and not pair.multimodal for pair in pairs)
+    is_cut = all(is_plain(pair) and (pair.mmap or pair.is_stored) and not pair.multimodal for pair in pairs)
     return pairs if is_cut and pairs and np.dtype(pairs[0].index.dtype).kind in "iu" else []
 
 

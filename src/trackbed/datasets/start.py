@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 from trackbed.cache import Arrays, Found, LazyArrays, Request, State, build_batch, flush_later, look_up, note_use
 from trackbed.errors import CacheError
-from trackbed.tokens.headers import PairHeader, read_headers
+from trackbed.tokens.format import PairHeader
+from trackbed.tokens.headers import read_headers
 
 __all__ = ["Start", "current_start", "open_index", "shared"]
 
@@ -46,9 +47,9 @@ class Start:
         if self.leave_notes:
             note_use(one.entry for one in self.requested)
 
-    def read_headers(self, prefixes: Iterable[str]) -> None:
-        """Reads the headers of many pairs at once, for datasets that are about to open them."""
-        self._headers.update(read_headers(prefixes))
+    def read_headers(self, prefixes: Iterable[str], *, idx_cache: str | None = None) -> None:
+        """Reads the headers of many pairs at once, for datasets that are about to open them; see `read_headers`."""
+        self._headers.update(read_headers(prefixes, idx_cache=idx_cache))
 
     def header(self, prefix: str) -> PairHeader | None:
         """Returns the header of a pair that was read ahead, once: later the pair may be another one."""

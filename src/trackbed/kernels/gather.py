@@ -5,7 +5,7 @@ Shapes: B samples of a batch, S tokens of a sample, N sequences of a file, V vis
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -318,6 +318,10 @@ class BatchArrays:
         self.work: int = self.size * self.length * (self.length if "attention_mask" in arrays else 1)
         """Approximate number of elements to write."""
 
+    def part(self, samples: slice) -> Self:
+        """Returns the arrays of some of the samples, as views."""
+        return type(self)({name: array[samples] for name, array in self.arrays.items()})
+
     def _wanted(self) -> Mapping[str, tuple[Any, ...]]:
         """Type, and shape after `[B]`, of each array in the kernel's order."""
         return {
@@ -382,7 +386,7 @@ def gather(
     batch: BatchArrays,
     shape: SampleShape,
     *,
-    fetched: FetchedBytes = _NOTHING,
+    fetched: FetchedBytes | None = None,
     num_threads: int | None = None,
     poll: Poll = None,
 ) -> Gathered:
@@ -408,10 +412,10 @@ def gather(
         found = f"{len(datasets)} and {len(positions)} for {batch.size}, and {shape.length} for {batch.length}"
         msg = f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
         raise ArgumentError(msg)
-    found = _native.gather(
+    outcome = _native.gather(
         workers(),
         *sources.words,
-        fetched.words,
+        (fetched or _NOTHING).words,
         datasets,
         positions,
         shape.words,
@@ -420,7 +424,7 @@ def gather(
         useful_threads(batch.work // _TOKENS_PER_THREAD, num_threads),
         current_poll(poll),
     )
-    return Gathered.of(batch.size, *found)
+    return Gathered.of(batch.size, *outcome)
 
 
 def useful_threads(most: int, wanted: int | None) -> int:

@@ -5,7 +5,7 @@ Shapes: B samples of a batch, S tokens of a sample, D tokens of T5's decoder.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,10 @@ class MaskedBatchArrays:
         addresses = [found.get(name, 0) for name in (*order, "enc_mask", "text_dec", "dec_mask")]
         self.words = np.array(addresses, dtype=np.uint64)
 
+    def part(self, samples: slice) -> Self:
+        """Returns the arrays of some of the samples, as views."""
+        return type(self)({name: array[samples] for name, array in self.arrays.items()})
+
     def _wanted(self) -> dict[str, tuple[Any, ...]]:
         """Type, and shape after `[B]`, of each array."""
         if self.is_t5:
@@ -171,7 +175,7 @@ def gather_masked(
         found = f"{shapes[0]} and {shapes[1]}, and {len(datasets)} and {len(positions)} for {batch.size}"
         msg = f"batch and table must have one model and length, datasets, positions and batch one size, found {found}"
         raise ArgumentError(msg)
-    found = _native.gather_masked(
+    outcome = _native.gather_masked(
         workers(),
         *sources.words,
         (fetched or FetchedBytes()).words,
@@ -183,4 +187,4 @@ def gather_masked(
         useful_threads(batch.size // _SAMPLES_PER_THREAD, num_threads),
         current_poll(poll),
     )
-    return Gathered.of(batch.size, *found)
+    return Gathered.of(batch.size, *outcome)

@@ -3,8 +3,9 @@
 Shapes: B samples of a batch, K datasets of a blend.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -14,19 +15,26 @@ import torch
 from trackbed.datasets import Batch, BlendedDataset
 from trackbed.datasets.data_checksum import DataChecksum
 from trackbed.datasets.gathering import Gathering
+from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
 from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies
+from trackbed.loading.gather_ahead import gather_ahead
 from trackbed.loading.position import check_data_checksum, check_mapping
 from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
+from trackbed.tokens.stored.budget import BUDGET
 
 __all__ = ["BatchLoader"]
 
 _TEXTS: Final = ("tokens", "text", "text_enc")
 """Names of a sample's tokens: of GPT, BERT and T5."""
+
+
+_Job = tuple[Sequence[int], dict[str, Any]]
+"""Indices of a batch, and the sampler's position after it."""
 
 
 class _PreparedBatch(NamedTuple):
@@ -55,7 +63,7 @@ class BatchLoader:
     Args:
         dataset: dataset of the samples; its `gather` makes the batches.
         batch_sampler: yields the indices of each batch: a sampler of this package, or any iterable of lists.
-        ahead: number of batches to prefetch, at least 1.
+        ahead: number of batches to prefetch, at least 1. From an object store, more of them are gathered together.
         num_threads: threads that gather a batch, at least 1; None for the number of CPUs available to the process.
         pinned: True to allocate batches in page-locked memory, which needs an accelerator.
         device: CUDA device to which batches are copied from pinned memory, on a separate stream; None for no copy.
@@ -86,6 +94,8 @@ class BatchLoader:
         self._ring = Ring(ahead + 2)
         self._state: dict[str, Any] | None = None
         self._run: ReadAhead[_PreparedBatch] | None = None
+        self._is_stored = reads_objects(dataset)
+        self._batch_bytes = 0
         data = getattr(dataset, "data_checksum", None)
         self._data = data if isinstance(data, DataChecksum) else None
         if self._data is not None:
@@ -182,13 +192,29 @@ class BatchLoader:
     def _make(self) -> Iterator[_PreparedBatch]:
         """Gathers the batches, usually on the prefetch thread."""
         copies = None if self._device is None else DeviceCopies(self._device)
-        for indices in self.sampler:
-            state = self._position()
-            batch = self.dataset.gather(indices, self._memory(len(indices)), num_threads=self._num_threads)
-            tokens = self._tokens(batch)
-            lent = self._ring.lend(batch)
-            yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
-            del batch, lent
+        jobs = ((indices, self._position()) for indices in self.sampler)
+        made = gather_ahead(jobs, self._gather, most=self._most_at_once) if self._is_stored else self._gather_each(jobs)
+        with contextlib.closing(made):
+            for (indices, state), batch in made:
+                tokens = self._tokens(batch)
+                lent = self._ring.lend(batch)
+                del batch
+                yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
+                del lent
+
+    def _gather_each(self, jobs: Iterator[_Job]) -> Generator[tuple[_Job, Batch]]:
+        for job in jobs:
+            yield job, self._gather(job)
+
+    def _gather(self, job: _Job) -> Batch:
+        indices, _ = job
+        batch = self.dataset.gather(indices, self._memory(len(indices)), num_threads=self._num_threads)
+        self._batch_bytes = sum(tensor.nbytes for name, tensor in batch.items() if name not in batch.shared)
+        return batch
+
+    def _most_at_once(self) -> int:
+        """Most batches to gather together, so that they take no more memory than bytes may be fetched ahead."""
+        return max(1, BUDGET.limit // self._batch_bytes) if self._batch_bytes else 1
 
     def _memory(self, size: int) -> Batch | None:
         """Memory to gather a batch into, or None if `gather` is to allocate it."""

@@ -5,6 +5,22 @@ from typing import Final
 
 __all__ = ["MODULES", "PARTS", "part_of"]
 
+_OBJECT_STORAGE: Final = {
+    **dict.fromkeys(("ObjectStorageConfig", "S3Config"), "trackbed.tokens.stored.config:ObjectStorageConfig"),
+    **{
+        name: f"trackbed.megatron.object_storage:{name}"
+        for name in (
+            "S3Client",
+            "cache_index_file",
+            "dataset_exists",
+            "get_index_cache_path",
+            "get_object_storage_access",
+            "is_object_storage_path",
+            "parse_s3_path",
+        )
+    },
+}
+
 MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "datasets.bert_dataset": {
         "BERTMaskedWordPieceDataset": "trackbed.datasets.bert:BERTMaskedWordPieceDataset",
@@ -39,6 +55,8 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "DType": "trackbed.tokens.dtype:DType",
         "IndexedDataset": "trackbed.datasets.indexed:IndexedDataset",
         "IndexedDatasetBuilder": "trackbed.tokens.writer:IndexedDatasetBuilder",
+        "ObjectStorageConfig": "trackbed.tokens.stored.config:ObjectStorageConfig",
+        "S3Config": "trackbed.tokens.stored.config:ObjectStorageConfig",
         "_IndexReader": "trackbed.megatron.functions:open_index",
         "get_bin_path": "trackbed.tokens.paths:get_bin_path",
         "get_idx_path": "trackbed.tokens.paths:get_idx_path",
@@ -59,6 +77,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "MockMultimodalDataset": "trackbed.datasets.multimodal:MockMultimodalDataset",
         "MultimodalDatasetConfig": "trackbed.datasets.multimodal:MultimodalDatasetConfig",
     },
+    "datasets.object_storage_utils": _OBJECT_STORAGE,
     "datasets.t5_dataset": {
         "T5MaskedWordPieceDataset": "trackbed.datasets.t5:T5MaskedWordPieceDataset",
         "T5MaskedWordPieceDatasetConfig": "trackbed.datasets.t5:T5MaskedWordPieceDatasetConfig",
@@ -70,6 +89,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "log_single_rank": "trackbed.megatron.functions:log_single_rank",
         "normalize": "trackbed.index.splits:normalize",
     },
+    "datasets.utils_s3": {**_OBJECT_STORAGE, "is_s3_path": "trackbed.megatron.object_storage:is_s3_path"},
     "dist_checkpointing": {
         "LocalNonpersistentObject": "trackbed.checkpoint.mapping.local:LocalNonpersistentObject",
         "ShardedObject": "trackbed.checkpoint.mapping.object:ShardedObject",

@@ -5,14 +5,16 @@ Shapes: N sequences, D documents, B bins of the histogram.
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.tokens import IndexedDataset, SequenceIndex, get_idx_path, open_index, verify
+from trackbed.files.stores import is_address
+from trackbed.tokens import IndexedDataset, ObjectStorageConfig, SequenceIndex, default_idx_cache
+from trackbed.tokens.content import PairContent
+from trackbed.tokens.verify import verify_opened
 
 __all__ = ["Decoder", "FirstDocument", "Inspection", "LengthBin", "first_documents", "inspect_pair"]
 
@@ -72,15 +74,19 @@ class FirstDocument:
     """True if `text` covers all tokens."""
 
 
-def inspect_pair(path_prefix: str) -> Inspection:
+def inspect_pair(path_prefix: str, *, idx_cache: str | None = None) -> Inspection:
     """Inspects a pair, with the checks of `verify`. Reads the index, but no tokens.
+
+    Args:
+        path_prefix: path or address of the pair without `.bin` and `.idx`.
+        idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
 
     Raises:
         FormatError: the pair is damaged.
         FileNotFoundError: one of its files is missing.
     """
-    verified = verify(path_prefix)
-    index = open_index(Path(get_idx_path(path_prefix)))
+    content = PairContent.open(path_prefix, idx_cache=idx_cache)
+    verified, index = verify_opened(content), content.index
     counts = np.zeros(65, dtype=np.int64)
     shortest, longest = np.iinfo(np.int64).max, 0
     for start in range(0, verified.documents, _STEP):
@@ -98,11 +104,13 @@ def inspect_pair(path_prefix: str) -> Inspection:
         shortest=shortest if verified.documents else 0,
         longest=longest,
         histogram=_bins(counts),
-        modes=_count_modes(_modes_of(path_prefix)),
+        modes=_count_modes(_modes_of(index)),
     )
 
 
-def first_documents(path_prefix: str, decoder: Decoder, *, num_documents: int, max_tokens: int) -> list[FirstDocument]:
+def first_documents(
+    path_prefix: str, decoder: Decoder, *, num_documents: int, max_tokens: int, idx_cache: str | None = None
+) -> list[FirstDocument]:
     """Decodes the first documents of a pair; of a pair with modes, the sequences of mode 0.
 
     Args:
@@ -115,8 +123,10 @@ def first_documents(path_prefix: str, decoder: Decoder, *, num_documents: int, m
         FormatError: a token is no id of the tokenizer, or the pair is damaged.
         ArgumentError: one of the pair's files is missing.
     """
-    dataset = IndexedDataset(path_prefix)
-    modes = _modes_of(path_prefix)
+    is_stored = is_address(path_prefix)
+    storage = ObjectStorageConfig(idx_cache or default_idx_cache()) if is_stored else None
+    dataset = IndexedDataset(path_prefix, mmap=not is_stored, object_storage_config=storage)
+    modes = _modes_of(dataset.index)
     borders = dataset.document_indices[: num_documents + 1].tolist()
     return [
         _first_tokens(dataset, decoder, document, _texts(modes, borders[document], borders[document + 1]), max_tokens)
@@ -152,12 +162,10 @@ def _bins(counts: npt.NDArray[np.int64]) -> tuple[LengthBin, ...]:
     )
 
 
-def _modes_of(path_prefix: str) -> npt.NDArray[np.int8] | None:
+def _modes_of(index: SequenceIndex) -> npt.NDArray[np.int8] | None:
     """Returns the `[N]` modes of the sequences; None for a pair without modes."""
-    path = Path(get_idx_path(path_prefix))
-    ends = open_index(path).ends
-    has_modes = ends.size_bytes > ends.header.size_bytes
-    return open_index(path, multimodal=True).sequence_modes if has_modes else None
+    has_modes = index.ends.size_bytes > index.ends.header.size_bytes
+    return index.reopened(multimodal=True).sequence_modes if has_modes else None
 
 
 def _count_modes(modes: npt.NDArray[np.int8] | None) -> dict[int, int]:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError
+from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens import get_idx_path
+from trackbed.tokens.stored.find import find_stored_pairs, object_exists
 
 __all__ = ["find_pairs"]
 
@@ -16,13 +18,17 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
     """Returns the prefixes that `names` stand for, in order. Does not check that the pairs exist.
 
     One file of a pair stands for the pair. A folder stands for all pairs in it, sorted by name, except
-    the pair with the prefix `exclude`.
+    the pair with the prefix `exclude`. All of them may be addresses.
 
     Raises:
         ArgumentError: a folder has no pair.
+        StoreError: an object store refuses, or does not answer in time.
     """
     prefixes: list[str] = []
     for name in names:
+        if is_address(name):
+            prefixes += _stored_pairs(name)
+            continue
         path = Path(name)
         if path.suffix in _SUFFIXES:
             prefixes.append(str(path.with_suffix("")))
@@ -31,6 +37,12 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
         else:
             prefixes.append(name)
     return prefixes
+
+
+def _stored_pairs(name: str) -> list[str]:
+    prefix = name.removesuffix(".bin").removesuffix(".idx")
+    is_folder = prefix == name and (name.endswith("/") or not object_exists(parse_address(get_idx_path(name))))
+    return find_stored_pairs(name) if is_folder else [prefix]
 
 
 def _pairs_in(folder: Path, exclude: str | None) -> list[str]:

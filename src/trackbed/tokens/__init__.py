@@ -10,6 +10,7 @@ from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.seal import seal
 from trackbed.tokens.source import MappedSource
+from trackbed.tokens.stored.config import ObjectStorageConfig, S3Config, default_idx_cache
 from trackbed.tokens.verify import Verified, verify, verify_content
 from trackbed.tokens.writer import IndexedDatasetBuilder
 
@@ -19,8 +20,11 @@ __all__ = [
     "IndexedDatasetBuilder",
     "IndexedGroup",
     "MappedSource",
+    "ObjectStorageConfig",
+    "S3Config",
     "SequenceIndex",
     "Verified",
+    "default_idx_cache",
     "finish_pair",
     "get_bin_path",
     "get_idx_path",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +27,20 @@ from trackbed.files import (
     read_ahead,
     read_index_ends,
 )
+from trackbed.files.stores import ObjectStamp
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.dtype import DType
+from trackbed.tokens.stored.index_cache import StoredIndex
 
 __all__ = [
     "HEADER_BYTES",
     "Header",
     "IndexEnds",
+    "PairHeader",
     "SequenceIndex",
     "as_format_error",
     "encode_header",
+    "ends_of",
     "is_indexed",
     "map_file",
     "open_index",
@@ -145,9 +149,17 @@ class SequenceIndex:
         path: the file.
         ends: metadata read when the file was opened.
         multimodal: True to read the modes of sequences.
+        stored: the object, if `path` is the address of one; None for a file.
     """
 
-    def __init__(self, path: str | Path, ends: "IndexEnds", *, multimodal: bool) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        ends: "IndexEnds",
+        *,
+        multimodal: bool,
+        stored: StoredIndex | None = None,
+    ) -> None:
         self.dtype = ends.header.dtype
         self.dtype_size = np.dtype(ends.header.dtype).itemsize
         self.sequence_count = ends.header.sequence_count
@@ -157,13 +169,29 @@ class SequenceIndex:
         self.is_releasable = False
         """True if the map may be released when too many are open; it is created again on next use."""
         self._multimodal = multimodal
+        self.stored = stored
         self._has_own_borders = False
+
+    def reopened(self, *, multimodal: bool = False) -> "SequenceIndex":
+        """Returns the same index with a map of its own, for one read; with modes if `multimodal`."""
+        return SequenceIndex(self.path, self.ends, multimodal=multimodal, stored=self.stored)
+
+    def local_path(self) -> str | Path:
+        """Returns the path of the file, or of the copy of the object, which is fetched first if there is none.
+
+        Raises:
+            FormatError: another file has taken its place.
+        """
+        if isinstance(self.ends.stamp, Stamp):
+            check_stamp(self.path, self.ends.stamp)
+            return self.path
+        return self.path if self.stored is None else self.stored.fetch(self.ends.stamp)
 
     @cached_property
     def _mapped(self) -> npt.NDArray[np.uint8]:
-        check_stamp(self.path, self.ends.stamp)
+        path = self.local_path()
         with as_format_error(self.path):
-            mapped = map_file(self.path)
+            mapped = map_file(path)
         if self.is_releasable:
             MAPS.use(self)  # after mapping, which may release this object to stay within the limit
         return mapped
@@ -248,16 +276,23 @@ class IndexEnds:
     """Byte offset of the last sequence, 0 without sequences."""
     last_border: int
     """The last document border, which must be N."""
-    stamp: Stamp
-    """What tells the file from another that takes its place."""
+    stamp: Stamp | ObjectStamp
+    """What tells the file, or the object, from another that takes its place."""
     changed_ns: int
     """Nanoseconds since 1970 at which the file last changed in any way; unlike the time of the last write, archives and
-    `rsync -t` cannot set it."""
+    `rsync -t` cannot set it. 0 for an object."""
 
     @property
     def data_bytes(self) -> int:
         """Minimum size of the `.bin`: the end of the last sequence, or 0 without sequences."""
         return self.last_pointer + self.last_length * np.dtype(self.header.dtype).itemsize
+
+
+class PairHeader(NamedTuple):
+    """Result of opening a pair: what its files say, and which files they are."""
+
+    ends: IndexEnds
+    bin_stamp: Stamp | ObjectStamp
 
 
 def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
@@ -279,7 +314,7 @@ def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
         raise FileNotFoundError(raw.errno, f"{raw.strerror}{hint}", raw.filename)
     if isinstance(raw, OSError):
         raise raw
-    return SequenceIndex(path, _ends_of(raw, path, multimodal=multimodal), multimodal=multimodal)
+    return SequenceIndex(path, ends_of(raw, path, multimodal=multimodal), multimodal=multimodal)
 
 
 def read_ends(paths: Sequence[str], *, num_threads: int = 1) -> Iterator[IndexEnds | None]:
@@ -293,32 +328,45 @@ def read_ends(paths: Sequence[str], *, num_threads: int = 1) -> Iterator[IndexEn
         some = paths[first : first + _MOST_READ]
         for path, raw in zip(some, read_index_ends(some, num_threads=num_threads), strict=True):
             try:
-                yield None if isinstance(raw, OSError) else _ends_of(raw, path, multimodal=False)
+                yield None if isinstance(raw, OSError) else ends_of(raw, path)
             except FormatError:
                 yield None
 
 
-def _ends_of(raw: RawIndexEnds, path: str | Path, *, multimodal: bool) -> IndexEnds:
+def ends_of(
+    raw: RawIndexEnds, path: str | Path, *, multimodal: bool = False, stamp: ObjectStamp | None = None
+) -> IndexEnds:
+    """Decodes the metadata of an `.idx`.
+
+    Args:
+        raw: what was read of it.
+        path: its path or address.
+        multimodal: True to require modes.
+        stamp: identity of an object; None for a file, whose identity `raw` has.
+
+    Raises:
+        FormatError: the header is invalid, or the size of the file does not match its counts.
+    """
     header = decode_header(raw.head[:HEADER_BYTES], path=path)
-    stamp = Stamp(*raw.stamp)
+    identity = stamp or Stamp(*raw.stamp)
     mode_bytes = header.sequence_count
     sizes = {header.size_bytes + mode_bytes} if multimodal else {header.size_bytes, header.size_bytes + mode_bytes}
-    if stamp.size_bytes not in sizes:
+    if identity.size_bytes not in sizes:
         msg = (
             f"{path}: sequence_count {header.sequence_count} and document_count {header.document_count} "
             f"make {' or '.join(map(str, sorted(sizes)))} bytes{' with modes' if multimodal else ''}, "
-            f"this file has {stamp.size_bytes}"
+            f"this file has {identity.size_bytes}"
         )
         raise FormatError(msg)
     return IndexEnds(
         header=header,
-        size_bytes=stamp.size_bytes,
+        size_bytes=identity.size_bytes,
         sha256=hashlib.sha256(raw.ends).hexdigest(),
         last_length=raw.last_length,
         last_pointer=raw.last_pointer,
         last_border=raw.last_border,
-        stamp=stamp,
-        changed_ns=raw.changed_ns,
+        stamp=identity,
+        changed_ns=0 if stamp else raw.changed_ns,
     )
 
 

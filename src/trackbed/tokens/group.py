@@ -6,23 +6,22 @@ Shapes: G pairs, N sequences and D documents of all pairs together.
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import index as as_index
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import check_stamp
-from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.headers import read_headers
-from trackbed.tokens.paths import get_idx_path
+from trackbed.tokens.lengths import fetch_copies
 from trackbed.tokens.reader import IndexedDataset
-from trackbed.tokens.source import Tokens
+from trackbed.tokens.source import Source, Tokens
+from trackbed.tokens.stored.config import ObjectStorageConfig
+from trackbed.tokens.stored.source import StoredSource, read_spans
 
 __all__ = ["GroupIndex", "IndexedGroup"]
 
@@ -53,6 +52,7 @@ class IndexedGroup:
         pairs: Sequence[str],
         *,
         mmap: bool = True,
+        object_storage_config: ObjectStorageConfig | None = None,
         pair_class: type[IndexedDataset] = IndexedDataset,
     ) -> "IndexedGroup":
         """Opens a group by the prefixes of its pairs.
@@ -61,6 +61,7 @@ class IndexedGroup:
             path_prefix: name of the group.
             pairs: `[G]` prefixes, at least one.
             mmap: True to map the `.bin` files, False to read them piece by piece.
+            object_storage_config: options of pairs in object stores, needed if there are any.
             pair_class: class of the pairs.
 
         Raises:
@@ -70,8 +71,12 @@ class IndexedGroup:
         if not pairs:
             msg = f"{path_prefix}: a group must have at least one pair, found none"
             raise ArgumentError(msg)
-        headers = read_headers(pairs)
-        members = [pair_class(pair, mmap=mmap, open_when_read=True, header=headers.get(pair)) for pair in pairs]
+        storage = object_storage_config
+        headers = read_headers(pairs, idx_cache=None if storage is None else storage.path_to_idx_cache)
+        members = [
+            pair_class(pair, mmap=mmap, object_storage_config=storage, open_when_read=True, header=headers.get(pair))
+            for pair in pairs
+        ]
         first = np.dtype(members[0].index.dtype).name
         for member in members:
             name = np.dtype(member.index.dtype).name
@@ -99,13 +104,15 @@ class IndexedGroup:
     @cached_property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
         """`[N]` tokens in each sequence, concatenated on first use."""
-        return np.concatenate([_index_of(member).sequence_lengths for member in self.members])
+        fetch_copies(member.index for member in self.members)
+        return np.concatenate([member.index.reopened().sequence_lengths for member in self.members])
 
     @cached_property
     def document_indices(self) -> npt.NDArray[np.int64]:
         """`[D + 1]` first sequence of each document, then N; concatenated on first use."""
+        fetch_copies(member.index for member in self.members)
         first = zip(self.members, self._first_sequences, strict=False)
-        borders = [_index_of(member).document_indices[1:] + before for member, before in first]
+        borders = [member.index.reopened().document_indices[1:] + before for member, before in first]
         return np.concatenate([np.zeros(1, dtype=np.int64), *borders])
 
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Tokens | list[Tokens]:
@@ -121,7 +128,7 @@ class IndexedGroup:
         if step != 1:
             msg = f"{self.path_prefix}: a slice must take every sequence, found a step of {step}"
             raise ValueError(msg)
-        return [self.get(sequence) for sequence in range(start, stop)]
+        return self.get_several(range(start, stop))
 
     def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | np.integer[Any] | None = None) -> Tokens:
         """Tokens `[offset, offset + length)` of sequence `idx`, to its end if `length` is None.
@@ -132,26 +139,65 @@ class IndexedGroup:
             IndexError: there is no such sequence.
             FormatError: the range lies outside the `.bin` files.
         """
+        (tokens,) = self.get_several([as_index(idx)], [int(offset)], None if length is None else [int(length)])
+        return tokens
+
+    def get_several(
+        self, sequences: Sequence[int], offsets: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+    ) -> list[Tokens]:
+        """`get` of several sequences. Those in object stores are requested together.
+
+        Args:
+            sequences: their numbers.
+            offsets: first token of each range; None for the first of each sequence.
+            lengths: number of tokens of each range; None for the rest of each sequence.
+
+        Raises:
+            IndexError: there is no such sequence.
+            FormatError: a range lies outside the `.bin` files.
+            StoreError: an object was replaced, or the store does not give it.
+        """
+        starts = [0] * len(sequences) if offsets is None else offsets
+        counts: Sequence[int | None] = [None] * len(sequences) if lengths is None else lengths
+        ranges = [self._range(*one) for one in zip(sequences, starts, counts, strict=True)]
+        spans = [list(self._spans(start, stop)) for start, stop in ranges]
+        stored = [
+            (source, count, offset)
+            for some in spans
+            for source, count, offset in some
+            if isinstance(source, StoredSource)
+        ]
+        fetched = iter(read_spans(self.index.dtype, stored) if stored else ())
+
+        def read(source: Source, count: int, offset: int) -> Tokens:
+            return next(fetched) if isinstance(source, StoredSource) else source.read(self.index.dtype, count, offset)
+
+        return [self._joined([read(*span) for span in some]) for some in spans]
+
+    def _range(self, idx: int, offset: int, length: int | None) -> tuple[int, int]:
+        """Returns the tokens of the concatenated pairs that `get` returns."""
         member, sequence = self.find(idx)
         index = self.members[member].index
         begin = self._first_tokens[member] + int(index.sequence_pointers[sequence]) // index.dtype_size
-        start = begin + int(offset)
-        count = int(index.sequence_lengths[sequence]) - int(offset) if length is None else int(length)
+        start = begin + offset
+        count = int(index.sequence_lengths[sequence]) - offset if length is None else length
         if not 0 <= start <= start + count <= self._first_tokens[-1]:
-            where = f"tokens [{offset}, {int(offset) + count}) of sequence {int(idx)}"
+            where = f"tokens [{offset}, {offset + count}) of sequence {idx}"
             msg = f"{self.path_prefix}: {where} must lie inside the files, which have {self._first_tokens[-1]}"
             raise FormatError(msg)
-        return self._read(start, start + count)
+        return start, start + count
 
-    def _read(self, start: int, stop: int) -> Tokens:
-        """Tokens `[start, stop)` of the concatenated pairs; a view if they lie in one pair, else a copy."""
-        pieces = []
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
+        """Yields source, count and first byte of each part of tokens `[start, stop)` of the concatenated pairs."""
         while start < stop:
             member = bisect_right(self._first_tokens, start) - 1
             reach = min(stop, self._first_tokens[member + 1])
             offset = (start - self._first_tokens[member]) * self.index.dtype_size
-            pieces.append(self.members[member].bin_reader.read(self.index.dtype, reach - start, offset))
+            yield self.members[member].bin_reader, reach - start, offset
             start = reach
+
+    def _joined(self, pieces: list[Tokens]) -> Tokens:
+        """Concatenates arrays; a single one is returned as it is."""
         if not pieces:
             return np.empty(0, dtype=self.index.dtype)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -223,10 +269,3 @@ class _Entries(Sequence[int]):
         if isinstance(idx, slice):
             return [self[sequence] for sequence in range(*idx.indices(len(self)))]
         return self._look_up(*self._group.find(idx))
-
-
-def _index_of(member: IndexedDataset) -> SequenceIndex:
-    """Reopens the index of a pair for one read. Keeping thousands of maps open would exceed the limit on maps."""
-    path = Path(get_idx_path(member.path_prefix))
-    check_stamp(path, member.index.ends.stamp)
-    return open_index(path)

@@ -1,32 +1,41 @@
 """Headers of many pairs, read at once: a start opens thousands of pairs and reads most of them much later, or never."""
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from trackbed.files import Stamp, read_stamps
-from trackbed.tokens.format import IndexEnds, read_ends
+from trackbed.files.stores import is_address
+from trackbed.tokens.format import PairHeader, read_ends
 from trackbed.tokens.paths import get_bin_path, get_idx_path
+from trackbed.tokens.stored.open_pairs import open_stored_pairs
 
-__all__ = ["PairHeader", "read_headers"]
+__all__ = ["read_headers"]
 
 _NUM_THREADS: Final = 8
 """Pairs that are read at once: on a network file system each waits for a few answers."""
 
 
-class PairHeader(NamedTuple):
-    """Result of opening a pair: what its files say, and which files they are."""
+def read_headers(prefixes: Iterable[str], *, idx_cache: str | None = None) -> dict[str, PairHeader]:
+    """Reads the headers of pairs, by prefix. Leaves out those that cannot be read: opening them says why.
 
-    ends: IndexEnds
-    bin_stamp: Stamp
-
-
-def read_headers(prefixes: Iterable[str]) -> dict[str, PairHeader]:
-    """Reads the headers of pairs, by prefix. Leaves out those that cannot be read: opening them says why."""
+    Args:
+        prefixes: of pairs; may be repeated.
+        idx_cache: folder of copies of `.idx` objects; without one, pairs at addresses are left out.
+    """
     wanted = list(dict.fromkeys(prefixes))
-    ends = read_ends([get_idx_path(prefix) for prefix in wanted], num_threads=_NUM_THREADS)
-    stamps = read_stamps([get_bin_path(prefix) for prefix in wanted], num_threads=_NUM_THREADS).tolist()
+    stored = [prefix for prefix in wanted if is_address(prefix)] if idx_cache is not None else []
+    found = _read_files([prefix for prefix in wanted if not is_address(prefix)])
+    if stored and idx_cache is not None:
+        answers = zip(stored, open_stored_pairs(stored, idx_cache), strict=True)
+        found.update((prefix, header) for prefix, header in answers if isinstance(header, PairHeader))
+    return found
+
+
+def _read_files(prefixes: list[str]) -> dict[str, PairHeader]:
+    ends = read_ends([get_idx_path(prefix) for prefix in prefixes], num_threads=_NUM_THREADS)
+    stamps = read_stamps([get_bin_path(prefix) for prefix in prefixes], num_threads=_NUM_THREADS).tolist()
     return {
         prefix: PairHeader(found, Stamp(*stamp))
-        for prefix, found, stamp in zip(wanted, ends, stamps, strict=True)
+        for prefix, found, stamp in zip(prefixes, ends, stamps, strict=True)
         if found is not None and stamp[1] >= 0
     }

@@ -1,10 +1,10 @@
 """Merging of several pairs into one."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from trackbed.errors import ArgumentError
-from trackbed.tokens.format import open_index
+from trackbed.files.stores import is_address
+from trackbed.tokens.content import PairContent
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.writer import IndexedDatasetBuilder
 
@@ -17,14 +17,16 @@ def merge(
     *,
     multimodal: bool = False,
     progress: Callable[[int], None] | None = None,
+    idx_cache: str | None = None,
 ) -> None:
     """Write the documents of all pairs, in the order given, as the pair `output_prefix`.
 
     Args:
-        path_prefixes: at least one pair, all of one dtype.
+        path_prefixes: paths or addresses of at least one pair, all of one dtype.
         output_prefix: prefix of the result, which appears complete and replaces an older pair of that name.
         multimodal: True if the sequences have modes.
         progress: called with the number of bytes of each pair after it was copied.
+        idx_cache: folder of copies of `.idx` objects, for pairs at addresses; None for `default_idx_cache()`.
 
     Raises:
         ArgumentError: `path_prefixes` is empty, or the pairs have different dtypes.
@@ -33,13 +35,16 @@ def merge(
     if not path_prefixes:
         msg = "path_prefixes must name at least one pair, found none"
         raise ArgumentError(msg)
-    dtype = open_index(Path(get_idx_path(path_prefixes[0]))).dtype
+    if is_address(output_prefix):
+        msg = f"{output_prefix}: the output must be a path on a disk, found an address"
+        raise ArgumentError(msg)
+    dtype = PairContent.open(path_prefixes[0], idx_cache=idx_cache).index.dtype
     builder = IndexedDatasetBuilder(get_bin_path(output_prefix), dtype, multimodal)
     try:
         for prefix in path_prefixes:
-            builder.add_index(prefix)
+            size_bytes = builder.add_index(prefix, idx_cache=idx_cache)
             if progress is not None:
-                progress(Path(get_bin_path(prefix)).stat().st_size)
+                progress(size_bytes)
         builder.finalize(get_idx_path(output_prefix))
     except BaseException:
         builder.discard()

@@ -3,6 +3,7 @@
 Shapes: N sequences, D documents, T tokens of one sequence.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +14,17 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
+from trackbed.files.stores import ObjectStamp, is_address, parse_address
 from trackbed.tokens.commit import interruption
-from trackbed.tokens.format import IndexEnds, SequenceIndex, as_format_error, open_index
-from trackbed.tokens.headers import PairHeader
+from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, open_index
 from trackbed.tokens.identity import identity_of
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
+from trackbed.tokens.stored.budget import BUDGET
+from trackbed.tokens.stored.config import ObjectStorageConfig
+from trackbed.tokens.stored.index_cache import StoredIndex
+from trackbed.tokens.stored.open_pairs import open_stored_pair, stored_pair_exists
+from trackbed.tokens.stored.source import StoredSource, read_spans
 
 __all__ = ["IndexedDataset"]
 
@@ -40,7 +46,8 @@ class IndexedDataset:
         path_prefix: path without `.bin` and `.idx`.
         multimodal: True if sequences have a mode.
         mmap: True to map the `.bin`, False to read it piece by piece.
-        object_storage_config: must be None: object stores are not supported yet.
+        object_storage_config: options of a pair in an object store, whose prefix is an address such as
+            `s3://bucket/key`; needed for such a pair, which needs `mmap=False`. None for files.
         s3_config: the older name of `object_storage_config`.
         fast_cache_load: True to skip the checks at opening, for pairs that were checked before.
         sequences_per_dataset: (sequences, document borders) that the index must have, or None.
@@ -51,8 +58,9 @@ class IndexedDataset:
         header: header of the pair if it was read ahead; used with `open_when_read`.
 
     Raises:
-        ArgumentError: one of the files is missing.
+        ArgumentError: one of the files is missing, or the options do not fit the prefix.
         FormatError: the index is damaged, or points outside the data.
+        StoreError: an object store refuses, or does not answer in time.
     """
 
     def __init__(
@@ -60,8 +68,8 @@ class IndexedDataset:
         path_prefix: str,
         multimodal: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
         mmap: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-        object_storage_config: object | None = None,
-        s3_config: object | None = None,
+        object_storage_config: ObjectStorageConfig | None = None,
+        s3_config: ObjectStorageConfig | None = None,
         fast_cache_load: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
         sequences_per_dataset: tuple[int, int] | None = None,
         dtype_code: int | None = None,
@@ -70,7 +78,7 @@ class IndexedDataset:
         header: PairHeader | None = None,
     ) -> None:
         self.open_when_read = open_when_read
-        self._header = header if open_when_read and not multimodal else None
+        self._header = header if not multimodal and (open_when_read or is_address(path_prefix)) else None
         storage = s3_config if object_storage_config is None else object_storage_config
         self.initialize(path_prefix, multimodal, mmap, storage, fast_cache_load, sequences_per_dataset, dtype_code)
 
@@ -79,7 +87,7 @@ class IndexedDataset:
         path_prefix: str,
         multimodal: bool,  # noqa: FBT001  Megatron Core's signature
         mmap: bool,  # noqa: FBT001
-        object_storage_config: object | None,
+        object_storage_config: ObjectStorageConfig | None,
         fast_cache_load: bool = False,  # noqa: FBT001, FBT002
         sequences_per_dataset: tuple[int, int] | None = None,
         dtype_code: int | None = None,
@@ -88,14 +96,13 @@ class IndexedDataset:
 
         The arguments and errors are those of the class.
         """
-        if object_storage_config is not None:
-            msg = f"{path_prefix}: object_storage_config must be None: object stores are not supported yet"
-            raise ArgumentError(msg)
+        _check_options(path_prefix, object_storage_config, mmap=mmap)
         for name in _OPENED:
             vars(self).pop(name, None)
         self.path_prefix = path_prefix
         self.multimodal = multimodal
         self.mmap = mmap
+        self.object_storage_config = object_storage_config
         self.fast_cache_load = fast_cache_load
         self.sequences_per_dataset = sequences_per_dataset
         self.dtype_code = dtype_code
@@ -106,13 +113,29 @@ class IndexedDataset:
         header = header or self._read_header()
         self._check(header.ends, header.bin_stamp)
         self._bin_stamp = header.bin_stamp
-        self.index = SequenceIndex(get_idx_path(self.path_prefix), header.ends, multimodal=self.multimodal)
+        idx_path, storage = get_idx_path(self.path_prefix), self._storage
+        stored = None if storage is None else StoredIndex(parse_address(idx_path), storage.path_to_idx_cache)
+        self.index = SequenceIndex(idx_path, header.ends, multimodal=self.multimodal, stored=stored)
         self.index.is_releasable = self.open_when_read
-        if not self.open_when_read:
+        if storage is not None:
+            BUDGET.lower(storage.bin_chunk_nbytes)
+        elif not self.open_when_read:
             self.index.map()
             _ = self.bin_reader
 
+    @property
+    def _storage(self) -> ObjectStorageConfig | None:
+        """The options of a pair in an object store; None for files."""
+        return self.object_storage_config if self.is_stored else None
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the pair lies in an object store."""
+        return is_address(self.path_prefix)
+
     def _read_header(self) -> PairHeader:
+        if self._storage is not None:
+            return open_stored_pair(self.path_prefix, self._storage.path_to_idx_cache, multimodal=self.multimodal)
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         with as_format_error(self.path_prefix):
             index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
@@ -123,7 +146,7 @@ class IndexedDataset:
                 raise ArgumentError(msg)
             return PairHeader(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
 
-    def _check(self, ends: IndexEnds, bin_stamp: Stamp) -> None:
+    def _check(self, ends: IndexEnds, bin_stamp: Stamp | ObjectStamp) -> None:
         if self.sequences_per_dataset is not None:
             _check_counts(ends, tuple(self.sequences_per_dataset), self.path_prefix)
         if not self.fast_cache_load:
@@ -133,6 +156,8 @@ class IndexedDataset:
     def bin_reader(self) -> Source:
         """The bytes of the `.bin`."""
         path = get_bin_path(self.path_prefix)
+        if isinstance(self._bin_stamp, ObjectStamp):
+            return StoredSource(parse_address(path), self._bin_stamp)
         if self.open_when_read:
             check_stamp(path, self._bin_stamp)
         with as_format_error(path):
@@ -142,7 +167,9 @@ class IndexedDataset:
 
     def note_use(self) -> None:
         """Mark the files as most recently used; when too many are open, those of other pairs are released first."""
-        if self.open_when_read:
+        if self._storage is not None:
+            MAPS.use(self)
+        elif self.open_when_read:
             (MAPS if self.mmap else DESCRIPTORS).use(self)
             MAPS.use(self)
 
@@ -154,18 +181,20 @@ class IndexedDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).copy().items() if name not in _OPENED}
+        if self._storage is not None:  # a copy sends no request: those for tokens are conditional
+            state["_header"] = PairHeader(self.index.ends, self._bin_stamp)
         return {**state, "_opened": (boot_id(), self.index.ends.stamp, self._bin_stamp)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         boot, index_stamp, bin_stamp = state["_opened"]
         vars(self).update({name: value for name, value in state.items() if name != "_opened"})
-        if self.open_when_read and boot and boot == boot_id():  # on another host, the same files have other inodes
+        if (
+            self.open_when_read and self._storage is None and boot and boot == boot_id()
+        ):  # on another host, the same files have other inodes
             check_stamp(get_idx_path(self.path_prefix), index_stamp)
             check_stamp(get_bin_path(self.path_prefix), bin_stamp)
-        counts = self.sequences_per_dataset
-        self.initialize(
-            self.path_prefix, self.multimodal, self.mmap, None, self.fast_cache_load, counts, self.dtype_code
-        )
+        options = (self.object_storage_config, self.fast_cache_load, self.sequences_per_dataset, self.dtype_code)
+        self.initialize(self.path_prefix, self.multimodal, self.mmap, *options)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -230,6 +259,30 @@ class IndexedDataset:
         tokens = self._read(int(pointer) + int(offset) * self.index.dtype_size, count)
         return tokens if mode is None else (tokens, mode)
 
+    def get_several(
+        self, sequences: Sequence[int], offsets: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+    ) -> list[Tokens]:
+        """`get` of several sequences, without modes. From an object store, all are requested together.
+
+        Args:
+            sequences: their numbers, in `[0, len(self))`.
+            offsets: first token of each range; None for the first of each sequence.
+            lengths: number of tokens of each range; None for whole sequences.
+
+        Raises:
+            FormatError: a range lies outside the `.bin`.
+            StoreError: the object was replaced, or the store does not give it.
+        """
+        chosen = np.asarray(sequences, dtype=np.int64)
+        begin = self.index.sequence_pointers[chosen].tolist()
+        starts = [0] * len(begin) if offsets is None else offsets
+        counts = self.index.sequence_lengths[chosen].tolist() if lengths is None else lengths
+        size, dtype, source = self.index.dtype_size, self.index.dtype, self.bin_reader
+        places = [first + start * size for first, start in zip(begin, starts, strict=True)]
+        if isinstance(source, StoredSource):
+            return read_spans(dtype, [(source, count, place) for count, place in zip(counts, places, strict=True)])
+        return [source.read(dtype, count, place) for count, place in zip(counts, places, strict=True)]
+
     def _read(self, offset: int, count: int) -> Tokens:
         return self.bin_reader.read(self.index.dtype, count, offset)
 
@@ -265,8 +318,33 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix: str) -> bool:
-        """True if both files exist."""
+        """True if both files exist.
+
+        Raises:
+            StoreError: an object store refuses, or does not answer in time.
+        """
+        if is_address(path_prefix):
+            return stored_pair_exists(path_prefix)
         return Path(get_idx_path(path_prefix)).exists() and Path(get_bin_path(path_prefix)).exists()
+
+
+def _check_options(prefix: str, storage: object, *, mmap: bool) -> None:
+    """Checks that the options fit the prefix."""
+    if storage is not None and not isinstance(storage, ObjectStorageConfig):
+        msg = (
+            f"{prefix}: object_storage_config must be an ObjectStorageConfig or None, found a {type(storage).__name__}"
+        )
+        raise ArgumentError(msg)
+    if not is_address(prefix):
+        return
+    if mmap:
+        msg = f"{prefix}: mmap must be False for a pair in an object store (in a configuration: mmap_bin_files)"
+        msg += ", found True"
+        raise ArgumentError(msg)
+    if storage is None:
+        msg = f"{prefix}: object_storage_config must be given for a pair in an object store"
+        msg += " (in a configuration: object_storage_cache_path), found None"
+        raise ArgumentError(msg)
 
 
 def _check_counts(ends: IndexEnds, wanted: tuple[int, ...], path_prefix: str) -> None:

@@ -13,20 +13,21 @@ from trackbed.files import (
     CHUNK_BYTES,
     Checksum,
     FileSum,
-    checksum_file,
     clear_dead_partials,
     flush_to_disk,
     new_partial,
     publish,
     read_regular,
 )
-from trackbed.tokens.format import open_index
-from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.files.stores import is_address, parse_address, put_bytes, read_object
+from trackbed.tokens.content import PairContent
+from trackbed.tokens.paths import get_seal_path
 
 __all__ = ["Seal", "read_seal", "seal", "write_seal"]
 
 FORMAT: Final = "trackbed-seal"
 VERSION: Final = 1
+_MOST_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +61,25 @@ class Seal:
         )
 
 
-def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None) -> Seal:
+def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx_cache: str | None = None) -> Seal:
     """Write the seal of a pair from its current files, replacing an older seal.
 
     Args:
-        path_prefix: path of the pair without `.bin` and `.idx`.
+        path_prefix: path or address of the pair without `.bin` and `.idx`.
         progress: called with the number of bytes of each piece that was read.
+        idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
     """
-    index = open_index(Path(get_idx_path(path_prefix)))
+    content = PairContent.open(path_prefix, idx_cache=idx_cache)
     made = Seal.of(
-        dtype=index.dtype,
-        sequences=index.sequence_count,
-        documents=index.document_count - 1,
-        data=checksum_file(Path(get_bin_path(path_prefix)), progress=progress),
-        index=checksum_file(Path(get_idx_path(path_prefix)), progress=progress),
+        dtype=content.index.dtype,
+        sequences=content.index.sequence_count,
+        documents=content.index.document_count - 1,
+        data=content.checksum_bin(progress),
+        index=content.checksum_idx(progress),
     )
+    if is_address(path_prefix):
+        put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(made))
+        return made
     final = Path(get_seal_path(path_prefix))
     clear_dead_partials(final.parent, final_name=final.name)
     partial = new_partial(final)
@@ -89,19 +94,24 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None) -> 
 
 def write_seal(sealed: Seal, path: Path) -> None:
     """Write `sealed` as JSON to the new file `path`."""
-    text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(sealed)}, indent=1)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text + "\n")
+    with path.open("xb") as file:
+        file.write(encode_seal(sealed))
 
 
-def read_seal(path: Path) -> Seal:
-    """Reads the seal in the file at `path`.
+def encode_seal(sealed: Seal) -> bytes:
+    """Returns the content of a seal's file."""
+    return (json.dumps({"format": FORMAT, "version": VERSION, **asdict(sealed)}, indent=1) + "\n").encode()
+
+
+def read_seal(path: str | Path) -> Seal:
+    """Reads the seal in the file or object at `path`.
 
     Raises:
         FormatError: the file is not a seal, or has another version.
         FileNotFoundError: there is no such file.
+        StoreError: an object store refuses, or does not answer in time.
     """
-    raw = read_regular(path)
+    raw = read_object(parse_address(str(path)), most_bytes=_MOST_BYTES)[1] if is_address(path) else read_regular(path)
     try:
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("version"))

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.files import FileSum, checksum_file, drop_pages
-from trackbed.tokens.commit import interruption
-from trackbed.tokens.format import SequenceIndex, open_index
-from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.files import Checksum, FileSum, drop_pages
+from trackbed.tokens.content import PairContent
+from trackbed.tokens.format import SequenceIndex
+from trackbed.tokens.paths import get_idx_path, get_seal_path
 from trackbed.tokens.seal import read_seal
 
-__all__ = ["Verified", "verify", "verify_content"]
+__all__ = ["Verified", "verify", "verify_content", "verify_opened"]
 
 _STEP = 1 << 20  # sequences checked at a time, which bounds the memory of a check
 
@@ -30,23 +30,31 @@ class Verified:
     idx_bytes: int
 
 
-def verify(path_prefix: str) -> Verified:
+def verify(path_prefix: str, *, idx_cache: str | None = None) -> Verified:
     """Check header, sizes, lengths, offsets and document borders of a pair.
+
+    Args:
+        path_prefix: path or address of the pair without `.bin` and `.idx`.
+        idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
 
     Raises:
         FormatError: a check failed. The message names the file and the field of the first failure, with both values.
         FileNotFoundError: one of the files is missing.
+        ArgumentError: one of the objects is missing.
+        StoreError: an object store refuses, or does not answer in time.
     """
-    idx_path, bin_path = Path(get_idx_path(path_prefix)), Path(get_bin_path(path_prefix))
-    if interruption(path_prefix):
-        open_index(idx_path)  # raises an error that says how to finish the pair
-    bin_bytes = bin_path.stat().st_size
-    index = open_index(idx_path)
+    return verify_opened(PairContent.open(path_prefix, idx_cache=idx_cache))
+
+
+def verify_opened(content: PairContent) -> Verified:
+    """`verify` for a pair that is already open."""
+    index, bin_path, bin_bytes = content.index, content.bin_path, content.bin_bytes
+    idx_path = str(index.path)
     tokens = _check_sequences(index, idx_path)
     _check_borders(index, idx_path)
     if tokens * index.dtype_size != bin_bytes:
         msg = (
-            f"{bin_path}: the {tokens} tokens of {idx_path.name} have {tokens * index.dtype_size} bytes, "
+            f"{bin_path}: the {tokens} tokens of {Path(idx_path).name} have {tokens * index.dtype_size} bytes, "
             f"this file has {bin_bytes}"
         )
         raise FormatError(msg)
@@ -56,34 +64,38 @@ def verify(path_prefix: str) -> Verified:
         documents=index.document_count - 1,
         tokens=tokens,
         bin_bytes=bin_bytes,
-        idx_bytes=idx_path.stat().st_size,
+        idx_bytes=index.ends.size_bytes,
     )
 
 
-def verify_content(path_prefix: str, *, progress: Callable[[int], None] | None = None) -> Verified:
+def verify_content(
+    path_prefix: str, *, progress: Callable[[int], None] | None = None, idx_cache: str | None = None
+) -> Verified:
     """`verify`, then compare counts, sizes and every byte with the pair's seal.
 
     Args:
-        path_prefix: path of the pair without `.bin` and `.idx`.
+        path_prefix: path or address of the pair without `.bin` and `.idx`.
         progress: called with the number of bytes of each piece that was read.
+        idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
 
     Raises:
         FormatError: a check failed. The message names the file and the field of the first failure, with both values.
         FileNotFoundError: a file is missing. `seal` creates a missing seal.
     """
-    verified = verify(path_prefix)
-    sealed = read_seal(Path(get_seal_path(path_prefix)))
+    content = PairContent.open(path_prefix, idx_cache=idx_cache)
+    verified = verify_opened(content)
+    sealed = read_seal(get_seal_path(path_prefix))
     for field in ("dtype", "sequences", "documents"):
         found, wanted = getattr(verified, field), getattr(sealed, field)
         if found != wanted:
             msg = f"{get_idx_path(path_prefix)}: the seal says {field} {str(wanted)[:200]}, found {found}"
             raise FormatError(msg)
-    _check_bytes(Path(get_idx_path(path_prefix)), sealed.idx, progress)
-    _check_bytes(Path(get_bin_path(path_prefix)), sealed.bin, progress)
+    _check_bytes(get_idx_path(path_prefix), sealed.idx, lambda: content.checksum_idx(progress), verified.idx_bytes)
+    _check_bytes(content.bin_path, sealed.bin, lambda: content.checksum_bin(progress), verified.bin_bytes)
     return verified
 
 
-def _check_sequences(index: SequenceIndex, path: Path) -> int:
+def _check_sequences(index: SequenceIndex, path: str) -> int:
     """Check that each sequence begins where the previous one ends. Returns the number of tokens."""
     tokens = 0
     for start in range(0, index.sequence_count, _STEP):
@@ -106,7 +118,7 @@ def _check_sequences(index: SequenceIndex, path: Path) -> int:
     return tokens
 
 
-def _check_borders(index: SequenceIndex, path: Path) -> None:
+def _check_borders(index: SequenceIndex, path: str) -> None:
     """Check that document borders begin at 0, never decrease, and end at the number of sequences."""
     borders = index.document_indices
     if borders[0] != 0 or borders[-1] != index.sequence_count:
@@ -125,12 +137,11 @@ def _check_borders(index: SequenceIndex, path: Path) -> None:
         drop_pages(part)
 
 
-def _check_bytes(path: Path, sealed: FileSum, progress: Callable[[int], None] | None) -> None:
-    size = path.stat().st_size
+def _check_bytes(path: str, sealed: FileSum, compute: Callable[[], Checksum], size: int) -> None:
     if size != sealed.size_bytes:
         msg = f"{path}: the seal says {sealed.size_bytes} bytes, this file has {size}"
         raise FormatError(msg)
-    found = checksum_file(path, progress=progress).chunks()
+    found = compute().chunks()
     for chunk, (have, want) in enumerate(zip(found, sealed.crc32, strict=False)):
         if have != want:
             msg = f"{path}: the seal says CRC-32 {want} for chunk {chunk}, found {have}"

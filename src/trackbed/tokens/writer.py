@@ -16,18 +16,18 @@ from trackbed.errors import ArgumentError
 from trackbed.files import FileSum, clear_dead_partials, drop_pages, flush_to_disk, new_partial
 from trackbed.tokens.append_file import AppendFile
 from trackbed.tokens.commit import PairFiles, commit_pair
+from trackbed.tokens.content import PairContent
 from trackbed.tokens.document_arrays import DocumentArrays, check_documents
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
-from trackbed.tokens.format import Header, SequenceIndex, open_index
-from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.tokens.format import SequenceIndex
+from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal, write_seal
-from trackbed.tokens.verify import verify
+from trackbed.tokens.verify import verify_opened
 from trackbed.tokens.write_index import write_index
 
 __all__ = ["IndexedDatasetBuilder"]
 
-_COPY_BYTES: Final = 4 << 20
 _STEP: Final = 1 << 18  # sequences handled at a time: a few MiB, which stay in the CPU cache
 _MANY: Final = 1 << 16  # number of tokens from which they are written without a copy
 _MOST_TOKENS: Final = 2**31 - 1
@@ -172,27 +172,31 @@ class IndexedDatasetBuilder:
         self._append(tokens)
         self._append_documents(arrays)
 
-    def add_index(self, path_prefix: str) -> None:
+    def add_index(self, path_prefix: str, *, idx_cache: str | None = None) -> int:
         """Append all documents of another pair.
 
         Args:
-            path_prefix: path of that pair without `.bin` and `.idx`.
+            path_prefix: path or address of that pair without `.bin` and `.idx`.
+            idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
+
+        Returns:
+            Size of its `.bin` in bytes.
 
         Raises:
             ArgumentError: the pair has another dtype, or only one of the two files has modes.
             FormatError: `verify` found the pair damaged.
         """
-        verify(path_prefix)
-        index = self._open_source(Path(get_idx_path(path_prefix)))
+        content = PairContent.open(path_prefix, idx_cache=idx_cache)
+        verify_opened(content)
+        index = self._source_of(content.index)
         if index.dtype != self.dtype:
             msg = f"{path_prefix}: the dtype must be {self.dtype} as in {self._bin_path}, found {index.dtype.__name__}"
             raise ArgumentError(msg)
         self._data.check_open()
-        buffer = bytearray(_COPY_BYTES)
-        with Path(get_bin_path(path_prefix)).open("rb", buffering=0) as source, memoryview(buffer) as view:
-            while count := source.readinto(view):
-                self._data.append(view[:count])
+        for piece in content.read_bin():
+            self._data.append(piece)
         self._append_index(index)
+        return content.bin_bytes
 
     def finalize(self, idx_path: str) -> None:
         """Write the index and publish the pair, replacing an older one of that name. Closes the builder.
@@ -270,17 +274,14 @@ class IndexedDatasetBuilder:
             msg = f"{self._bin_path}: modes must be in [-128, 127], found {modes}"
             raise ArgumentError(msg)
 
-    def _open_source(self, idx_path: Path) -> SequenceIndex:
-        """Opens the index of a verified pair."""
-        index = open_index(idx_path)
-        index.map()
-        bare = Header(index.dtype, index.sequence_count, index.document_count).size_bytes
-        has_modes = idx_path.stat().st_size > bare
+    def _source_of(self, index: SequenceIndex) -> SequenceIndex:
+        """Returns the index of a verified pair, with modes if this pair has them."""
+        has_modes = index.ends.size_bytes > index.ends.header.size_bytes
         if len(index) and has_modes != self.multimodal:
             kinds = ("with", "without") if self.multimodal else ("without", "with")
-            msg = f"{idx_path}: only a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
+            msg = f"{index.path}: only a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
             raise ArgumentError(msg)
-        return open_index(idx_path, multimodal=self.multimodal)
+        return index.reopened(multimodal=self.multimodal)
 
     def _append_documents(self, arrays: DocumentArrays) -> None:
         """Append lengths, borders and modes of documents. Their tokens have been appended."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trackbed.builder.blend_file.description import DatasetEntry
 from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of
+from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 
 __all__ = ["read_datasets"]
@@ -60,7 +61,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     return DatasetEntry(
         name=table.take("name", TEXT, _last_part(patterns[0])),
         kind=kind,  # type: ignore[arg-type]  # of _KINDS
-        patterns=tuple(str(folder / pattern) for pattern in patterns),
+        patterns=tuple(pattern if is_address(pattern) else str(folder / pattern) for pattern in patterns),
         measure=given[0] if given else None,  # type: ignore[arg-type]  # of _MEASURES
         amount=1.0 if amount is None else _as_double(amount),
         divide=_read_divide(table, kind),

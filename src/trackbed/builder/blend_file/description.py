@@ -8,7 +8,9 @@ from typing import Any, Literal
 from trackbed.builder.blend_file.key_lines import KeyPath
 from trackbed.builder.blend_file.tables import Problems
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
+from trackbed.tokens import ObjectStorageConfig, default_idx_cache
 
 __all__ = ["BlendFile", "DatasetEntry", "SizeEntry", "StageEntry", "TokenizerEntry"]
 
@@ -21,7 +23,8 @@ class DatasetEntry:
     kind: Literal["path", "glob", "group"]
     """One pair; pairs that are separate datasets; or pairs that form one dataset."""
     patterns: tuple[str, ...]
-    """Prefixes, relative to the working directory or absolute; those of a glob or group may contain wildcards."""
+    """Prefixes, relative to the working directory, absolute, or addresses; those of a glob or group may contain
+    wildcards."""
     measure: Literal["weight", "ratio", "epochs"] | None = None
     """Meaning of `amount`: share of the samples, share per token, or epochs; None for all samples once."""
     amount: float = 1.0
@@ -103,6 +106,17 @@ class BlendFile:
         from trackbed.datasets.gpt import GPTDataset  # imports torch, which a plan does not need
 
         return GPTDataset
+
+    @property
+    def storage(self) -> ObjectStorageConfig | None:
+        """Options for pairs in object stores; None if the file names none."""
+        if not any(is_address(pattern) for entry in self.datasets for pattern in entry.patterns):
+            return None
+        return ObjectStorageConfig(self.options.get("object_storage_cache_path") or default_idx_cache())
+
+    def with_idx_cache(self, folder: str | None) -> "BlendFile":
+        """Returns a copy with another folder of copies of `.idx` objects; with None, the file's own."""
+        return self if folder is None else replace(self, options={**self.options, "object_storage_cache_path": folder})
 
     def with_train_samples(self, num_samples: int) -> "BlendFile":
         """Returns a copy with another size of training, at least 1."""

@@ -74,6 +74,9 @@ class MeasuredBlend:
 
     def _config(self, tokenizer: Any, cache: str | None) -> GPTDatasetConfig:
         file = self.file
+        storage = file.storage
+        stored = {} if storage is None else {"object_storage_cache_path": storage.path_to_idx_cache}
+        options = {**({} if storage is None else {"mmap_bin_files": False}), **file.options, **stored}
         groups = {member.prefix: list(member.pairs) for member in self.members if member.entry.kind == "group"}
         try:
             return GPTDatasetConfig(
@@ -85,7 +88,7 @@ class MeasuredBlend:
                 groups=groups or None,
                 **self._blends(),
                 **self._instant_options(),
-                **file.options,
+                **options,
             )
         except ArgumentError as error:
             problems = file.problems()
@@ -129,7 +132,7 @@ def measure_blend(file: BlendFile) -> MeasuredBlend:
             each with its line.
     """
     problems = file.problems()
-    members = find_members(file.datasets, _bounds(file), problems)
+    members = find_members(file.datasets, _bounds(file), problems, storage=file.storage)
     problems.stop()
     blend = _with_weights(file, members, problems)
     problems.stop()

@@ -3,23 +3,43 @@
 Reads only the headers and single entries of the `.idx` files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trackbed.builder.blend_file.description import DatasetEntry
 from trackbed.builder.blend_file.tables import Problems
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError, FormatError, StoreError
+from trackbed.files.stores import is_address
 from trackbed.index.splits import Bounds, Split, split_range
-from trackbed.tokens import IndexedDataset, IndexedGroup
+from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig
 from trackbed.tokens.commit import interruption
+from trackbed.tokens.format import PairHeader
+from trackbed.tokens.headers import read_headers
+from trackbed.tokens.stored.find import match_objects
 
 __all__ = ["Member", "find_members"]
 
 _THREADS: Final = 4  # they wait for the file system; on a fast one, more threads only contend
+_THREADS_FOR_STORES: Final = 16
+
+
+class _Opener(NamedTuple):
+    """What pairs in object stores are opened with."""
+
+    storage: ObjectStorageConfig | None
+    headers: Mapping[str, PairHeader]
+    """Headers that were read together, by prefix."""
+
+    def open(self, entry: DatasetEntry, prefix: str, pairs: tuple[str, ...]) -> IndexedDataset | IndexedGroup:
+        """Opens a dataset."""
+        is_mapped = not any(map(is_address, pairs))
+        options: dict[str, Any] = {"mmap": is_mapped, "object_storage_config": None if is_mapped else self.storage}
+        if entry.kind == "group":
+            return IndexedGroup.open(prefix, pairs, **options)
+        return IndexedDataset(prefix, open_when_read=True, header=self.headers.get(prefix), **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +61,11 @@ class Member:
 
 
 def find_members(
-    entries: Sequence[DatasetEntry], bounds: Sequence[Bounds | None], problems: Problems
+    entries: Sequence[DatasetEntry],
+    bounds: Sequence[Bounds | None],
+    problems: Problems,
+    *,
+    storage: ObjectStorageConfig | None = None,
 ) -> tuple[Member, ...]:
     """Finds and measures the datasets that the entries stand for, in order.
 
@@ -49,10 +73,13 @@ def find_members(
         entries: entries of the file.
         bounds: for each split, its range of every dataset.
         problems: receives missing and damaged datasets.
+        storage: options for pairs in object stores; needed if there are any.
     """
     found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        measured = list(pool.map(lambda dataset: _try_measure(*dataset, bounds=bounds), found))
+    stored = [pair for entry, _, pairs in found if entry.kind != "group" for pair in pairs if is_address(pair)]
+    opener = _Opener(storage, read_headers(stored, idx_cache=storage.path_to_idx_cache) if storage else {})
+    with ThreadPoolExecutor(_THREADS if storage is None else _THREADS_FOR_STORES) as pool:
+        measured = list(pool.map(lambda dataset: _try_measure(opener, *dataset, bounds=bounds), found))
     for (entry, _, _), one in zip(found, measured, strict=True):
         if isinstance(one, Exception):
             problems.add((*entry.where, entry.kind), f"names {one}")
@@ -79,20 +106,21 @@ def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[
     return [(pair, (pair,)) for pair in dict.fromkeys(pairs)]
 
 
-def _match(pattern: str) -> tuple[list[str], list[Path]]:
+def _match(pattern: str) -> tuple[list[str], list[str]]:
     """Returns the sorted prefixes of the pairs that a pattern matches, and the files without their other half."""
-    indices, data = (glob(f"{pattern}{suffix}") for suffix in (".idx", ".bin"))  # noqa: PTH207  may be absolute
+    match = match_objects if is_address(pattern) else glob
+    indices, data = (match(f"{pattern}{suffix}") for suffix in (".idx", ".bin"))
     with_data = {path.removesuffix(".bin") for path in data}
     with_index = {path.removesuffix(".idx") for path in indices}
-    halves = [Path(path) for path in indices if path.removesuffix(".idx") not in with_data]
-    halves += [Path(path) for path in data if path.removesuffix(".bin") not in with_index]
+    halves = [path for path in indices if path.removesuffix(".idx") not in with_data]
+    halves += [path for path in data if path.removesuffix(".bin") not in with_index]
     whole = [path.removesuffix(".idx") for path in sorted(indices)]
     return [prefix for prefix in whole if prefix in with_data], sorted(halves)
 
 
-def _why_incomplete(half: Path) -> str:
-    other = ".bin" if half.suffix == ".idx" else ".idx"
-    hint = interruption(str(half.with_suffix(""))) or '; incomplete = "skip" ignores such files'
+def _why_incomplete(half: str) -> str:
+    other = ".bin" if half.endswith(".idx") else ".idx"
+    hint = ("" if is_address(half) else interruption(half[: -len(other)])) or '; incomplete = "skip" ignores such files'
     return f"must match complete pairs, found {half} without its {other}{hint}"
 
 
@@ -103,18 +131,19 @@ def _name_of_group(entry: DatasetEntry) -> str:
 
 
 def _try_measure(
-    entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], *, bounds: Sequence[Bounds | None]
+    opener: _Opener, entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], *, bounds: Sequence[Bounds | None]
 ) -> Member | Exception:
     """Returns the dataset, or its error, so that the errors of all datasets can be reported."""
     try:
-        return _measure(entry, prefix, pairs, bounds)
-    except (ArgumentError, FormatError, OSError) as error:
+        return _measure(opener, entry, prefix, pairs, bounds)
+    except (ArgumentError, FormatError, StoreError, OSError) as error:
         return error
 
 
-def _measure(entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], bounds: Sequence[Bounds | None]) -> Member:
-    is_group = entry.kind == "group"
-    dataset = IndexedGroup.open(prefix, pairs) if is_group else IndexedDataset(prefix, open_when_read=True)
+def _measure(
+    opener: _Opener, entry: DatasetEntry, prefix: str, pairs: tuple[str, ...], bounds: Sequence[Bounds | None]
+) -> Member:
+    dataset = opener.open(entry, prefix, pairs)
 
     def in_split(split: Split) -> int | None:
         part = bounds[split.value]

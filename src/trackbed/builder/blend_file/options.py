@@ -1,9 +1,10 @@
 """Fields of `GPTDatasetConfig` that `[options]` of a blend file may set, each with its rule."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
-from trackbed.builder.blend_file.tables import FLAG, NUMBER, WHOLE, WHOLE_POSITIVE, Rule, TableReader, one_of
+from trackbed.builder.blend_file.tables import FLAG, NUMBER, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader, one_of
 
 __all__ = ["OPTIONS", "read_options"]
 
@@ -24,6 +25,7 @@ OPTIONS: Final[Mapping[str, Rule]] = {
     "mmap_bin_files": FLAG,
     "multiple_validation_sets": FLAG,
     "num_dataset_builder_threads": WHOLE_POSITIVE,
+    "object_storage_cache_path": TEXT,
     "renormalize_blend_weights": FLAG,
     "reset_attention_mask": FLAG,
     "reset_position_ids": FLAG,
@@ -31,14 +33,22 @@ OPTIONS: Final[Mapping[str, Rule]] = {
     "shuffle_block": WHOLE_POSITIVE,
     "shuffle_window": WHOLE_POSITIVE,
 }
+_IDX_CACHE: Final = "object_storage_cache_path"
 _REQUIRED: Final = ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
 """Fields without a default in Megatron Core; False by default in a blend file."""
 
 
-def read_options(table: TableReader) -> dict[str, Any]:
-    """Reads the given options, and adds those that a configuration requires."""
+def read_options(table: TableReader, folder: Path) -> dict[str, Any]:
+    """Reads the given options, and adds those that a configuration requires.
+
+    Args:
+        table: the table.
+        folder: folder that paths are relative to.
+    """
     given = {name: table.take(name, rule) for name, rule in OPTIONS.items()}
     table.refuse_unknown()
+    if given[_IDX_CACHE] is not None:
+        given[_IDX_CACHE] = str(folder / given[_IDX_CACHE])
     return {
         **dict.fromkeys(_REQUIRED, False),
         **{name: value for name, value in given.items() if value is not None},

@@ -112,7 +112,7 @@ def _fields(reader: TableReader, folder: Path) -> dict[str, Any]:
     length = reader.need("sequence_length", WHOLE_POSITIVE, 1)
     split: str | None = reader.take("split", _SPLIT)
     cache = reader.take("cache", TEXT)
-    options = read_options(reader.table("options"))
+    options = read_options(reader.table("options"), folder)
     size = reader.table("size")
     sizes, batch = read_sizes(size, sequence_length=length)
     datasets = read_datasets(reader, folder, split=split)

@@ -1,0 +1,188 @@
+"""Opening of pairs in object stores: a few ranges of each `.idx`, for many pairs in flight together."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from trackbed.errors import ArgumentError, FormatError, TrackbedError
+from trackbed.files import RawIndexEnds, read_index_ends
+from trackbed.files.stores import (
+    Address,
+    ObjectRange,
+    ObjectStamp,
+    fetch,
+    fetch_heads,
+    parse_address,
+    stamps_of_objects,
+)
+from trackbed.tokens.format import HEADER_BYTES, Header, IndexEnds, PairHeader, decode_header, ends_of
+from trackbed.tokens.paths import get_bin_path, get_idx_path
+from trackbed.tokens.stored.index_cache import StoredIndex
+
+__all__ = ["open_stored_pair", "open_stored_pairs", "stored_pair_exists"]
+
+_END_BYTES: Final = 4096
+
+
+def open_stored_pairs(prefixes: Sequence[str], folder: str) -> list[PairHeader | Exception]:
+    """Reads the headers of pairs; an error stands in the place of a pair that cannot be read.
+
+    A pair whose `.idx` has been copied to this host takes two HEAD requests. Another one takes two rounds: the first
+    bytes of the `.idx` with a HEAD of the `.bin`, then its last numbers and bytes.
+
+    Args:
+        prefixes: addresses without `.bin` and `.idx`.
+        folder: folder of copies of `.idx` objects.
+    """
+    indexes = [StoredIndex(parse_address(get_idx_path(prefix)), folder) for prefix in prefixes]
+    bins = [parse_address(get_bin_path(prefix)) for prefix in prefixes]
+    copied = [next(index.copied_stamps(), None) is not None for index in indexes]
+    warm = [index.address for index, is_copied in zip(indexes, copied, strict=True) if is_copied]
+    stamps = stamps_of_objects([*bins, *warm])
+    found_warm = iter(stamps[len(bins) :])
+    ends: list[IndexEnds | Exception | None] = [
+        _copied_ends(index, next(found_warm)) if is_copied else None
+        for index, is_copied in zip(indexes, copied, strict=True)
+    ]
+    cold = [number for number, found in enumerate(ends) if found is None]
+    for number, found in zip(cold, _fetch_ends([indexes[number].address for number in cold]), strict=True):
+        ends[number] = found
+    return [_header_of(*one) for one in zip(ends, stamps, strict=False)]
+
+
+def open_stored_pair(prefix: str, folder: str, *, multimodal: bool = False) -> PairHeader:
+    """Reads the header of a pair.
+
+    Args:
+        prefix: address without `.bin` and `.idx`.
+        folder: folder of copies of `.idx` objects.
+        multimodal: True to require modes.
+
+    Raises:
+        ArgumentError: one of the objects is missing.
+        FormatError: the index is damaged.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    (found,) = open_stored_pairs([prefix], folder)
+    if isinstance(found, FileNotFoundError):
+        msg = f"{prefix}: a .bin and an .idx object must exist, missing {found.filename}"
+        raise ArgumentError(msg) from found
+    if isinstance(found, Exception):
+        raise found
+    wanted = found.ends.header.size_bytes + found.ends.header.sequence_count
+    if multimodal and found.ends.size_bytes != wanted:
+        msg = f"{get_idx_path(prefix)}: an index with modes must have {wanted} bytes, found {found.ends.size_bytes}"
+        raise FormatError(msg)
+    return found
+
+
+def stored_pair_exists(prefix: str) -> bool:
+    """True if both objects of a pair exist.
+
+    Raises:
+        StoreError: the store refuses, or does not answer in time.
+    """
+    found = stamps_of_objects([parse_address(path(prefix)) for path in (get_idx_path, get_bin_path)])
+    for stamp in found:
+        if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
+            raise stamp
+    return not any(isinstance(stamp, Exception) for stamp in found)
+
+
+def _header_of(ends: IndexEnds | Exception | None, stamp: ObjectStamp | Exception) -> PairHeader | Exception:
+    if isinstance(ends, IndexEnds) and isinstance(stamp, ObjectStamp):
+        return PairHeader(ends, stamp)
+    return ends if isinstance(ends, Exception) else stamp if isinstance(stamp, Exception) else FormatError("not read")
+
+
+def _copied_ends(index: StoredIndex, stamp: ObjectStamp | Exception) -> IndexEnds | Exception | None:
+    """Returns the metadata of an index from its copy on this host; None if there is no copy of this version."""
+    if isinstance(stamp, Exception):
+        return stamp
+    path = index.find(stamp)
+    if path is None:
+        return None
+    (raw,) = read_index_ends([str(path)])
+    if isinstance(raw, OSError):  # removed meanwhile
+        return None
+    try:
+        return ends_of(raw, index.address.text, stamp=stamp)
+    except FormatError as error:
+        return error
+
+
+class _Begun(NamedTuple):
+    """An index of which the first bytes were read."""
+
+    number: int
+    address: Address
+    stamp: ObjectStamp
+    head: memoryview
+    header: Header | None
+    """None if the counts exceed the object, which `ends_of` refuses."""
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Returns the bytes of the last length, pointer and border, and the last 4 KiB; empty ones if in the head."""
+        size, header = self.stamp.size_bytes, self.header
+        spans = [(size - min(size, _END_BYTES), size)]
+        if header is not None:
+            has = header.sequence_count > 0
+            stops = [(header.pointers_at, 4 * has), (header.borders_at, 8 * has), (header.size_bytes, 8)]
+            spans += [(stop - count, stop) for stop, count in stops]
+        return spans
+
+
+def _fetch_ends(addresses: Sequence[Address]) -> list[IndexEnds | Exception]:
+    """Reads the metadata of indices, as `read_index_ends` does of files."""
+    found: list[IndexEnds | Exception] = [FormatError("not read")] * len(addresses)
+    begun = []
+    heads = fetch_heads(addresses, HEADER_BYTES + _END_BYTES) if addresses else []
+    for number, (address, answer) in enumerate(zip(addresses, heads, strict=True)):
+        if isinstance(answer, Exception):
+            found[number] = answer
+            continue
+        stamp, head = answer[0], memoryview(answer[1])
+        try:
+            header = decode_header(head[:HEADER_BYTES], path=address.text)
+        except FormatError as error:
+            found[number] = error
+            continue
+        begun.append(_Begun(number, address, stamp, head, header if header.size_bytes <= stamp.size_bytes else None))
+    for one, ends in zip(begun, _finish_all(begun), strict=True):
+        found[one.number] = ends
+    return found
+
+
+def _finish_all(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
+    try:
+        return _finish(begun)
+    except (TrackbedError, OSError) as error:
+        if len(begun) < 2:
+            return [error] * len(begun)
+        return [ends for one in begun for ends in _finish_all([one])]
+
+
+def _finish(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
+    """Fetches what is not in the heads, and returns the metadata.
+
+    Raises:
+        StoreError: one of the objects was replaced, or a store does not answer.
+        FileNotFoundError: one of them was removed.
+    """
+    spans = [(one, *span) for one in begun for span in one.spans()]
+    missing = [(one, start, stop) for one, start, stop in spans if stop > len(one.head) and stop > start]
+    answers = fetch([ObjectRange(one.address, one.stamp, start, stop) for one, start, stop in missing])
+    fetched = {(one.number, *span): memoryview(raw) for (one, *span), raw in zip(missing, answers, strict=True)}
+
+    def content(one: _Begun, start: int, stop: int) -> memoryview:
+        return fetched.get((one.number, start, stop), one.head[start:stop])
+
+    found: list[IndexEnds | Exception] = []
+    for one in begun:
+        tail, *numbers = (content(one, *span) for span in one.spans())
+        values = [int.from_bytes(raw, "little", signed=True) for raw in numbers] or [0, 0, 0]
+        raw = RawIndexEnds((0, 0, 0), 0, one.head, memoryview(bytes(one.head) + bytes(tail)), *values)
+        try:
+            found.append(ends_of(raw, one.address.text, stamp=one.stamp))
+        except FormatError as error:
+            found.append(error)
+    return found

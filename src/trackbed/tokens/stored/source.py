@@ -1,0 +1,153 @@
+"""The bytes of `.bin` objects.
+
+Shapes: M ranges of bytes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import FormatError
+from trackbed.files.stores import Address, ObjectRange, ObjectStamp, fetch, parse_address, stamp_of_object
+from trackbed.tokens.stored.budget import BUDGET
+
+__all__ = ["FetchedRange", "StoredSource", "fetch_ranges", "join_ranges", "read_spans"]
+
+_GAP_BYTES: Final = 4096
+"""Bytes between two ranges that are fetched with them: less than another request costs."""
+_MOST_BYTES: Final = 8 << 20
+"""Bytes of one request; larger ranges take several, which are in flight together."""
+
+
+class FetchedRange(NamedTuple):
+    """Bytes of one of several objects."""
+
+    number: int
+    """Number of the object."""
+    start: int
+    """First byte in the object."""
+    content: npt.NDArray[np.uint8]
+
+
+class StoredSource:
+    """An object. Reads return new arrays, and fail if it was replaced since it was opened.
+
+    Args:
+        address: the object.
+        stamp: its identity.
+    """
+
+    def __init__(self, address: Address, stamp: ObjectStamp) -> None:
+        self.address = address
+        self.stamp = stamp
+
+    @classmethod
+    def open(cls, address: str) -> "StoredSource":
+        """Opens the object at an address.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: the store does not answer.
+        """
+        parsed = parse_address(address)
+        return cls(parsed, stamp_of_object(parsed))
+
+    def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> npt.NDArray[np.number[Any]]:
+        """`[count]` tokens from byte `offset` on, as a new array."""
+        (tokens,) = read_spans(dtype, [(self, count, offset)])
+        return tokens
+
+
+def read_spans(
+    dtype: type[np.number[Any]], spans: Sequence[tuple[StoredSource, int, int]]
+) -> list[npt.NDArray[np.number[Any]]]:
+    """Returns arrays of tokens, all of which are requested together.
+
+    Args:
+        dtype: type of the tokens.
+        spans: object, count and first byte of each array.
+
+    Raises:
+        FormatError: a span is not inside its object.
+        StoreError: an object was replaced, or the store does not give it.
+    """
+    sources = list(dict.fromkeys(source for source, _, _ in spans))
+    number_of = {source: number for number, source in enumerate(sources)}
+    size = np.dtype(dtype).itemsize
+    ranges = [(number_of[source], offset, offset + count * size) for source, count, offset in spans]
+    for number, start, stop in ranges:
+        if not 0 <= start <= stop <= sources[number].stamp.size_bytes:
+            where = f"{sources[number].address.text}: a read of bytes [{start}, {stop}) must lie inside the file"
+            msg = f"{where}, which has {sources[number].stamp.size_bytes}"
+            raise FormatError(msg)
+    joined = join_ranges(np.array(ranges, dtype=np.int64).reshape(-1, 3))
+    with BUDGET.held(int((joined[:, 2] - joined[:, 1]).sum())):
+        found = fetch_ranges(sources, joined)
+        return [_cut(found, *one).view(dtype) for one in ranges]
+
+
+def _cut(found: Sequence[FetchedRange], number: int, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    """Copies a range out of what was fetched, so that it keeps no more memory than its own."""
+    if start == stop:
+        return np.empty(0, dtype=np.uint8)
+    one = found[bisect_right(found, (number, start), key=lambda piece: (piece.number, piece.start)) - 1]
+    return one.content[start - one.start : stop - one.start].copy()
+
+
+def join_ranges(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Joins ranges of bytes that overlap or are close to each other, in any order; leaves empty ones out.
+
+    Args:
+        ranges: `[M, 3]` number of the object, first byte and the one after the last.
+
+    Returns:
+        `[M', 3]` the joined ranges, sorted.
+
+    >>> join_ranges(np.array([[0, 9000, 9010], [0, 5, 10], [0, 10, 20], [1, 20, 30]])).tolist()
+    [[0, 5, 20], [0, 9000, 9010], [1, 20, 30]]
+    """
+    some = ranges[ranges[:, 2] > ranges[:, 1]]
+    if len(some) < 2:
+        return some
+    some = some[np.lexsort((some[:, 1], some[:, 0]))]
+    reach = np.empty(len(some), dtype=np.int64)  # the furthest end so far, of the same object
+    first_of = np.flatnonzero(np.diff(some[:, 0], prepend=-1))
+    for first, stop in zip(first_of, [*first_of[1:], len(some)], strict=True):
+        np.maximum.accumulate(some[first:stop, 2], out=reach[first:stop])
+    begins = np.ones(len(some), dtype=bool)
+    begins[1:] = (some[1:, 0] != some[:-1, 0]) | (some[1:, 1] > reach[:-1] + _GAP_BYTES)
+    starts = np.flatnonzero(begins)
+    return np.stack((some[starts, 0], some[starts, 1], reach[[*(starts[1:] - 1), len(some) - 1]]), axis=1)
+
+
+def fetch_ranges(sources: Sequence[StoredSource], ranges: npt.NDArray[np.int64]) -> list[FetchedRange]:
+    """Fetches ranges of objects, all in flight together.
+
+    Args:
+        sources: the objects.
+        ranges: `[M, 3]` number of the object, first byte and the one after the last; sorted, and none of them empty.
+
+    Raises:
+        StoreError: an object was replaced, or the store does not give it.
+    """
+    wanted = [
+        (number, part, min(part + _MOST_BYTES, stop), start, stop)
+        for number, start, stop in ranges.tolist()
+        for part in range(start, stop, _MOST_BYTES)
+    ]
+    answers = fetch(
+        [ObjectRange(sources[number].address, sources[number].stamp, start, stop) for number, start, stop, *_ in wanted]
+    )
+    found: list[FetchedRange] = []
+    for (number, part, _, start, stop), answer in zip(wanted, answers, strict=True):
+        content = np.frombuffer(answer, dtype=np.uint8)
+        if len(content) == stop - start:
+            found.append(FetchedRange(number, start, content))
+            continue
+        if part == start:
+            found.append(FetchedRange(number, start, np.empty(stop - start, dtype=np.uint8)))
+        found[-1].content[part - start : part - start + len(content)] = content
+    return found
