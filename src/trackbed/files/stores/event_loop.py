@@ -12,52 +12,91 @@ from typing import Any, Final, TypeVar
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
 
-__all__ = ["run_until"]
+__all__ = ["LOOK_SECONDS", "OutOfTimeError", "result_of", "run_until", "submit"]
 
 _Result = TypeVar("_Result")
-_LOOK_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 0.05
 """Seconds between two looks for Ctrl-C, and for failures of other ranks."""
-_LOCK: Final = threading.Lock()
-_LOOPS: Final[dict[int, asyncio.AbstractEventLoop]] = {}
-"""The loop of this process, by its id; those of parents are left alone."""
+_GRACE_SECONDS: Final = 0.3
+"""Seconds after its deadline in which a request reports its own error."""
 
 
-def run_until(deadline: float, work: Coroutine[Any, Any, _Result], *, where: str) -> _Result:
-    """Runs requests, and returns their result.
+class OutOfTimeError(StoreError):
+    """The time of a request was not enough.
 
     Args:
+        where: the address.
+        found: the last failure of an attempt.
+    """
+
+    def __init__(self, where: str, found: str) -> None:
+        self._parts = (where, found)
+        super().__init__(f"{where}: the store must answer in time (TRACKBED_STORE_TIMEOUT), found: {found}")
+
+    def __reduce__(self) -> tuple[type["OutOfTimeError"], tuple[str, str]]:
+        """Copies and unpickles from the parts of the message."""
+        return type(self), self._parts
+
+
+class _Loop:
+    """The event loop of this process, started when it is first used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: asyncio.AbstractEventLoop | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._found is None:
+                self._found = asyncio.new_event_loop()
+                threading.Thread(target=self._found.run_forever, name="trackbed-stores", daemon=True).start()
+            return self._found
+
+
+_loop = _Loop()
+
+
+def submit(work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+    """Starts requests on the event loop."""
+    return asyncio.run_coroutine_threadsafe(work, _loop.get())
+
+
+def result_of(future: Future[_Result], deadline: float, where: str) -> _Result:
+    """Waits for requests, and returns their result. They are cancelled if the wait ends early.
+
+    Args:
+        future: the requests.
         deadline: time of `time.monotonic` at which they are given up.
-        work: the requests.
         where: the address, for the error.
 
     Raises:
-        StoreError: the time is over, or this process was forked from one that has made requests.
+        StoreError: the time is over.
         Exception: the requests, or the poll of the caller, raised it.
     """
-    future: Future[_Result] = asyncio.run_coroutine_threadsafe(work, _loop(where))
+    deadline += _GRACE_SECONDS
     try:
         while True:
             left = deadline - time.monotonic()
             try:
-                return future.result(timeout=max(0.0, min(left, _LOOK_SECONDS)))
+                return future.result(timeout=max(0.0, min(left, LOOK_SECONDS)))
             except FutureTimeoutError:
                 if future.done():  # the requests raised a TimeoutError of their own
                     return future.result()
                 if left <= 0:
-                    msg = f"{where}: the store must answer in time (TRACKBED_STORE_TIMEOUT seconds), found no answer"
-                    raise StoreError(msg) from None
+                    raise OutOfTimeError(where, "no answer") from None
             check_cancelled()
     finally:
         future.cancel()
 
 
-def _loop(where: str) -> asyncio.AbstractEventLoop:
-    with _LOCK:
-        if _LOOPS and os.getpid() not in _LOOPS:
-            msg = f"{where}: requests must not be made in a process that was forked from one that has made some"
-            raise StoreError(msg)
-        if os.getpid() not in _LOOPS:
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="trackbed-stores", daemon=True).start()
-            _LOOPS[os.getpid()] = loop
-        return _LOOPS[os.getpid()]
+def run_until(deadline: float, work: Coroutine[Any, Any, _Result], *, where: str) -> _Result:
+    """Runs requests, and returns their result; see `result_of`."""
+    return result_of(submit(work), deadline, where)
+
+
+def _forget_parent() -> None:
+    global _loop  # noqa: PLW0603 - the thread of the parent's loop does not exist in a forked process
+    _loop = _Loop()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

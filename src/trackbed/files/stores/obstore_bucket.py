@@ -1,0 +1,86 @@
+"""Requests by obstore."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+from urllib.parse import unquote
+
+from trackbed.errors import ArgumentError
+from trackbed.files.stores.address import Address
+from trackbed.files.stores.bucket import Answer
+from trackbed.files.stores.retries import WrongAnswerError, is_out_of_range, replaced
+from trackbed.files.stores.stamp import ObjectRange, ObjectStamp, has_etag, stamp_of_metadata
+
+__all__ = ["ObstoreBucket"]
+
+_PAGE: Final = 1000
+"""Objects in one page of a listing."""
+
+
+class ObstoreBucket:
+    """A bucket of `s3`, `gs` or `az`, a host of `http(s)`, or the files of this machine.
+
+    Args:
+        library: obstore.
+        store: its store for the bucket; it must not repeat requests by itself.
+    """
+
+    def __init__(self, library: Any, store: Any) -> None:
+        self._library = library
+        self._store = store
+
+    async def head(self, address: Address) -> ObjectStamp:
+        """Returns the stamp of an object."""
+        return stamp_of_metadata(await self._library.head_async(self._store, _key(address)), address)
+
+    async def get(self, wanted: ObjectRange) -> memoryview:
+        """Returns a range that is not empty."""
+        address, stamp, start, stop = wanted
+        condition = {"if_match": stamp.tag} if has_etag(stamp) else {}
+        options = {"range": (start, stop), **condition}
+        answer = await self._library.get_async(self._store, _key(address), options=options)
+        if stamp_of_metadata(answer.meta, address) != stamp:
+            raise replaced(address)
+        return await _body(answer, start, stop)
+
+    async def get_first(self, address: Address, num_bytes: int) -> Answer:
+        """Returns the first bytes of an object, fewer if it is shorter."""
+        try:
+            options = {"range": (0, num_bytes)}
+            answer = await self._library.get_async(self._store, _key(address), options=options)
+        except Exception as error:
+            if not is_out_of_range(error):
+                raise
+            return await self._empty(address)
+        stamp = stamp_of_metadata(answer.meta, address)
+        return Answer(stamp, await _body(answer, 0, min(num_bytes, stamp.size_bytes)))
+
+    async def _empty(self, address: Address) -> Answer:
+        stamp = await self.head(address)
+        if stamp.size_bytes:
+            msg = f"the store says that an object of {stamp.size_bytes} bytes has no first byte"
+            raise WrongAnswerError(msg)
+        return Answer(stamp, memoryview(b""))
+
+    async def pages(self, address: Address, after: str) -> AsyncIterator[list[tuple[str, int]]]:
+        """Yields keys and sizes of the objects below a folder address, those after a key."""
+        stream = self._library.list(self._store, address.key or None, offset=after or None, chunk_size=_PAGE)
+        async for page in stream:
+            yield [(str(found["path"]), int(found["size"])) for found in page]
+
+
+async def _body(answer: Any, start: int, stop: int) -> memoryview:
+    """Returns the bytes of an answer, compared in number and place with what was asked for."""
+    raw = memoryview(await answer.bytes_async())
+    if tuple(answer.range) != (start, stop) or len(raw) != stop - start:
+        msg = f"bytes [{start}, {stop}) were asked for, and {len(raw)} bytes of {tuple(answer.range)} came"
+        raise WrongAnswerError(msg)
+    return raw
+
+
+def _key(address: Address) -> str:
+    """Returns the name that obstore wants. It quotes what a URL must not contain, so that of a URL is unquoted."""
+    key = unquote(address.key) if address.scheme in ("http", "https") else address.key
+    if not key.strip("/"):
+        msg = f"{address.text}: the address of an object must have a key, found none"
+        raise ArgumentError(msg)
+    return key

@@ -1,0 +1,250 @@
+"""Reading objects: every answer is compared with the request, and every call ends in time.
+
+Shapes: R ranges, N objects.
+"""
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Final, TypeVar
+
+from trackbed.errors import ArgumentError, StoreError
+from trackbed.files.stores.address import Address
+from trackbed.files.stores.bucket import Answer, Bucket
+from trackbed.files.stores.event_loop import OutOfTimeError, result_of, run_until, submit
+from trackbed.files.stores.open_bucket import open_bucket
+from trackbed.files.stores.retries import retry_until, timeout_seconds
+from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+
+__all__ = ["fetch", "fetch_heads", "fetch_to_file", "read_object", "stamp_of_object", "stamps_of_objects"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_MOST_IN_FLIGHT: Final = 64
+_PART_BYTES: Final = 16 << 20
+_PARTS_IN_FLIGHT: Final = 4
+"""Parts of a whole object: 64 MiB together."""
+
+
+def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) -> list[memoryview]:
+    """Fetches ranges of any number of objects.
+
+    The call takes `TRACKBED_STORE_TIMEOUT` seconds (60) at most. The first error ends it.
+
+    Args:
+        ranges: `[R]` ranges, each within its object.
+        in_flight: requests at the same time, at least 1.
+
+    Returns:
+        `[R]` bytes of each range, read-only.
+
+    Raises:
+        ArgumentError: a range is not within its object, or `in_flight` is below 1.
+        FileNotFoundError: an object was removed.
+        StoreError: an object was replaced, a store refuses, or does not answer in time.
+    """
+    _check_in_flight(in_flight)
+    for address, stamp, start, stop in ranges:
+        if not 0 <= start <= stop <= stamp.size_bytes:
+            msg = f"{address.text}: a range must be within [0, {stamp.size_bytes}), found [{start}, {stop})"
+            raise ArgumentError(msg)
+    deadline = time.monotonic() + timeout_seconds()
+    buckets = _buckets([one.address for one in ranges if one.start < one.stop])
+    results = [memoryview(b"")] * len(ranges)
+
+    async def fetch_one(number: int) -> None:
+        one = ranges[number]
+        request = partial(buckets[one.address.root].get, one)
+        results[number] = await retry_until(deadline, request, one.address)
+
+    wanted = [number for number, one in enumerate(ranges) if one.start < one.stop]
+    if wanted:
+        where = ranges[wanted[0]].address.text
+        run_until(deadline, _for_each(wanted, fetch_one, in_flight), where=where)
+    return results
+
+
+def fetch_heads(
+    addresses: Sequence[Address], num_bytes: int, *, in_flight: int = _MOST_IN_FLIGHT
+) -> list[tuple[ObjectStamp, memoryview] | Exception]:
+    """Fetches the first bytes of objects, and their stamps from the same answers.
+
+    Each object has `TRACKBED_STORE_TIMEOUT` seconds from its first request on. When they were not enough for one,
+    no request for a further object is made.
+
+    Args:
+        addresses: `[N]` objects.
+        num_bytes: bytes of each, at least 1; those of a shorter object are all of its bytes.
+        in_flight: requests at the same time, at least 1.
+
+    Returns:
+        `[N]` stamp and first bytes of each object, or the error in its place: a `FileNotFoundError` if there is none, a
+        `StoreError` if the store refuses or does not answer in time.
+
+    Raises:
+        ArgumentError: `num_bytes` or `in_flight` is below 1, or an address cannot be used.
+    """
+    if num_bytes < 1:
+        msg = f"num_bytes must be at least 1, found {num_bytes}"
+        raise ArgumentError(msg)
+
+    async def first(bucket: Bucket, address: Address) -> Answer:
+        return await bucket.get_first(address, num_bytes)
+
+    found = _ask(addresses, first, in_flight)
+    return [(one.stamp, one.raw) if isinstance(one, Answer) else one for one in found]
+
+
+def stamps_of_objects(
+    addresses: Sequence[Address], *, in_flight: int = _MOST_IN_FLIGHT
+) -> list[ObjectStamp | Exception]:
+    """Returns `[N]` stamps of objects, by one HEAD each, or errors in their places; see `fetch_heads`."""
+
+    async def head(bucket: Bucket, address: Address) -> ObjectStamp:
+        return await bucket.head(address)
+
+    return _ask(addresses, head, in_flight)
+
+
+def stamp_of_object(address: Address) -> ObjectStamp:
+    """Returns size and tag of an object.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreError: the store refuses, gives no tag, or does not answer in time.
+    """
+    (found,) = stamps_of_objects([address])
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def read_object(address: Address, *, most_bytes: int) -> tuple[ObjectStamp, bytes]:
+    """Returns the stamp and all bytes of a small object.
+
+    Args:
+        address: the object.
+        most_bytes: its largest size, at least 1.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreError: it is larger, the store refuses, or does not answer in time.
+    """
+    (found,) = fetch_heads([address], most_bytes)
+    if isinstance(found, Exception):
+        raise found
+    stamp, raw = found
+    if stamp.size_bytes > most_bytes:
+        msg = f"{address.text}: the object must have at most {most_bytes} bytes, found {stamp.size_bytes}"
+        raise StoreError(msg)
+    return stamp, bytes(raw)
+
+
+def fetch_to_file(
+    address: Address, stamp: ObjectStamp, descriptor: int, *, progress: Callable[[int], object] | None = None
+) -> None:
+    """Fetches a whole object into an open file, from its beginning on; 64 MiB are in memory at most.
+
+    Each part of 16 MiB has `TRACKBED_STORE_TIMEOUT` seconds from its first request on.
+
+    Args:
+        address: the object.
+        stamp: its identity; another object under the address is an error.
+        descriptor: file that is open for writing; its position does not change.
+        progress: called with the number of bytes that are written, after each part.
+
+    Raises:
+        FileNotFoundError: the object was removed.
+        StoreError: it was replaced, the store refuses, or does not answer in time.
+        OSError: the file cannot be written.
+    """
+    bucket, seconds = open_bucket(address), timeout_seconds()
+    starts = iter(range(0, stamp.size_bytes, _PART_BYTES))
+    running: deque[tuple[int, float, Future[memoryview]]] = deque()
+
+    def start_next() -> None:
+        start = next(starts, None)
+        if start is not None:
+            part = ObjectRange(address, stamp, start, min(start + _PART_BYTES, stamp.size_bytes))
+            deadline = time.monotonic() + seconds
+            running.append((start, deadline, submit(retry_until(deadline, partial(bucket.get, part), address))))
+
+    try:
+        for _ in range(_PARTS_IN_FLIGHT):
+            start_next()
+        while running:
+            start, deadline, future = running.popleft()
+            raw = result_of(future, deadline, address.text)
+            _write(descriptor, raw, start)
+            done = start + len(raw)
+            del raw, future
+            start_next()
+            if progress is not None:
+                progress(done)
+    finally:
+        for _, _, future in running:
+            future.cancel()
+
+
+def _write(descriptor: int, raw: memoryview, offset_bytes: int) -> None:
+    while raw:
+        written = os.pwrite(descriptor, raw, offset_bytes)
+        raw, offset_bytes = raw[written:], offset_bytes + written
+
+
+def _ask(
+    addresses: Sequence[Address], request: Callable[[Bucket, Address], Awaitable[_Result]], in_flight: int
+) -> list[_Result | Exception]:
+    """Makes a request for each object; an error stands in the place of its result."""
+    _check_in_flight(in_flight)
+    seconds, buckets = timeout_seconds(), _buckets(addresses)
+    results: list[_Result | Exception] = [StoreError("no request was made")] * len(addresses)
+    is_late = False
+
+    async def ask_one(number: int) -> None:
+        nonlocal is_late
+        address, deadline = addresses[number], time.monotonic() + seconds
+        if is_late:
+            results[number] = OutOfTimeError(address.text, "no answer for another object")
+            return
+        try:
+            results[number] = await retry_until(deadline, lambda: request(buckets[address.root], address), address)
+        except (StoreError, FileNotFoundError, ArgumentError) as error:
+            is_late = is_late or isinstance(error, OutOfTimeError)
+            results[number] = error
+
+    if addresses:
+        run_until(math.inf, _for_each(range(len(addresses)), ask_one, in_flight), where=addresses[0].text)
+    return results
+
+
+def _check_in_flight(in_flight: int) -> None:
+    if in_flight < 1:
+        msg = f"in_flight must be at least 1, found {in_flight}"
+        raise ArgumentError(msg)
+
+
+def _buckets(addresses: Sequence[Address]) -> dict[str, Bucket]:
+    """Returns the bucket of each root."""
+    return {root: open_bucket(address) for root, address in {one.root: one for one in addresses}.items()}
+
+
+async def _for_each(items: Sequence[_Item], work: Callable[[_Item], Awaitable[None]], in_flight: int) -> None:
+    """Works on items, `in_flight` at the same time. The first error ends all work."""
+    waiting = iter(items)
+
+    async def take() -> None:
+        for item in waiting:
+            await work(item)
+
+    workers = [asyncio.ensure_future(take()) for _ in range(min(in_flight, len(items)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()

@@ -1,0 +1,248 @@
+"""Object stores for tests: moto's S3 server, a bucket per test, and a proxy that injects faults and counts requests.
+
+`conftest.py` imports the fixtures, for all folders.
+"""
+
+import http.client
+import http.server
+import logging
+import os
+import re
+import socket
+import struct
+import threading
+import time
+import uuid
+from collections import Counter
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from trackbed.files.stores import parse_address
+
+ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-key"
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint():
+    """Address of moto's S3 server, one per process of the test session."""
+    pytest.importorskip("obstore")
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+def use_endpoint(monkeypatch, endpoint):
+    """Sets the environment that names an S3 server, and a timeout that suits tests."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+        ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("TRACKBED_STORE_TIMEOUT", "8"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+class S3Bucket:
+    """A new bucket.
+
+    `client` is boto3's, to look at the bucket without the code under test.
+    """
+
+    def __init__(self, endpoint):
+        import boto3
+        from botocore.config import Config
+
+        self.endpoint, self.name = endpoint, f"corpus-{uuid.uuid4().hex[:12]}"
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}),
+        )
+        self.client.create_bucket(Bucket=self.name)
+
+    def address(self, key):
+        return parse_address(self.text(key))
+
+    def text(self, key):
+        return f"s3://{self.name}/{key}"
+
+    def put(self, key, data):
+        """Writes an object, and returns its address."""
+        self.client.put_object(Bucket=self.name, Key=key, Body=data)
+        return self.address(key)
+
+    def put_empty(self, keys):
+        """Writes many empty objects, past moto's HTTP server, which takes 5 ms for each."""
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        for key in keys:
+            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(self.name, key, b"")
+
+    def get(self, key):
+        return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+
+    def delete(self, key):
+        self.client.delete_object(Bucket=self.name, Key=key)
+
+    def keys(self):
+        return [one["Key"] for one in self.client.list_objects_v2(Bucket=self.name).get("Contents", [])]
+
+
+@pytest.fixture
+def bucket(moto_endpoint, monkeypatch):
+    """A new bucket of moto's server, which the environment names."""
+    use_endpoint(monkeypatch, moto_endpoint)
+    return S3Bucket(moto_endpoint)
+
+
+class Proxy:
+    """Passes requests on to a server, and changes some of the answers.
+
+    Args:
+        target: URL of the server.
+
+    Attributes:
+        faults: changes of the next answers, one per request and None for no change: a status; "reset", "reset body",
+            "stall", "stall body", "cut", "overlong"; "range", an answer to another range than asked for; "tag", another
+            ETag.
+        delay_seconds: time before each answer.
+        stall_seconds: length of a stall.
+        log: method, key with its bucket, and Range of each request.
+    """
+
+    def __init__(self, target):
+        self.faults, self.log = [], []
+        self.delay_seconds, self.stall_seconds = 0.0, 3.0
+        self.ended = threading.Event()
+        proxy, upstream = self, urlsplit(target).netloc
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def setup(self):
+                super().setup()
+                self.upstream = http.client.HTTPConnection(upstream, timeout=30)
+
+            def finish(self):
+                self.upstream.close()
+                super().finish()
+
+            def log_message(self, *_arguments):
+                pass
+
+            def answer(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                proxy.log.append((self.command, unquote(urlsplit(self.path).path[1:]), self.headers.get("Range")))
+                fault = proxy.faults.pop(0) if proxy.faults else None
+                proxy.ended.wait(proxy.delay_seconds + (proxy.stall_seconds if fault == "stall" else 0))
+                if fault == "reset":
+                    self.reset()
+                elif isinstance(fault, int):
+                    self.give(fault, {}, b"", None)
+                else:
+                    self.give(*self.ask(fault, body), fault)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+            def ask(self, fault, body):
+                headers = {name.title(): value for name, value in self.headers.items()}
+                if fault == "range" and "Range" in headers:
+                    start, stop = map(int, re.findall(r"\d+", headers["Range"]))
+                    headers["Range"] = f"bytes={start + 1}-{stop + 1}"
+                self.upstream.request(self.command, self.path, body, headers)
+                found = self.upstream.getresponse()
+                fields = {name.title(): value for name, value in found.getheaders()}
+                return found.status, fields, found.read()
+
+            def give(self, status, fields, body, fault):
+                fields = {
+                    name: value for name, value in fields.items() if name not in ("Connection", "Transfer-Encoding")
+                }
+                if fault == "tag":
+                    fields["Etag"] = '"another"'
+                if fault == "overlong":
+                    body += b"more"
+                if self.command != "HEAD":
+                    fields["Content-Length"] = str(len(body))
+                self.send_response_only(status)
+                for name, value in fields.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "HEAD":
+                    return
+                if fault in ("cut", "reset body", "stall body"):
+                    self.wfile.write(body[: len(body) // 2])
+                    self.wfile.flush()
+                    if fault == "stall body":
+                        proxy.ended.wait(proxy.stall_seconds)
+                    if fault == "reset body":
+                        self.reset()
+                    self.close_connection = True
+                else:
+                    self.wfile.write(body)
+
+            def reset(self):
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.close_connection = True
+                self.connection.close()
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *_arguments):
+                pass
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    @property
+    def counts(self):
+        """Number of requests for each method, key and Range."""
+        return Counter(self.log)
+
+    def close(self):
+        self.ended.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def proxy(bucket, monkeypatch):
+    """A proxy before the server of `bucket`, which the environment names."""
+    found = Proxy(bucket.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", found.url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def deaf_store(bucket, monkeypatch):
+    """A server that accepts connections and does not answer, named by the environment."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        yield
+
+
+def seconds_of(call):
+    """Runs a call that may raise, and returns its result or error, and its time."""
+    started = time.monotonic()
+    try:
+        found = call()
+    except Exception as error:
+        found = error
+    return found, time.monotonic() - started
