@@ -143,11 +143,13 @@ class SampleSources:
         """
         entry = self.file_table[number]
         count = int(entry["num_sequences"])
-        for name, array, dtype, size in (
-            *([] if tokens is None else [("tokens", tokens, np.uint8, len(tokens))]),
+        wanted: list[tuple[str, npt.NDArray[Any], type, int]] = [
             ("lengths", lengths, np.int32, count),
             ("pointers", pointers, np.int64, count),
-        ):
+        ]
+        if tokens is not None:
+            wanted.append(("tokens", tokens, np.uint8, len(tokens)))
+        for name, array, dtype, size in wanted:
             if array.dtype != dtype or array.shape != (size,) or not array.flags.c_contiguous:
                 msg = f"{name} must be {size} contiguous {np.dtype(dtype)}, found {array.dtype} {list(array.shape)}"
                 raise ArgumentError(msg)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trackbed.errors import ArgumentError
-from trackbed.files import new_partial, publish
-from trackbed.files.stores import parse_address, stamp_of_object
+from trackbed.files import new_partial, publish, stores
+from trackbed.files.stores import parse_address
 from trackbed.tokens import ObjectStorageConfig
 from trackbed.tokens.stored.index_cache import StoredIndex
 from trackbed.tokens.stored.open_pairs import stored_pair_exists
@@ -107,7 +107,7 @@ def cache_index_file(remote_path: str, local_path: str) -> None:
     _check(remote_path)
     address, final = parse_address(remote_path), Path(local_path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    copied = StoredIndex(address, str(final.parent)).fetch(stamp_of_object(address))
+    copied = StoredIndex(address, str(final.parent)).fetch(stores.stamp_of_object(address))
     partial = new_partial(final)
     try:
         os.link(copied, partial)

@@ -117,6 +117,7 @@ def first_documents(
         path_prefix: path of the pair without `.bin` and `.idx`.
         decoder: the tokenizer that made the pair.
         num_documents: maximum number of documents to read, at least 0.
+        idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
         max_tokens: maximum number of tokens to read of each document, at least 1.
 
     Raises:

@@ -18,8 +18,9 @@ from trackbed.files import (
     new_partial,
     publish,
     read_regular,
+    stores,
 )
-from trackbed.files.stores import is_address, parse_address, put_bytes, read_object
+from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.paths import get_seal_path
 
@@ -78,7 +79,7 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
         index=content.checksum_idx(progress),
     )
     if is_address(path_prefix):
-        put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(made))
+        stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(made))
         return made
     final = Path(get_seal_path(path_prefix))
     clear_dead_partials(final.parent, final_name=final.name)
@@ -111,7 +112,11 @@ def read_seal(path: str | Path) -> Seal:
         FileNotFoundError: there is no such file.
         StoreError: an object store refuses, or does not answer in time.
     """
-    raw = read_object(parse_address(str(path)), most_bytes=_MOST_BYTES)[1] if is_address(path) else read_regular(path)
+    raw = (
+        stores.read_object(parse_address(str(path)), most_bytes=_MOST_BYTES)[1]
+        if is_address(path)
+        else read_regular(path)
+    )
     try:
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("version"))

@@ -1,21 +1,32 @@
-"""Object stores: addresses, and requests that end within a time limit."""
+"""Object stores: addresses, and requests that end within a time limit.
+
+The modules that make requests are imported on first access to a name: a program that reads files only does not wait
+for asyncio. Callers write `stores.fetch(...)` after `from trackbed.files import stores`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from trackbed.files.stores.address import Address, is_address, parse_address
-from trackbed.files.stores.listing import list_objects
-from trackbed.files.stores.reads import (
-    fetch,
-    fetch_heads,
-    fetch_to_file,
-    read_object,
-    stamp_of_object,
-    stamps_of_objects,
-)
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+
+if TYPE_CHECKING:
+    from trackbed.files.stores.listing import list_objects
+    from trackbed.files.stores.open_bucket import endpoint_of
+    from trackbed.files.stores.reads import (
+        fetch,
+        fetch_heads,
+        fetch_to_file,
+        read_object,
+        stamp_of_object,
+        stamps_of_objects,
+    )
 
 __all__ = [
     "Address",
     "ObjectRange",
     "ObjectStamp",
+    "endpoint_of",
     "fetch",
     "fetch_heads",
     "fetch_to_file",
@@ -26,3 +37,21 @@ __all__ = [
     "stamp_of_object",
     "stamps_of_objects",
 ]
+
+_MODULES = {
+    "endpoint_of": "open_bucket",
+    "fetch": "reads",
+    "fetch_heads": "reads",
+    "fetch_to_file": "reads",
+    "list_objects": "listing",
+    "read_object": "reads",
+    "stamp_of_object": "reads",
+    "stamps_of_objects": "reads",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

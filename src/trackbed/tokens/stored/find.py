@@ -3,11 +3,16 @@
 import re
 from fnmatch import translate
 from glob import has_magic
+from typing import Final
 
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import Address, list_objects, parse_address, stamp_of_object
+from trackbed.files import stores
+from trackbed.files.stores import Address, parse_address
 
 __all__ = ["find_stored_pairs", "match_objects", "object_exists"]
+
+_HIDDEN: Final = r"(?!\.)"
+"""No pattern matches a name that begins with a dot."""
 
 
 def object_exists(address: Address) -> bool:
@@ -17,7 +22,7 @@ def object_exists(address: Address) -> bool:
         StoreError: the store refuses, or does not answer in time.
     """
     try:
-        stamp_of_object(address)
+        stores.stamp_of_object(address)
     except FileNotFoundError:
         return False
     return True
@@ -33,12 +38,11 @@ def match_objects(pattern: str) -> list[str]:
     parts = pattern.split("/")
     first = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts))
     folder = "/".join(parts[:first]) + "/"
-    wanted = [re.compile(translate(part)) for part in parts[first:]]
+    wanted = [re.compile(_HIDDEN + translate(part)) for part in parts[first:]]
     found = []
-    for address, _ in list_objects(parse_address(folder)):
+    for address, _ in stores.list_objects(parse_address(folder)):
         names = address.removeprefix(folder).split("/")
-        is_hidden = any(name.startswith(".") and not part.startswith(".") for name, part in zip(names, parts[first:]))
-        if len(names) == len(wanted) and all(map(re.Pattern.match, wanted, names)) and not is_hidden:
+        if len(names) == len(wanted) and all(map(re.Pattern.match, wanted, names)):
             found.append(address)
     return sorted(found)
 
@@ -56,7 +60,7 @@ def find_stored_pairs(folder: str) -> list[str]:
     base = folder.rstrip("/") + "/"
     found = {
         address[: -len(suffix)]
-        for address, _ in list_objects(parse_address(base))
+        for address, _ in stores.list_objects(parse_address(base))
         for suffix in (".bin", ".idx")
         if address.endswith(suffix) and "/" not in address.removeprefix(base)
     }

@@ -31,9 +31,10 @@ from trackbed.files import (
     publish,
     read_regular,
     remove_partial,
+    stores,
     write_new,
 )
-from trackbed.files.stores import Address, ObjectStamp, endpoint_of, fetch_to_file
+from trackbed.files.stores import Address, ObjectStamp
 
 __all__ = ["StoredIndex", "await_marks", "fetch_indexes"]
 
@@ -154,7 +155,7 @@ class StoredIndex:
         try:
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                fetch_to_file(self.address, stamp, descriptor)
+                stores.fetch_to_file(self.address, stamp, descriptor)
             finally:
                 os.close(descriptor)
             found = FileSum.of(checksum_file(partial))
@@ -165,7 +166,7 @@ class StoredIndex:
             raise
         side = _Side(
             address=self.address.text,
-            endpoint=endpoint_of(self.address),
+            endpoint=stores.endpoint_of(self.address),
             tag=stamp.tag,
             idx=found,
             boot=boot_id(),
@@ -204,7 +205,10 @@ class StoredIndex:
 
     def _fitting(self, side: _Side | None) -> _Side | None:
         """Returns a side file if it is that of this object, and not of one with the same name elsewhere."""
-        is_ours = side is not None and (side.address, side.endpoint) == (self.address.text, endpoint_of(self.address))
+        is_ours = side is not None and (side.address, side.endpoint) == (
+            self.address.text,
+            stores.endpoint_of(self.address),
+        )
         return side if is_ours else None
 
     @contextlib.contextmanager
@@ -257,7 +261,7 @@ await_marks: Final = _MARKS.join
 
 def _names(address: Address) -> list[str]:
     """Returns names of folders for an object, which no other object has, on this store or another."""
-    parts = [address.scheme, endpoint_of(address) or "-", address.bucket or "-", *address.key.split("/")]
+    parts = [address.scheme, stores.endpoint_of(address) or "-", address.bucket or "-", *address.key.split("/")]
     return [_as_name(part) for part in parts]
 
 

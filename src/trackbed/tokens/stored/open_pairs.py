@@ -4,16 +4,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
-from trackbed.files import RawIndexEnds, read_index_ends
-from trackbed.files.stores import (
-    Address,
-    ObjectRange,
-    ObjectStamp,
-    fetch,
-    fetch_heads,
-    parse_address,
-    stamps_of_objects,
-)
+from trackbed.files import RawIndexEnds, read_index_ends, stores
+from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
 from trackbed.tokens.format import HEADER_BYTES, Header, IndexEnds, PairHeader, decode_header, ends_of
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.stored.index_cache import StoredIndex
@@ -37,7 +29,7 @@ def open_stored_pairs(prefixes: Sequence[str], folder: str) -> list[PairHeader |
     bins = [parse_address(get_bin_path(prefix)) for prefix in prefixes]
     copied = [next(index.copied_stamps(), None) is not None for index in indexes]
     warm = [index.address for index, is_copied in zip(indexes, copied, strict=True) if is_copied]
-    stamps = stamps_of_objects([*bins, *warm])
+    stamps = stores.stamps_of_objects([*bins, *warm])
     found_warm = iter(stamps[len(bins) :])
     ends: list[IndexEnds | Exception | None] = [
         _copied_ends(index, next(found_warm)) if is_copied else None
@@ -81,7 +73,7 @@ def stored_pair_exists(prefix: str) -> bool:
     Raises:
         StoreError: the store refuses, or does not answer in time.
     """
-    found = stamps_of_objects([parse_address(path(prefix)) for path in (get_idx_path, get_bin_path)])
+    found = stores.stamps_of_objects([parse_address(path(prefix)) for path in (get_idx_path, get_bin_path)])
     for stamp in found:
         if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
             raise stamp
@@ -135,7 +127,7 @@ def _fetch_ends(addresses: Sequence[Address]) -> list[IndexEnds | Exception]:
     """Reads the metadata of indices, as `read_index_ends` does of files."""
     found: list[IndexEnds | Exception] = [FormatError("not read")] * len(addresses)
     begun = []
-    heads = fetch_heads(addresses, HEADER_BYTES + _END_BYTES) if addresses else []
+    heads = stores.fetch_heads(addresses, HEADER_BYTES + _END_BYTES) if addresses else []
     for number, (address, answer) in enumerate(zip(addresses, heads, strict=True)):
         if isinstance(answer, Exception):
             found[number] = answer
@@ -170,7 +162,7 @@ def _finish(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
     """
     spans = [(one, *span) for one in begun for span in one.spans()]
     missing = [(one, start, stop) for one, start, stop in spans if stop > len(one.head) and stop > start]
-    answers = fetch([ObjectRange(one.address, one.stamp, start, stop) for one, start, stop in missing])
+    answers = stores.fetch([ObjectRange(one.address, one.stamp, start, stop) for one, start, stop in missing])
     fetched = {(one.number, *span): memoryview(raw) for (one, *span), raw in zip(missing, answers, strict=True)}
 
     def content(one: _Begun, start: int, stop: int) -> memoryview:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import FormatError
-from trackbed.files.stores import Address, ObjectRange, ObjectStamp, fetch, parse_address, stamp_of_object
+from trackbed.files import stores
+from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
 from trackbed.tokens.stored.budget import BUDGET
 
 __all__ = ["FetchedRange", "StoredSource", "fetch_ranges", "join_ranges", "read_spans"]
@@ -53,7 +54,7 @@ class StoredSource:
             StoreError: the store does not answer.
         """
         parsed = parse_address(address)
-        return cls(parsed, stamp_of_object(parsed))
+        return cls(parsed, stores.stamp_of_object(parsed))
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> npt.NDArray[np.number[Any]]:
         """`[count]` tokens from byte `offset` on, as a new array."""
@@ -138,7 +139,7 @@ def fetch_ranges(sources: Sequence[StoredSource], ranges: npt.NDArray[np.int64])
         for number, start, stop in ranges.tolist()
         for part in range(start, stop, _MOST_BYTES)
     ]
-    answers = fetch(
+    answers = stores.fetch(
         [ObjectRange(sources[number].address, sources[number].stamp, start, stop) for number, start, stop, *_ in wanted]
     )
     found: list[FetchedRange] = []
