@@ -141,7 +141,9 @@ class BlendedDataset(_Dataset, Gathering):
     @cached_property
     def data_checksum(self) -> DataChecksum:
         """Digest of the checksums of all datasets' data; third-party datasets may have none."""
-        return DataChecksum(self._checksum_data)
+        parts = [getattr(dataset, "data_checksum", None) for dataset in self.datasets]
+        stamps = [None if part is None else part.stamps for part in parts]
+        return DataChecksum(self._checksum_data, stamps=None if None in stamps else fingerprint({"all": stamps})[:32])
 
     def _checksum_data(self) -> str:
         parts = [getattr(dataset, "data_checksum", None) for dataset in self.datasets]

@@ -12,7 +12,7 @@ from trackbed.cache.entry import DataPart
 from trackbed.cache.request import Ingredients
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
-from trackbed.datasets.low_level import has_stamps, identify
+from trackbed.datasets.low_level import has_stamps, identify, object_stamps
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import first_override, is_overridden
 from trackbed.datasets.sources import SampleLayout
@@ -120,7 +120,7 @@ class CachedDataset(MegatronDataset, Gathering):
     @cached_property
     def data_checksum(self) -> DataChecksum:
         """CRC-32 of the lengths that the index is computed from, which files of the same identity may differ in."""
-        return DataChecksum(self._checksum)
+        return DataChecksum(self._checksum, stamps=object_stamps(self.dataset))
 
     @property
     def content_key(self) -> str:

@@ -1,7 +1,7 @@
 """Checksums of the data that samples are computed from, as files may be replaced under the same identity."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from typing import Any, Final, Protocol
 
@@ -41,10 +41,12 @@ class DataChecksum:
 
     Args:
         compute: returns the checksum; may read all lengths.
+        stamps: digest of the sizes and tags of the objects that all of the data lies in; None if some lies in files.
     """
 
-    def __init__(self, compute: Callable[[], str]) -> None:
+    def __init__(self, compute: Callable[[], str], *, stamps: str | None = None) -> None:
         self._compute = compute
+        self.stamps = stamps
         self._found: str | None = None
         self._error: Exception | None = None
         self._done: Event | None = None
@@ -61,6 +63,20 @@ class DataChecksum:
             self._worker = os.getpid()
         Thread(target=self._work, name="trackbed-checksum", daemon=True).start()
 
+    def state(self) -> dict[str, str]:
+        """Returns the checksum, and the stamps if there are any, for a saved position. Waits as `result` does."""
+        return {"data_checksum": self.result(), **({} if self.stamps is None else {"data_stamps": self.stamps})}
+
+    def confirm(self, state: Mapping[str, Any]) -> str:
+        """Returns the checksum for a comparison with that of a saved position.
+
+        If the stamps of the position are those of the data, its checksum is, too, and nothing is read.
+        """
+        saved = state.get("data_checksum")
+        if self.stamps is not None and state.get("data_stamps") == self.stamps and isinstance(saved, str):
+            self._found = saved
+        return self.result()
+
     def result(self) -> str:
         """Returns the checksum; waits for the background thread, or computes it.
 
@@ -75,9 +91,9 @@ class DataChecksum:
             self._found = self._compute()
         return self._found
 
-    def __reduce__(self) -> tuple[Callable[[str], "DataChecksum"], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., "DataChecksum"], tuple[str, str | None]]:
         """Pickles the checksum, which is computed first if necessary."""
-        return _known, (self.result(),)
+        return _known, (self.result(), self.stamps)
 
     def _work(self) -> None:
         try:
@@ -88,8 +104,8 @@ class DataChecksum:
             self._done.set()
 
 
-def _known(found: str) -> DataChecksum:
-    return DataChecksum(lambda: found)
+def _known(found: str, stamps: str | None = None) -> DataChecksum:
+    return DataChecksum(lambda: found, stamps=stamps)
 
 
 class _HasData(Protocol):

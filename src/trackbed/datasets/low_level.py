@@ -1,6 +1,7 @@
 """Properties of low-level datasets: identity, stamps and sizes."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "most_tokens",
     "num_documents",
     "num_sequences",
+    "object_stamps",
     "reads_objects",
 ]
 
@@ -47,6 +49,15 @@ def data_stamps(dataset: Any) -> str | None:
 
 def _stamps_of(pair: IndexedDataset) -> str:
     return " ".join(map(str, (*pair.index.ends.stamp, pair.index.ends.changed_ns)))
+
+
+def object_stamps(dataset: Any) -> str | None:
+    """Returns a digest of the stamps of its objects; None if some of its data lies in files."""
+    pairs = dataset.members if isinstance(dataset, IndexedGroup) else [dataset]
+    if not all(isinstance(pair, IndexedDataset) and pair.is_stored for pair in pairs):
+        return None
+    found = [[*pair.index.ends.stamp, *pair.bin_stamp] for pair in pairs]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32]
 
 
 def reads_objects(dataset: Any) -> bool:

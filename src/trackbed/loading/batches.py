@@ -21,7 +21,7 @@ from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies
 from trackbed.loading.gather_ahead import gather_ahead
-from trackbed.loading.position import check_data_checksum, check_mapping
+from trackbed.loading.position import check_data, check_mapping
 from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
@@ -98,7 +98,7 @@ class BatchLoader:
         self._batch_bytes = 0
         data = getattr(dataset, "data_checksum", None)
         self._data = data if isinstance(data, DataChecksum) else None
-        if self._data is not None:
+        if self._data is not None and self._data.stamps is None:
             self._data.start()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -108,6 +108,8 @@ class BatchLoader:
             Exception: an error of the sampler or of `gather`, raised in place of the batch that it affects.
         """
         self.close()
+        if self._data is not None:
+            self._data.start()
         self._state = self._position()
         run: ReadAhead[_PreparedBatch] | None = None
         try:
@@ -163,7 +165,7 @@ class BatchLoader:
         "instant" the first call may wait until the lengths of all documents have been read.
         """
         state = self._position() if self._run is None else dict(self._state or {})
-        return state if self._data is None else {**state, "data_checksum": self._data.result()}
+        return state if self._data is None else {**state, **self._data.state()}
 
     @cached_property
     def _position(self) -> Callable[[], dict[str, Any]]:
@@ -178,9 +180,9 @@ class BatchLoader:
         """
         check_mapping(state)
         if self._data is not None:
-            check_data_checksum(state, self._data.result())
+            check_data(state, self._data)
         self.close()
-        self._restore({name: value for name, value in state.items() if name != "data_checksum"})
+        self._restore({name: value for name, value in state.items() if name not in ("data_checksum", "data_stamps")})
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Set the sampler to a position whose data checksum was checked."""

@@ -7,10 +7,11 @@ from functools import cache
 from operator import index
 from typing import Any, Final
 
+from trackbed.datasets.data_checksum import DataChecksum
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["Position", "check_data_checksum", "check_mapping"]
+__all__ = ["Position", "check_data", "check_mapping"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +90,14 @@ def check_mapping(state: object) -> None:
         raise ArgumentError(msg)
 
 
-def check_data_checksum(state: Mapping[str, Any], found: str) -> None:
+def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
     """Check that the data have the contents they had when a position was saved.
 
     Logs a warning for a position of an older version, which has no `data_checksum`.
 
     Args:
         state: the position.
-        found: current checksum of the data.
+        data: checksum of the data as they are now; computed if it has to be.
 
     Raises:
         ArgumentError: the checksums differ; the message contains both.
@@ -107,7 +108,7 @@ def check_data_checksum(state: Mapping[str, Any], found: str) -> None:
             "resuming from a position without data_checksum, as saved by older versions of Trackbed: "
             "cannot check whether the data were rewritten since"
         )
-    elif saved != found:
+    elif saved != (found := data.confirm(state)):
         msg = (
             f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {found!r}; "
             "the files were rewritten with other documents or in another order"

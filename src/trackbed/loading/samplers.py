@@ -12,7 +12,7 @@ import torch
 
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.errors import ArgumentError
-from trackbed.loading.position import Position, check_data_checksum, check_mapping
+from trackbed.loading.position import Position, check_data, check_mapping
 
 __all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Positioned"]
 
@@ -29,7 +29,7 @@ class Positioned(ABC):
     def _keep_data(self, data: DataChecksum | None) -> None:
         """Store the checksum of the data, and start to compute it in the background."""
         self._data = data
-        if data is not None:
+        if data is not None and data.stamps is None:  # of objects, a position may do without
             data.start()
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Positioned(ABC):
                 sampler has yielded, which are more if a loader prefetches.
         """
         state = self._position_now(consumed_samples).state_dict()
-        return state if self._data is None else {**state, "data_checksum": self._data.result()}
+        return state if self._data is None else {**state, **self._data.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a saved state, on any number of ranks unless the order depends on it.
@@ -63,7 +63,7 @@ class Positioned(ABC):
         """
         check_mapping(state)
         if self._data is not None:
-            check_data_checksum(state, self._data.result())
+            check_data(state, self._data)
         self.load_position(state)
 
 

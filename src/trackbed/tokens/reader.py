@@ -129,6 +129,11 @@ class IndexedDataset:
         return self.object_storage_config if self.is_stored else None
 
     @property
+    def bin_stamp(self) -> Stamp | ObjectStamp:
+        """What tells the `.bin` from another that takes its place."""
+        return self._bin_stamp
+
+    @property
     def is_stored(self) -> bool:
         """True if the pair lies in an object store."""
         return is_address(self.path_prefix)

@@ -4,7 +4,8 @@ import sys
 
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig
 
-address, folder = sys.argv[1:]
-dataset = IndexedDataset(address, mmap=False, object_storage_config=ObjectStorageConfig(folder))
-print("opened", flush=True)
-print(int(dataset.sequence_lengths.sum()), flush=True)
+if __name__ == "__main__":
+    address, folder = sys.argv[1:]
+    dataset = IndexedDataset(address, mmap=False, object_storage_config=ObjectStorageConfig(folder))
+    print("opened", flush=True)
+    print(int(dataset.sequence_lengths.sum()), flush=True)
