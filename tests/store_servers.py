@@ -115,8 +115,8 @@ class Proxy:
 
     Attributes:
         faults: changes of the next answers, one per request and None for no change: a status; "reset", "reset body",
-            "stall", "stall body", "cut", "overlong"; "range", an answer to another range than asked for; "tag", another
-            ETag.
+            "stall", "stall body", "cut", "overlong"; "lost answer"; "range", an answer to another range than asked for;
+            "tag", another ETag.
         delay_seconds: time before each answer.
         stall_seconds: length of a stall.
         log: method, key with its bucket, and Range of each request.
@@ -152,6 +152,9 @@ class Proxy:
                     self.reset()
                 elif isinstance(fault, int):
                     self.give(fault, {}, b"", None)
+                elif fault == "lost answer":
+                    self.ask(fault, body)
+                    self.reset()
                 else:
                     self.give(*self.ask(fault, body), fault)
 

@@ -170,7 +170,7 @@ def test_a_stalled_attempt_ends_early_enough_to_be_tried_again(fault, proxy, a, 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [(403, "the store must give the object, found: status 403"), ("tag", "must be the one that was opened")],
+    [(403, "the store must grant the request, found: status 403"), ("tag", "must be the one that was opened")],
 )
 def test_what_does_not_pass_is_an_error_at_once(fault, words, proxy, a):
     wanted = ranges_of(a, (1000, 3000))
@@ -300,7 +300,7 @@ def serve(request):
 
     def start(handler):
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
         return f"http://127.0.0.1:{servers[-1].server_port}"
 
     yield start
@@ -360,7 +360,7 @@ def test_errors_have_no_secrets(bucket, proxy, a, monkeypatch):
     """Of an answer that repeats the request, as those of S3 do for a wrong signature."""
     wanted = ranges_of(a, (0, 5))
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-session-token")
-    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "1")
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "0.4")
     for fault in (400, 403, 500, "reset", "stall"):
         proxy.faults[:] = [fault] * 50
         found, _ = seconds_of(lambda: fetch(wanted))

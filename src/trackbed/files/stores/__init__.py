@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         stamp_of_object,
         stamps_of_objects,
     )
+    from trackbed.files.stores.writes import delete_object, put_bytes, put_file, put_if_absent
 
 __all__ = [
     "Address",
     "ObjectRange",
     "ObjectStamp",
+    "delete_object",
     "endpoint_of",
     "fetch",
     "fetch_heads",
@@ -33,17 +35,24 @@ __all__ = [
     "is_address",
     "list_objects",
     "parse_address",
+    "put_bytes",
+    "put_file",
+    "put_if_absent",
     "read_object",
     "stamp_of_object",
     "stamps_of_objects",
 ]
 
 _MODULES = {
+    "delete_object": "writes",
     "endpoint_of": "open_bucket",
     "fetch": "reads",
     "fetch_heads": "reads",
     "fetch_to_file": "reads",
     "list_objects": "listing",
+    "put_bytes": "writes",
+    "put_file": "writes",
+    "put_if_absent": "writes",
     "read_object": "reads",
     "stamp_of_object": "reads",
     "stamps_of_objects": "reads",

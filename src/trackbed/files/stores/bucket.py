@@ -1,12 +1,15 @@
 """Buckets: the requests that a library for object stores makes, each once, with the answer compared to the request."""
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 
-__all__ = ["Answer", "Bucket"]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Answer", "Bucket", "WritableBucket"]
 
 
 class Answer(NamedTuple):
@@ -30,3 +33,19 @@ class Bucket(Protocol):
 
     def pages(self, address: Address, after: str) -> AsyncIterator[list[tuple[str, int]]]:
         """Yields keys and sizes of the objects below a folder address, those after a key."""
+
+
+class WritableBucket(Bucket, Protocol):
+    """A bucket to which objects can be written. Each request is atomic: an object appears whole."""
+
+    async def put(self, address: Address, raw: "Buffer") -> None:
+        """Writes an object, in the place of one that is there."""
+
+    async def put_new(self, address: Address, raw: "Buffer") -> bool:
+        """Writes an object, and returns True, unless there is one."""
+
+    async def put_parts(self, address: Address, parts: AsyncIterator[bytes], part_bytes: int) -> None:
+        """Writes an object of parts that have `part_bytes` bytes each, the last one at most."""
+
+    async def delete(self, address: Address) -> None:
+        """Removes an object. It may raise FileNotFoundError if there is none."""

@@ -1,7 +1,8 @@
 """Requests by obstore."""
 
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from trackbed.errors import ArgumentError
@@ -10,10 +11,14 @@ from trackbed.files.stores.bucket import Answer
 from trackbed.files.stores.retries import WrongAnswerError, is_out_of_range, replaced
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp, has_etag, stamp_of_metadata
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 __all__ = ["ObstoreBucket"]
 
 _PAGE: Final = 1000
 """Objects in one page of a listing."""
+_PARTS_IN_FLIGHT: Final = 4
 
 
 class ObstoreBucket:
@@ -21,12 +26,18 @@ class ObstoreBucket:
 
     Args:
         library: obstore.
-        store: its store for the bucket; it must not repeat requests by itself.
+        store: its store for the bucket, which must not repeat requests by itself.
+        open_uploads: opens its store for uploads, which repeats the requests of a part by itself.
     """
 
-    def __init__(self, library: Any, store: Any) -> None:
+    def __init__(self, library: Any, store: Any, open_uploads: Callable[[], Any]) -> None:
         self._library = library
         self._store = store
+        self._open_uploads = open_uploads
+
+    @cached_property
+    def _uploads(self) -> Any:
+        return self._open_uploads()
 
     async def head(self, address: Address) -> ObjectStamp:
         """Returns the stamp of an object."""
@@ -66,6 +77,27 @@ class ObstoreBucket:
         stream = self._library.list(self._store, address.key or None, offset=after or None, chunk_size=_PAGE)
         async for page in stream:
             yield [(str(found["path"]), int(found["size"])) for found in page]
+
+    async def put(self, address: Address, raw: "Buffer") -> None:
+        """Writes an object, in the place of one that is there."""
+        await self._library.put_async(self._uploads, _key(address), raw, use_multipart=False)
+
+    async def put_new(self, address: Address, raw: "Buffer") -> bool:
+        """Writes an object, and returns True, unless there is one."""
+        try:
+            await self._library.put_async(self._uploads, _key(address), raw, mode="create", use_multipart=False)
+        except self._library.exceptions.AlreadyExistsError:
+            return False
+        return True
+
+    async def put_parts(self, address: Address, parts: AsyncIterator[bytes], part_bytes: int) -> None:
+        """Writes an object of parts that have `part_bytes` bytes each, the last one at most."""
+        options = {"use_multipart": True, "chunk_size": part_bytes, "max_concurrency": _PARTS_IN_FLIGHT}
+        await self._library.put_async(self._uploads, _key(address), parts, **options)
+
+    async def delete(self, address: Address) -> None:
+        """Removes an object. It may raise FileNotFoundError if there is none."""
+        await self._library.delete_async(self._store, _key(address))
 
 
 async def _body(answer: Any, start: int, stop: int) -> memoryview:

@@ -6,18 +6,19 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
-from trackbed.errors import ArgumentError, StoreError
+from trackbed.errors import ArgumentError
 from trackbed.files.stores.address import Address
-from trackbed.files.stores.bucket import Bucket
+from trackbed.files.stores.bucket import WritableBucket
 from trackbed.files.stores.obstore_bucket import ObstoreBucket
 from trackbed.files.stores.redaction import redact
 from trackbed.files.stores.retries import ATTEMPTS_IN_TIME, timeout_seconds
 
-__all__ = ["endpoint_of", "open_bucket"]
+__all__ = ["endpoint_of", "open_bucket", "open_writable_bucket"]
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PREFIXES: Final = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_")
 """Variables that decide how a bucket is opened."""
+_WRITABLE: Final = ("s3", "gs", "az", "file")
 _LONGEST_CONNECT_SECONDS: Final = 5.0
 
 
@@ -28,12 +29,12 @@ def endpoint_of(address: Address) -> str:
     return next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
 
 
-def open_bucket(address: Address) -> Bucket:
+def open_bucket(address: Address) -> ObstoreBucket:
     """Returns the bucket of an address; one is opened per bucket, environment and process.
 
     Raises:
-        ArgumentError: a library that the address needs is not installed, or a setting cannot be used.
-        StoreError: the bucket cannot be opened.
+        ArgumentError: a library that the address needs is not installed, or the settings of the environment
+            do not open the bucket.
     """
     settings = tuple(sorted(item for item in os.environ.items() if item[0].upper().startswith(_PREFIXES)))
     try:
@@ -47,25 +48,49 @@ def open_bucket(address: Address) -> Bucket:
         raise
     except Exception as error:  # noqa: BLE001 - obstore's errors have no common class
         text = redact(" ".join(str(error).split("Debug source:")[0].split()))
-    msg = f"{address.text}: the settings of the environment must open the bucket, found: {text}"
-    raise StoreError(msg)
+    msg = f"{address.text}: the environment must have the settings for this bucket, found: {text}"
+    raise ArgumentError(msg)
+
+
+def open_writable_bucket(address: Address) -> WritableBucket:
+    """Returns the bucket of an address that can be written; see `open_bucket`.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+    """
+    if address.scheme not in _WRITABLE:
+        known = ", ".join(_WRITABLE)
+        msg = f"{address.text}: an address to write to must have one of the schemes {known}, found {address.scheme}"
+        raise ArgumentError(msg)
+    return open_bucket(address)
 
 
 @lru_cache(maxsize=256)
-def _open(library: Any, root: str, endpoint: str, seconds: float, _settings: tuple[tuple[str, str], ...]) -> Bucket:
-    """Opens a bucket with a client that repeats nothing by itself, because its limits are not ours."""
+def _open(
+    library: Any, root: str, endpoint: str, seconds: float, _settings: tuple[tuple[str, str], ...]
+) -> ObstoreBucket:
+    """Opens a bucket. The client for reads repeats nothing by itself, because its limits are not ours.
+
+    That for uploads repeats the requests of each part: an attempt has half of the time, and the last one starts in the
+    first half.
+    """
     if root.startswith("file:"):
-        return ObstoreBucket(library, library.store.from_url("file:///"))
+        files = library.store.from_url("file:///")
+        return ObstoreBucket(library, files, lambda: files)
     stall = seconds / ATTEMPTS_IN_TIME
-    options: dict[str, Any] = {
-        "client_options": {
-            "connect_timeout": timedelta(seconds=min(stall, _LONGEST_CONNECT_SECONDS)),
-            "read_timeout": timedelta(seconds=stall),
-            "timeout": timedelta(seconds=seconds),
-            "allow_http": root.startswith("http://") or endpoint.startswith("http://"),
-        },
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)},
+    connect = timedelta(seconds=min(stall, _LONGEST_CONNECT_SECONDS))
+    client = {
+        "connect_timeout": connect,
+        "allow_http": root.startswith("http://") or endpoint.startswith("http://"),
     }
-    if endpoint:
-        options["endpoint"] = endpoint
-    return ObstoreBucket(library, library.store.from_url(root, **options))
+    place = {"endpoint": endpoint} if endpoint else {}
+
+    def open_uploads() -> Any:
+        half = timedelta(seconds=seconds / 2)
+        retries = {"max_retries": 10, "retry_timeout": half, "backoff": {"max_backoff": half / 4}}
+        return library.store.from_url(root, client_options={**client, "timeout": half}, retry_config=retries, **place)
+
+    times = {"read_timeout": timedelta(seconds=stall), "timeout": timedelta(seconds=seconds)}
+    retries = {"max_retries": 0}
+    store = library.store.from_url(root, client_options={**client, **times}, retry_config=retries, **place)
+    return ObstoreBucket(library, store, open_uploads)

@@ -13,7 +13,15 @@ from trackbed.files.stores.address import Address
 from trackbed.files.stores.event_loop import OutOfTimeError
 from trackbed.files.stores.redaction import redact
 
-__all__ = ["ATTEMPTS_IN_TIME", "WrongAnswerError", "is_out_of_range", "replaced", "retry_until", "timeout_seconds"]
+__all__ = [
+    "ATTEMPTS_IN_TIME",
+    "WrongAnswerError",
+    "is_out_of_range",
+    "make_once",
+    "replaced",
+    "retry_until",
+    "timeout_seconds",
+]
 
 _Result = TypeVar("_Result")
 _DEFAULT_SECONDS: Final = 60.0
@@ -90,6 +98,23 @@ async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]]
         await asyncio.sleep(wait)
 
 
+async def make_once(request: Callable[[], Awaitable[_Result]], address: Address) -> _Result:
+    """Makes a request that the library repeats by itself.
+
+    Raises:
+        StoreError: it failed.
+    """
+    try:
+        return await request()
+    except (StoreError, ArgumentError):
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        final = _final_error(error, address) or StoreError(
+            f"{address.text}: the store must do what it is asked for, found: {_describe(error)}"
+        )
+    raise final
+
+
 def is_out_of_range(error: Exception) -> bool:
     """True if the store says that a range begins after the end of the object."""
     return _status(error) == 416 or "StartTooLarge" in str(error)
@@ -107,7 +132,7 @@ def _final_error(error: Exception, address: Address) -> Exception | None:
         or (status is not None and status < 500 and status not in _PASSING_STATUSES)
         or any(word in str(error) for word in _FINAL_WORDS)
     ):
-        return StoreError(f"{address.text}: the store must give the object, found: {text}")
+        return StoreError(f"{address.text}: the store must grant the request, found: {text}")
     return None
 
 

@@ -1,0 +1,188 @@
+"""Writing objects: each appears whole, or not at all."""
+
+import asyncio
+import contextlib
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from trackbed.cancellation import polling
+from trackbed.errors import ArgumentError, StoreError
+from trackbed.files.regular import open_regular
+from trackbed.files.stores.address import Address
+from trackbed.files.stores.bucket import WritableBucket
+from trackbed.files.stores.event_loop import OutOfTimeError, run_until
+from trackbed.files.stores.open_bucket import open_writable_bucket
+from trackbed.files.stores.retries import make_once, retry_until, timeout_seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["delete_object", "put_bytes", "put_file", "put_if_absent"]
+
+_Result = TypeVar("_Result")
+_PART_BYTES: Final = 16 << 20
+_LARGE_PART_BYTES: Final = 64 << 20
+_MOST_PARTS: Final = 10_000
+"""Parts that an object of S3 can have."""
+
+
+def put_bytes(address: Address, raw: "Buffer") -> None:
+    """Writes an object, in the place of one that is there, by one request.
+
+    Args:
+        address: the object, of scheme `s3`, `gs`, `az` or `file`.
+        raw: its bytes.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
+    """
+    bucket = open_writable_bucket(address)
+    _run_once(address, partial(bucket.put, address, raw))
+
+
+def put_if_absent(address: Address, raw: "Buffer") -> bool:
+    """Writes an object, unless there is one, by one conditional request.
+
+    The store may have written the object although its answer was lost. A further attempt then finds it, so the caller
+    must compare the object if the result is False.
+
+    Args:
+        address: the object, of scheme `s3`, `gs`, `az` or `file`.
+        raw: its bytes.
+
+    Returns:
+        False if there is an object.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
+    """
+    bucket = open_writable_bucket(address)
+    return _run_once(address, partial(bucket.put_new, address, raw))
+
+
+def delete_object(address: Address) -> None:
+    """Removes an object, if there is one.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
+    """
+    bucket = open_writable_bucket(address)
+    with contextlib.suppress(FileNotFoundError):
+        _run_once(address, partial(bucket.delete, address))
+
+
+def put_file(address: Address, path: str | Path, *, progress: Callable[[int], object] | None = None) -> None:
+    """Writes an object from a file, in the place of one that is there.
+
+    A file of up to 16 MiB is written by one request, a larger one in parts of 16 MiB, or of 64 MiB if it has more than
+    10,000 of these: equal files have equal parts. Four parts are in flight together. If an upload is abandoned, the
+    store keeps its parts until a lifecycle rule of the bucket removes them.
+
+    Args:
+        address: the object, of scheme `s3`, `gs`, `az` or `file`.
+        path: the file, which must not change meanwhile.
+        progress: called with the number of bytes that were handed to the store, at least each 50 ms.
+
+    Raises:
+        ArgumentError: the scheme is read only, or the file has more than 10,000 parts of 64 MiB.
+        FormatError: `path` is no regular file.
+        StoreError: the store refuses, no part passes within twice `TRACKBED_STORE_TIMEOUT` seconds, or the size of the
+            file changes.
+        OSError: the file cannot be read.
+    """
+    bucket = open_writable_bucket(address)
+    descriptor, size = open_regular(path)
+    try:
+        file = _OpenFile(address, path, descriptor, size)
+        if size > _PART_BYTES:
+            _put_parts(bucket, file, progress)
+        else:
+            raw = file.read(0)
+            _run_once(address, partial(bucket.put, address, raw))
+            if progress is not None:
+                progress(size)
+    finally:
+        os.close(descriptor)
+
+
+class _OpenFile:
+    """An open file, cut into parts.
+
+    Args:
+        address: where it is written to, for errors.
+        path: its name, for errors.
+        descriptor: open for reading.
+        size: its size in bytes.
+
+    Attributes:
+        part_bytes: bytes of each part but the last.
+
+    Raises:
+        ArgumentError: the file has too many parts.
+    """
+
+    def __init__(self, address: Address, path: str | Path, descriptor: int, size: int) -> None:
+        self.address = address
+        self._path = path
+        self._descriptor = descriptor
+        self._size = size
+        self.part_bytes = _PART_BYTES if size <= _MOST_PARTS * _PART_BYTES else _LARGE_PART_BYTES
+        limit = _MOST_PARTS * self.part_bytes
+        if size > limit:
+            msg = f"{path}: a file must have at most {limit} bytes to be written to a store, found {size}"
+            raise ArgumentError(msg)
+
+    @property
+    def starts(self) -> range:
+        """First byte of each part."""
+        return range(0, self._size, self.part_bytes)
+
+    def read(self, start: int) -> bytes:
+        """Returns the part that begins at `start`."""
+        wanted = min(self.part_bytes, self._size - start)
+        raw = os.pread(self._descriptor, wanted, start)
+        if len(raw) != wanted or os.fstat(self._descriptor).st_size != self._size:
+            place = self.address.text
+            msg = (
+                f"{self._path}: the file must keep its {self._size} bytes while it is written to {place}, found others"
+            )
+            raise StoreError(msg)
+        return raw
+
+
+def _put_parts(bucket: WritableBucket, file: _OpenFile, progress: Callable[[int], object] | None) -> None:
+    """Writes an object in parts. A part is read when an earlier one has passed, so that the time begins anew."""
+    seconds, done = timeout_seconds(), 0
+    deadline = time.monotonic() + seconds
+
+    async def parts() -> AsyncIterator[bytes]:
+        nonlocal deadline, done
+        for start in file.starts:
+            raw = await asyncio.to_thread(file.read, start)
+            deadline, done = time.monotonic() + 2 * seconds, start + len(raw)
+            yield raw
+
+    def poll(_done: int) -> None:
+        if time.monotonic() > deadline:
+            raise OutOfTimeError(file.address.text, "no answer")
+        if progress is not None:
+            progress(done)
+
+    request = partial(bucket.put_parts, file.address, parts(), file.part_bytes)
+    with polling(poll):
+        run_until(math.inf, make_once(request, file.address), where=file.address.text)
+    if progress is not None:
+        progress(done)
+
+
+def _run_once(address: Address, request: Callable[[], Awaitable[_Result]]) -> _Result:
+    deadline = time.monotonic() + timeout_seconds()
+    return run_until(deadline, retry_until(deadline, request, address), where=address.text)
