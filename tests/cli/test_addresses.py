@@ -1,0 +1,137 @@
+"""Commands with pairs at addresses."""
+
+import json
+
+import pytest
+
+from blends import write_pairs
+from stored_pairs import upload
+from trackbed.tokens import verify
+
+
+@pytest.fixture
+def prefixes(tmp_path):
+    return write_pairs(tmp_path, 3)
+
+
+@pytest.fixture
+def addresses(bucket, prefixes):
+    return [upload(bucket, prefix, f"corpora/pair{at}_text_document") for at, prefix in enumerate(prefixes)]
+
+
+@pytest.fixture
+def output_of(run, tmp_path, monkeypatch):
+    """Runs the command line, and returns what it prints."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+    def invoke(*arguments, code=0):
+        found = run(*arguments)
+        assert found.exit_code == code, found.output
+        return found.stdout + (found.stderr if code else "")
+
+    return invoke
+
+
+def test_a_pair_is_inspected_as_on_a_disk(output_of, prefixes, addresses, tmp_path):
+    found = json.loads(output_of("inspect", addresses[1], "--json"))
+    wanted = json.loads(output_of("inspect", prefixes[1], "--json"))
+    assert {**found, "prefix": ""} == {**wanted, "prefix": ""}
+    assert list((tmp_path / "xdg" / "trackbed" / "idx").rglob("*.json"))
+
+
+def test_the_folder_of_copies_can_be_chosen(output_of, addresses, tmp_path):
+    output_of("verify", addresses[0], "--idx-cache", tmp_path / "here")
+    assert list((tmp_path / "here").rglob("*.json"))
+    assert not (tmp_path / "xdg").exists()
+
+
+def test_folders_files_and_prefixes_are_verified_and_sealed(output_of, bucket, addresses):
+    folder = bucket.text("corpora")
+    assert output_of("verify", folder, f"{addresses[0]}.idx").count(": ok: ") == 4
+    assert output_of("seal", folder + "/").split() == [f"{address}.trackbed.json" for address in addresses]
+    output_of("verify", "--content", folder)
+    data = bytearray(bucket.get("corpora/pair1_text_document.bin"))
+    data[-1] ^= 1
+    bucket.put("corpora/pair1_text_document.bin", bytes(data))
+    output = output_of("verify", "--content", folder, code=1)
+    assert output.count(": ok: ") == 2
+    assert f"{addresses[1]}.bin: the seal says CRC-32" in output
+
+
+def test_what_is_missing_is_named(output_of, bucket, addresses):
+    bucket.delete("corpora/pair2_text_document.bin")
+    assert f"missing {addresses[2]}.bin" in output_of("verify", addresses[2], code=1)
+    assert "a folder must have .bin and .idx objects, found none" in output_of(
+        "verify", bucket.text("nothing/"), code=1
+    )
+
+
+def test_pairs_are_merged_to_a_disk(output_of, prefixes, addresses, tmp_path):
+    output_of("merge", *addresses, "-o", tmp_path / "stored")
+    output_of("merge", *prefixes, "-o", tmp_path / "local")
+    assert (tmp_path / "stored.bin").read_bytes() == (tmp_path / "local.bin").read_bytes()
+    assert (tmp_path / "stored.idx").read_bytes() == (tmp_path / "local.idx").read_bytes()
+    verify(str(tmp_path / "stored"))
+
+
+BLEND = """
+version = 1
+sequence_length = 16
+split = "90,10,0"
+cache = "cache"
+{options}
+[size]
+train = 100
+valid = 5
+test = 0
+[tokenizer]
+eod = 100
+vocab_size = 101
+{datasets}
+"""
+
+
+def blend_file(folder, paths, *, options=""):
+    folder.mkdir()
+    datasets = "".join(f"[[dataset]]\n{one}\nweight = {at + 1}\n" for at, one in enumerate(paths))
+    (folder / "blend.toml").write_text(BLEND.format(options=options, datasets=datasets))
+    return folder / "blend.toml"
+
+
+@pytest.mark.parametrize("kind", ["paths", "glob", "group"])
+def test_a_blend_file_with_addresses_is_planned_built_and_shown(output_of, bucket, prefixes, addresses, tmp_path, kind):
+    pattern = bucket.text("corpora/pair*_text_document")
+    entries = {
+        "paths": [f'path = "{address}"\nname = "pair{at}"' for at, address in enumerate(addresses)],
+        "glob": [f'glob = "{pattern}"'],
+        "group": [f'name = "all"\ngroup = ["{pattern}.bin"]'],
+    }[kind]
+    local = {
+        "paths": [f'path = "{prefix}"' for prefix in prefixes],
+        "glob": [f'glob = "{tmp_path}/pair?"'],
+        "group": [f'name = "all"\ngroup = ["{tmp_path}/pair?"]'],
+    }[kind]
+    stored, disk = blend_file(tmp_path / "a", entries), blend_file(tmp_path / "b", local)
+    plans = [json.loads(output_of("blend", path, "--json")) for path in (stored, disk)]
+    for plan in plans:
+        for split in plan["splits"]:
+            for dataset in split["datasets"]:
+                dataset["name"] = dataset["prefix"] = ""
+    assert plans[0] == plans[1]
+    output_of("build", stored, "--idx-cache", tmp_path / "idx")
+    samples = [json.loads(output_of("show", path, "--sample", "7", "--json")) for path in (stored, disk)]
+    texts = [[origin["text"] for origin in sample["origins"]] for sample in samples]
+    assert texts[0] == texts[1]
+    assert str(bucket.text("corpora")) in samples[0]["origins"][0]["prefix"]
+
+
+def test_half_a_pair_among_the_matches_is_an_error(output_of, bucket, addresses, tmp_path):
+    bucket.delete("corpora/pair1_text_document.idx")
+    path = blend_file(tmp_path / "a", [f'glob = "{bucket.text("corpora/pair*")}"'])
+    assert f"{addresses[1]}.bin without its .idx" in output_of("blend", path, code=1)
+
+
+def test_mapping_is_refused_where_it_is_asked_for(output_of, addresses, tmp_path):
+    path = blend_file(tmp_path / "a", [f'path = "{addresses[0]}"'])
+    path.write_text(path.read_text() + "[options]\nmmap_bin_files = true\n")
+    assert "mmap must be False for a pair in an object store" in output_of("build", path, code=1)
