@@ -110,7 +110,7 @@ def test_a_file_that_becomes_shorter_is_no_object(bucket, tmp_path):
             with path.open("r+b") as file:
                 file.truncate(PART)
 
-    with pytest.raises(StoreError, match=r"the file must keep its \d+ bytes while it is written to s3://"):
+    with pytest.raises(StoreError, match=r"the size of \d+ must stay while the file is written to s3://"):
         put_file(bucket.address("a"), path, progress=cut)
     assert bucket.keys() == []
 

@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 from trackbed.errors import ArgumentError, StoreError
+from trackbed.files.stores import helper_process
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import Bucket
 from trackbed.files.stores.event_loop import run_until
+from trackbed.files.stores.forked import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
 from trackbed.files.stores.retries import retry_until, timeout_seconds
 
-__all__ = ["list_objects"]
+__all__ = ["list_objects", "list_pages"]
 
 _SORTED: Final = ("s3", "gs", "az")
 """Schemes whose listings are sorted by key, and can continue after one."""
@@ -33,19 +35,23 @@ def list_objects(folder: Address) -> Iterator[tuple[str, int]]:
     if folder.scheme in ("http", "https"):
         msg = f"{folder.text}: a listed address must be of a store that has listings, found {folder.scheme}"
         raise ArgumentError(msg)
-    return _objects(folder, open_bucket(folder))
+    return chain.from_iterable(list_pages(folder))
 
 
-def _objects(folder: Address, bucket: Bucket) -> Iterator[tuple[str, int]]:
-    separator = "/" if folder.scheme == "file" else f"{folder.bucket}/"
+def list_pages(folder: Address) -> Iterator[list[tuple[str, int]]]:
+    """Returns the pages of a listing; see `list_objects`."""
+    return helper_process.list_pages(folder) if is_forked() else _own_pages(folder, open_bucket(folder))
+
+
+def _own_pages(folder: Address, bucket: Bucket) -> Iterator[list[tuple[str, int]]]:
+    root = "file:///" if folder.scheme == "file" else f"{folder.root}/"
     listing = _Listing(folder, bucket)
     while True:
         deadline = time.monotonic() + timeout_seconds()
         page = run_until(deadline, retry_until(deadline, listing.next_page, folder), where=folder.text)
         if page is None:
             return
-        for key, size in page:
-            yield f"{folder.scheme}://{separator}{key}", size
+        yield [(root + key, size) for key, size in page]
 
 
 class _Listing:

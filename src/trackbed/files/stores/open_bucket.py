@@ -13,7 +13,7 @@ from trackbed.files.stores.obstore_bucket import ObstoreBucket
 from trackbed.files.stores.redaction import redact
 from trackbed.files.stores.retries import ATTEMPTS_IN_TIME, timeout_seconds
 
-__all__ = ["endpoint_of", "open_bucket", "open_writable_bucket"]
+__all__ = ["check_writable", "endpoint_of", "open_bucket", "open_writable_bucket"]
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PREFIXES: Final = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_")
@@ -53,7 +53,13 @@ def open_bucket(address: Address) -> ObstoreBucket:
 
 
 def open_writable_bucket(address: Address) -> WritableBucket:
-    """Returns the bucket of an address that can be written; see `open_bucket`.
+    """Returns the bucket of an address that can be written; see `open_bucket`."""
+    check_writable(address)
+    return open_bucket(address)
+
+
+def check_writable(address: Address) -> None:
+    """Checks that objects can be written under an address.
 
     Raises:
         ArgumentError: the scheme is read only.
@@ -62,7 +68,6 @@ def open_writable_bucket(address: Address) -> WritableBucket:
         known = ", ".join(_WRITABLE)
         msg = f"{address.text}: an address to write to must have one of the schemes {known}, found {address.scheme}"
         raise ArgumentError(msg)
-    return open_bucket(address)
 
 
 @lru_cache(maxsize=256)

@@ -14,9 +14,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from trackbed.errors import ArgumentError, StoreError
+from trackbed.files.stores import helper_process
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import Answer, Bucket
 from trackbed.files.stores.event_loop import OutOfTimeError, result_of, run_until, submit
+from trackbed.files.stores.forked import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
 from trackbed.files.stores.retries import retry_until, timeout_seconds
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
@@ -53,6 +55,8 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
         if not 0 <= start <= stop <= stamp.size_bytes:
             msg = f"{address.text}: a range must be within [0, {stamp.size_bytes}), found [{start}, {stop})"
             raise ArgumentError(msg)
+    if is_forked():
+        return helper_process.fetch(ranges, in_flight)
     deadline = time.monotonic() + timeout_seconds()
     buckets = _buckets([one.address for one in ranges if one.start < one.stop])
     results = [memoryview(b"")] * len(ranges)
@@ -92,6 +96,9 @@ def fetch_heads(
     if num_bytes < 1:
         msg = f"num_bytes must be at least 1, found {num_bytes}"
         raise ArgumentError(msg)
+    _check_in_flight(in_flight)
+    if is_forked():
+        return helper_process.fetch_heads(addresses, num_bytes, in_flight)
 
     async def first(bucket: Bucket, address: Address) -> Answer:
         return await bucket.get_first(address, num_bytes)
@@ -104,6 +111,9 @@ def stamps_of_objects(
     addresses: Sequence[Address], *, in_flight: int = _MOST_IN_FLIGHT
 ) -> list[ObjectStamp | Exception]:
     """Returns `[N]` stamps of objects, by one HEAD each, or errors in their places; see `fetch_heads`."""
+    _check_in_flight(in_flight)
+    if is_forked():
+        return helper_process.stamps_of_objects(addresses, in_flight)
 
     async def head(bucket: Bucket, address: Address) -> ObjectStamp:
         return await bucket.head(address)
@@ -163,6 +173,9 @@ def fetch_to_file(
         StoreError: it was replaced, the store refuses, or does not answer in time.
         OSError: the file cannot be written.
     """
+    if is_forked():
+        helper_process.fetch_to_file(address, stamp, descriptor, progress)
+        return
     bucket, seconds = open_bucket(address), timeout_seconds()
     starts = iter(range(0, stamp.size_bytes, _PART_BYTES))
     running: deque[tuple[int, float, Future[memoryview]]] = deque()
@@ -201,7 +214,6 @@ def _ask(
     addresses: Sequence[Address], request: Callable[[Bucket, Address], Awaitable[_Result]], in_flight: int
 ) -> list[_Result | Exception]:
     """Makes a request for each object; an error stands in the place of its result."""
-    _check_in_flight(in_flight)
     seconds, buckets = timeout_seconds(), _buckets(addresses)
     results: list[_Result | Exception] = [StoreError("no request was made")] * len(addresses)
     is_late = False

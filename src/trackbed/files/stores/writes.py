@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.regular import open_regular
+from trackbed.files.stores import helper_process
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import WritableBucket
 from trackbed.files.stores.event_loop import OutOfTimeError, run_until
-from trackbed.files.stores.open_bucket import open_writable_bucket
+from trackbed.files.stores.forked import is_forked
+from trackbed.files.stores.open_bucket import check_writable, open_writable_bucket
 from trackbed.files.stores.retries import make_once, retry_until, timeout_seconds
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ def put_bytes(address: Address, raw: "Buffer") -> None:
         ArgumentError: the scheme is read only.
         StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
     """
+    check_writable(address)
+    if is_forked():
+        helper_process.call("put_bytes", address, bytes(raw))
+        return
     bucket = open_writable_bucket(address)
     _run_once(address, partial(bucket.put, address, raw))
 
@@ -63,6 +69,9 @@ def put_if_absent(address: Address, raw: "Buffer") -> bool:
         ArgumentError: the scheme is read only.
         StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
     """
+    check_writable(address)
+    if is_forked():
+        return bool(helper_process.call("put_if_absent", address, bytes(raw)))
     bucket = open_writable_bucket(address)
     return _run_once(address, partial(bucket.put_new, address, raw))
 
@@ -74,6 +83,10 @@ def delete_object(address: Address) -> None:
         ArgumentError: the scheme is read only.
         StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
     """
+    check_writable(address)
+    if is_forked():
+        helper_process.call("delete_object", address)
+        return
     bucket = open_writable_bucket(address)
     with contextlib.suppress(FileNotFoundError):
         _run_once(address, partial(bucket.delete, address))
@@ -98,6 +111,10 @@ def put_file(address: Address, path: str | Path, *, progress: Callable[[int], ob
             file changes.
         OSError: the file cannot be read.
     """
+    check_writable(address)
+    if is_forked():
+        helper_process.put_file(address, path, progress)
+        return
     bucket = open_writable_bucket(address)
     descriptor, size = open_regular(path)
     try:

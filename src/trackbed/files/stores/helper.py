@@ -1,0 +1,139 @@
+"""The helper program of a forked process: makes its requests, in a process where obstore works.
+
+It is started by `helper_process.py`, answers each call on a thread, and ends when the forked process does.
+"""
+
+import mmap
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from trackbed.cancellation import polling
+from trackbed.files.stores.address import Address
+from trackbed.files.stores.helper_messages import Failure, Page, Progress, Result, receive_call, send
+from trackbed.files.stores.listing import list_pages
+from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, stamps_of_objects
+from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+from trackbed.files.stores.writes import delete_object, put_bytes, put_file, put_if_absent
+
+__all__ = ["main"]
+
+
+class _CallerGoneError(Exception):
+    """The caller has closed its end of the call."""
+
+
+def main() -> None:
+    """Answers calls until the other end of the standard input is closed."""
+    control = socket.socket(fileno=0)
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            os._exit(0)  # with all threads, whose requests nobody waits for
+        connection = socket.socket(fileno=descriptors[0])
+        threading.Thread(target=_answer, args=(connection,), daemon=True).start()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Answers one call."""
+    with connection:
+        try:
+            call, descriptor = receive_call(connection)
+            try:
+                with polling(partial(_check_caller, connection)):
+                    answer: Any = Result(_FUNCTIONS[call.function](connection, descriptor, *call.arguments))
+            except (_CallerGoneError, ConnectionError):
+                return
+            except Exception as error:  # noqa: BLE001 - it is raised in the process that waits
+                answer = Failure(error)
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+            send(connection, answer)
+        except (EOFError, ConnectionError):
+            return
+
+
+def _check_caller(connection: socket.socket, _done: int) -> None:
+    """Looks whether the caller still waits. It sends nothing after its call, so that only an end can be read."""
+    if select.select([connection], [], [], 0)[0]:
+        raise _CallerGoneError
+
+
+def _fetch(_: socket.socket, descriptor: int, ranges: Sequence[ObjectRange], in_flight: int) -> None:
+    """Fetches ranges into the shared memory, one behind the other."""
+    found = fetch(ranges, in_flight=in_flight)
+    with mmap.mmap(descriptor, 0) as area:
+        offset = 0
+        for raw in found:
+            area[offset : offset + len(raw)] = raw
+            offset += len(raw)
+
+
+def _fetch_heads(
+    _: socket.socket, descriptor: int, addresses: Sequence[Address], num_bytes: int, in_flight: int
+) -> list[tuple[ObjectStamp, int] | Exception]:
+    """Fetches the first bytes of objects into the shared memory, at multiples of `num_bytes`."""
+    found = fetch_heads(addresses, num_bytes, in_flight=in_flight)
+    results: list[tuple[ObjectStamp, int] | Exception] = []
+    with mmap.mmap(descriptor, 0) as area:
+        for number, one in enumerate(found):
+            if isinstance(one, Exception):
+                results.append(one)
+            else:
+                stamp, raw = one
+                area[number * num_bytes : number * num_bytes + len(raw)] = raw
+                results.append((stamp, len(raw)))
+    return results
+
+
+def _stamps(
+    _: socket.socket, __: int | None, addresses: Sequence[Address], in_flight: int
+) -> list[ObjectStamp | Exception]:
+    return stamps_of_objects(addresses, in_flight=in_flight)
+
+
+def _fetch_to_file(connection: socket.socket, descriptor: int, address: Address, stamp: ObjectStamp) -> None:
+    fetch_to_file(address, stamp, descriptor, progress=partial(_report, connection))
+
+
+def _put_file(connection: socket.socket, _: int | None, address: Address, path: str) -> None:
+    put_file(address, path, progress=partial(_report, connection))
+
+
+def _report(connection: socket.socket, done: int) -> None:
+    send(connection, Progress(done))
+
+
+def _list(connection: socket.socket, _: int | None, folder: Address) -> None:
+    for page in list_pages(folder):
+        send(connection, Page(page))
+
+
+def _put_bytes(_: socket.socket, __: int | None, address: Address, raw: bytes) -> None:
+    put_bytes(address, raw)
+
+
+def _put_if_absent(_: socket.socket, __: int | None, address: Address, raw: bytes) -> bool:
+    return put_if_absent(address, raw)
+
+
+def _delete(_: socket.socket, __: int | None, address: Address) -> None:
+    delete_object(address)
+
+
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "delete_object": _delete,
+    "fetch": _fetch,
+    "fetch_heads": _fetch_heads,
+    "fetch_to_file": _fetch_to_file,
+    "list_pages": _list,
+    "put_bytes": _put_bytes,
+    "put_file": _put_file,
+    "put_if_absent": _put_if_absent,
+    "stamps_of_objects": _stamps,
+}
