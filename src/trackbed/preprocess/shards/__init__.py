@@ -1,0 +1,1 @@
+"""Tokenisation into many shards, each made on its own."""
