@@ -11,8 +11,10 @@ from trackbed.preprocess.inputs import FORMATS, InputFormat
 
 __all__ = [
     "CHUNK_BYTES",
+    "ENGINES",
     "MAX_RECORD_BYTES",
     "SAVE_INTERVAL_BYTES",
+    "EngineName",
     "FormatName",
     "ImagesConfig",
     "InputProgress",
@@ -35,6 +37,8 @@ MAX_RECORD_BYTES: Final = 1 << 30
 
 FormatName = Literal["jsonl", "txt", "parquet"]
 Level = Literal["document", "sentence"]
+EngineName = Literal["local", "ray"]
+ENGINES: Final[tuple[EngineName, ...]] = ("local", "ray")
 InputProgress = Callable[[int, int], None]
 """Callback that receives the bytes of input processed so far and the bytes of all input."""
 
@@ -134,6 +138,12 @@ class PreprocessConfig:
     """Text per chunk, at least 1. Does not affect the output."""
     save_interval_bytes: int = SAVE_INTERVAL_BYTES
     """Save interval: input between two saves of the tokens, at least 1. Does not affect the output."""
+    shard_bytes: int | None = None
+    """Stored bytes of input in each shard, at least 1; None to write one pair for each key."""
+    engine: EngineName = "local"
+    """Engine that makes the shards: processes of this host, or Ray. Does not affect the output."""
+    overwrite: bool = False
+    """If True, shards that were made in another way are replaced; if False, they are an error."""
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -153,7 +163,25 @@ class PreprocessConfig:
             msg = f"the key of the images must not be that of the texts, found {self.images.key!r} for both"
             raise ArgumentError(msg)
         check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
+        self._check_shards()
         for name in ("workers", "chunk_bytes", "save_interval_bytes"):
             if getattr(self, name) < 1:
                 msg = f"{name} must be at least 1, found {getattr(self, name)}"
                 raise ArgumentError(msg)
+
+    def _check_shards(self) -> None:
+        if self.engine not in ENGINES:
+            msg = f"engine must be one of {', '.join(ENGINES)}, found {self.engine!r}"
+            raise ArgumentError(msg)
+        if self.shard_bytes is None:
+            for name, is_given in (("engine 'ray'", self.engine != "local"), ("overwrite", self.overwrite)):
+                if is_given:
+                    msg = f"{name} must be combined with shard_bytes, found none"
+                    raise ArgumentError(msg)
+            return
+        if self.shard_bytes < 1:
+            msg = f"shard_bytes must be at least 1, found {self.shard_bytes}"
+            raise ArgumentError(msg)
+        if self.images is not None:
+            msg = "images must be omitted with shard_bytes, found both"
+            raise ArgumentError(msg)

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final, NoReturn
@@ -59,6 +59,8 @@ class InputFile:
     format: InputFormat
     size_bytes: int
     compression: Compression = Compression.NONE
+    version: str = field(default="", compare=False)
+    """Modification time in nanoseconds at planning time; a file that is written again has another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
         require("zstandard", where=path)
     if input_format is InputFormat.PARQUET:
         require("pyarrow", where=path)
-    return InputFile(path, input_format, path.stat().st_size, compression)
+    status = path.stat()
+    return InputFile(path, input_format, status.st_size, compression, str(status.st_mtime_ns))
 
 
 def _kind(name: str) -> tuple[InputFormat | None, Compression]:

@@ -1,9 +1,14 @@
 """Line numbers of bad records, for readers that process the segments of a plan in order."""
 
+from typing import Final
+
 from trackbed.preprocess.input_segments import InputSegment
+from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.readers import BadRecord
 
-__all__ = ["LineCounter"]
+__all__ = ["LineCounter", "count_lines_before"]
+
+_READ_BYTES: Final = 1 << 20
 
 
 class LineCounter:
@@ -20,7 +25,11 @@ class LineCounter:
 
     def describe(self, segment: InputSegment, record: BadRecord) -> str:
         """Returns location and fault of a record in the next segment: `corpus.jsonl:2: ...`."""
-        return f"{segment.file.path}:{self._before(segment) + record.line + 1}: {record.reason}"
+        return f"{segment.file.path}:{self.line_of(segment, record) + 1}: {record.reason}"
+
+    def line_of(self, segment: InputSegment, record: BadRecord) -> int:
+        """Returns the line of a record in the next segment, from 0."""
+        return self._before(segment) + record.line
 
     def advance(self, segment: InputSegment, lines: int) -> None:
         """Moves past the next segment, which has `lines` lines."""
@@ -28,3 +37,20 @@ class LineCounter:
 
     def _before(self, segment: InputSegment) -> int:
         return 0 if segment.start == 0 else self.lines
+
+
+def count_lines_before(file: InputFile, offset: int) -> int:
+    """Returns the number of lines of a file that start in its first `offset` bytes; reads all of them.
+
+    Args:
+        file: an input that is not compressed.
+        offset: at most the size of the file.
+    """
+    if offset == 0:
+        return 0
+    lines, remaining = 1, offset - 1  # a line end just before `offset` begins a line at it
+    with file.path.open("rb", buffering=0) as raw:
+        while remaining > 0 and (data := raw.read(min(remaining, _READ_BYTES))):
+            lines += data.count(b"\n")
+            remaining -= len(data)
+    return lines

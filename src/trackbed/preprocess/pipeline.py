@@ -2,21 +2,24 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from itertools import islice, tee
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trackbed.errors import ArgumentError, PlanError
+from trackbed.errors import ArgumentError
+from trackbed.preprocess.checks import check_inputs, check_outputs
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
+from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_modes
-from trackbed.preprocess.inputs import InputFile, InputFormat, find_inputs
+from trackbed.preprocess.inputs import find_inputs
 from trackbed.preprocess.plan import InputChunk, plan_chunks
 from trackbed.preprocess.pool import map_in_order
 from trackbed.preprocess.report import Report, Tally
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
+from trackbed.preprocess.shards.run import preprocess_shards
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_path
@@ -32,6 +35,8 @@ def preprocess(
     *,
     splitter: SentenceSplitter | None = None,
     progress: InputProgress | None = None,
+    executor: Executor | Callable[[], Executor] | None = None,
+    on_failure: Callable[[FailedAttempt], None] | None = None,
 ) -> Report:
     """Writes one pair for each key of `config`, with all texts of that key in the order of the input.
 
@@ -40,6 +45,10 @@ def preprocess(
     call resumes from there. This requires a tokenizer with a `fingerprint`, a string that changes when its ids change;
     the same holds for a splitter.
 
+    With `config.shard_bytes`, writes shards, each one pair for each key, and `<output>.toml`, which lists them. A shard
+    is a task, which any process of any host can do: on an engine, or on `executor`. A finished shard is never made
+    again. A task whose worker dies is tried again, at most three times.
+
     With several workers, a script needs an `if __name__ == "__main__"` guard, as for every use of processes.
 
     Args:
@@ -47,7 +56,10 @@ def preprocess(
         tokenizer: tokenizer of the texts; must be picklable if `config.workers` is above 1.
         splitter: splits each text into sentences, which become the sequences of its document, and names the pairs
             `<output>_<key>_sentence`; must be picklable too. None if a document is one sequence.
-        progress: called at the start and after each chunk of input.
+        progress: called at the start and after each chunk of input, or after each shard.
+        executor: makes the shards, `config.workers` at once, in the place of an engine; or a function that creates an
+            executor, which replaces one that a dead worker has broken.
+        on_failure: called for each attempt at a shard whose worker died and that is tried again; None to log it.
 
     Returns:
         Counts of everything read and written; a resumed run includes those of the run before.
@@ -57,13 +69,27 @@ def preprocess(
         PlanError: a pair would have no document, and `config.allow_empty` is False.
         ArgumentError: an input, the output's folder or that of the images is missing, plain texts are combined with
             several keys, images with a splitter or with inputs that are no JSON lines, or a library that reads an
-            input is not installed.
-        TrackbedError: a worker died.
+            input is not installed; shards need a fingerprint that tokenizer or splitter do not have; or a shard
+            exists that was made in another way, and `config.overwrite` is False.
+        TrackbedError: a worker died, at each of four attempts if it was making a shard; or a host has another version
+            of Trackbed, another tokenizer, or no view of the output's folder.
         OSError: a file cannot be read or written.
     """
+    if config.shard_bytes is not None:
+        return preprocess_shards(
+            config,
+            tokenizer,
+            splitter=splitter,
+            progress=progress or _ignore_progress,
+            executor=executor,
+            on_failure=on_failure or _log_failure,
+        )
+    if executor is not None:
+        msg = "an executor must be combined with shard_bytes, found none"
+        raise ArgumentError(msg)
     inputs = find_inputs(config.inputs, input_format=format_of(config.input_format))
     files = inputs.files
-    _check(config, files, splitter)
+    check_inputs(config, files, splitter)
     dtype = np.dtype(np.int32 if config.images is not None else DType.optimal_dtype(tokenizer.vocab_size))
     work = ChunkTokenizer(
         tokenizer=tokenizer,
@@ -96,7 +122,7 @@ def preprocess(
                     unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally)
                     report_progress(tally.done_bytes, tally.input_bytes)
             unfinished.after_last_chunk(builders, tally)
-            _check_outputs(config, tally)
+            check_outputs(config, tally.report())
             for builder, output in zip(builders, tally.outputs, strict=True):
                 builder.finalize(get_idx_path(output.prefix))
         unfinished.clear()
@@ -105,6 +131,12 @@ def preprocess(
 
 def _ignore_progress(done_bytes: int, total_bytes: int) -> None:
     pass
+
+
+def _log_failure(failed: FailedAttempt) -> None:
+    logger.warning(
+        "%s: attempt %d failed, as its worker ended: %s; trying again", failed.task, failed.attempt, failed.how
+    )
 
 
 def _prefixes(config: PreprocessConfig, splitter: SentenceSplitter | None) -> list[str]:
@@ -129,45 +161,6 @@ def _read_bytes(config: PreprocessConfig, chunk: InputChunk, result: TokenisedCh
     """Returns about the number of bytes that a chunk took to read."""
     images = sum(found.tokens.nbytes for found in result.keys) if config.images is not None else 0
     return chunk.size_bytes + images
-
-
-def _check(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
-    if config.images is not None:
-        _check_images(config, files, splitter)
-    folder = Path(config.output).parent
-    if not folder.is_dir():
-        msg = f"{folder}: the folder of the output must exist, found none"
-        raise ArgumentError(msg)
-    if len(config.json_keys) > 1:
-        for file in files:
-            if file.format is InputFormat.PLAIN_TEXT:
-                msg = f"{file.path}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
-                raise ArgumentError(msg)
-
-
-def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
-    if splitter is not None:
-        msg = f"{config.output}: texts with images must be whole, found a splitter of sentences"
-        raise ArgumentError(msg)
-    for file in files:
-        if file.format is not InputFormat.JSON_LINES:
-            msg = f"{file.path}: records with images must be JSON lines, found a {file.format.value} file"
-            raise ArgumentError(msg)
-    if not config.append_eod:
-        logger.warning("%s: without --append-eod, --pad-length has no effect: texts keep their length", config.output)
-
-
-def _check_outputs(config: PreprocessConfig, tally: Tally) -> None:
-    """Refuses pairs without documents, as they would replace existing pairs by empty ones."""
-    for output in tally.outputs:
-        if not output.documents and not config.allow_empty:
-            report = tally.report()
-            bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
-            msg = (
-                f"{output.prefix}: a pair must have at least one document, found none in {report.records:,} records of "
-                f"{report.files:,} files{bad}; --allow-empty writes it anyway"
-            )
-            raise PlanError(msg)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from trackbed.preprocess.input_segments import InputSegment
 from trackbed.preprocess.inputs import Compression, InputFile, InputFormat
 from trackbed.preprocess.row_groups import read_row_groups
 
-__all__ = ["InputChunk", "plan_chunks"]
+__all__ = ["InputChunk", "plan_chunks", "plan_segment_chunks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class InputChunk:
 
 
 def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_bytes: int) -> Iterator[InputChunk]:
-    """Yields chunks that cover the files in order; splits large files and groups small ones.
+    """Returns chunks that cover the files in order; splits large files and groups small ones.
 
     Args:
         files: input files.
@@ -46,10 +46,18 @@ def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_byte
     Raises:
         FormatError: a compressed file is damaged, or its size has changed.
     """
+    whole = (InputSegment(file, 0, file.size_bytes) for file in files)
+    return plan_segment_chunks(whole, chunk_bytes=chunk_bytes, max_record_bytes=max_record_bytes)
+
+
+def plan_segment_chunks(
+    parts: Iterable[InputSegment], *, chunk_bytes: int, max_record_bytes: int
+) -> Iterator[InputChunk]:
+    """Does the same as `plan_chunks` for parts of files. Files other than unpacked JSON lines must be whole."""
     segments: list[InputSegment] = []
     filled = 0
-    for file in files:
-        for segment in _cut(file, chunk_bytes, max_record_bytes):
+    for part in parts:
+        for segment in _cut(part, chunk_bytes, max_record_bytes):
             if segments and filled + segment.text_bytes > chunk_bytes:
                 yield InputChunk(tuple(segments))
                 segments, filled = [], 0
@@ -59,7 +67,8 @@ def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_byte
         yield InputChunk(tuple(segments))
 
 
-def _cut(file: InputFile, chunk_bytes: int, max_record_bytes: int) -> Iterator[InputSegment]:
+def _cut(part: InputSegment, chunk_bytes: int, max_record_bytes: int) -> Iterator[InputSegment]:
+    file = part.file
     if file.format is InputFormat.PARQUET:
         yield from read_row_groups(file)
     elif file.compression is not Compression.NONE:
@@ -70,5 +79,5 @@ def _cut(file: InputFile, chunk_bytes: int, max_record_bytes: int) -> Iterator[I
     elif file.format is InputFormat.PLAIN_TEXT:
         yield InputSegment(file, 0, file.size_bytes)
     else:
-        for start in range(0, file.size_bytes, chunk_bytes):
-            yield InputSegment(file, start, min(start + chunk_bytes, file.size_bytes))
+        for start in range(part.start, part.stop, chunk_bytes):
+            yield InputSegment(file, start, min(start + chunk_bytes, part.stop))

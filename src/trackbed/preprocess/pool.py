@@ -1,30 +1,12 @@
-"""Process pool that returns results in the order of the jobs.
+"""Process pool that returns results in the order of the jobs."""
 
-`concurrent.futures` does not report which job killed a worker, and cannot end a busy worker. Both matter here, as a
-job can use all the memory of a machine, or take minutes.
-"""
-
-import contextlib
-import gc
-import multiprocessing
-import os
 import pickle
-import queue
-import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain, islice
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from multiprocessing.connection import wait
+from typing import Final, Generic, TypeVar
 
-from trackbed.datasets.one_core import one_core
-from trackbed.errors import TrackbedError
-from trackbed.preprocess.messages import receive, send
-from trackbed.preprocess.shared_memory import NUM_SLOTS, SharedSlots
+from trackbed.preprocess.worker_process import FinishedJob, WorkerProcess, start_workers
 
 __all__ = ["map_in_order"]
 
@@ -34,7 +16,6 @@ _JOBS_AHEAD: Final = 4
 _JOBS_PER_WORKER: Final = 2
 """Jobs queued per worker: the running one and a prefetched one."""
 
-_EXIT_SECONDS: Final = 5
 _NO_MORE: Final = object()
 
 Job = TypeVar("Job")
@@ -61,85 +42,13 @@ def map_in_order(work: Callable[[Job], Result], jobs: Iterable[Job], *, workers:
     if len(first) <= 1:
         yield from map(work, chain(first, waiting))
         return
-    pool: list[_Worker] = []
+    pool: list[WorkerProcess] = []
     try:
-        _start(pool, len(first), pickle.dumps(work))
+        start_workers(pool, len(first), pickle.dumps(work))
         yield from _Scheduler(pool, chain(first, waiting)).results()
     finally:
         for worker in pool:
             worker.end()
-
-
-@dataclass(frozen=True, slots=True)
-class _JobResult:
-    """Result of a job, or the error that it raised."""
-
-    result: Any
-    error: Exception | None
-
-
-class _FinishedJob(NamedTuple):
-    """Result received from a worker."""
-
-    job_result: _JobResult
-    worker: "_Worker"
-    slot: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """Worker process, and the parent's end of its pipe. The next job waits in the pipe while it is busy."""
-
-    process: SpawnProcess
-    connection: "Connection[Any, Any]"
-    slots: SharedSlots | None
-    """Shared memory for the arrays in its results."""
-    jobs: deque[tuple[int, Any]] = field(default_factory=deque)
-    """Jobs sent and not yet finished, with their numbers, in order."""
-    free: list[int] = field(default_factory=lambda: list(range(NUM_SLOTS)))
-    """Slots to return to the worker with the next job."""
-
-    def send_work(self, work: bytes) -> None:
-        """Sends the pickled function that every job is passed to."""
-        with self._raise_if_dead("start of a worker"):
-            self.connection.send_bytes(work)
-
-    def send(self, number: int, job: Any) -> None:
-        """Sends a job."""
-        self.jobs.append((number, job))
-        with self._raise_if_dead(self.jobs[0][1]):  # the running job, which killed the worker if it is dead
-            self.connection.send((job, tuple(self.free)))
-        self.free.clear()
-
-    def receive(self) -> tuple[int, _FinishedJob]:
-        """Waits for the result of its first job. Returns the number of the job, and the result."""
-        number, job = self.jobs[0]
-        with self._raise_if_dead(job):
-            received = receive(self.connection, self.slots)
-        self.jobs.popleft()
-        return number, _FinishedJob(received.message, self, received.slot)
-
-    def end(self) -> None:
-        """Kills the process, busy or not; it holds nothing that needs cleanup."""
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-        self.connection.close()
-
-    @contextlib.contextmanager
-    def _raise_if_dead(self, job: Any) -> Iterator[None]:
-        """Turns a broken pipe inside the block into the error that the process died at `job`."""
-        try:
-            yield
-        except (EOFError, ConnectionError) as error:
-            self.process.join(timeout=_EXIT_SECONDS)
-            code = self.process.exitcode or 0
-            how = (
-                f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
-            )
-            memory = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
-            msg = f"{job}: a worker process must survive this job, found it {how}{memory}"
-            raise TrackbedError(msg) from error
 
 
 class _Scheduler(Generic[Job, Result]):
@@ -150,10 +59,10 @@ class _Scheduler(Generic[Job, Result]):
         jobs: the jobs.
     """
 
-    def __init__(self, pool: list[_Worker], jobs: Iterator[Job]) -> None:
+    def __init__(self, pool: list[WorkerProcess], jobs: Iterator[Job]) -> None:
         self._jobs = jobs
         self._pool = pool
-        self._done: dict[int, _FinishedJob] = {}
+        self._done: dict[int, FinishedJob] = {}
         self._sent = 0
         self._has_more = True
         self._max_ahead = _JOBS_AHEAD * len(pool)
@@ -200,78 +109,3 @@ class _Scheduler(Generic[Job, Result]):
             if worker.connection in ready:
                 number, done = worker.receive()
                 self._done[number] = done
-
-
-def _start(pool: list[_Worker], count: int, work: bytes) -> None:
-    """Starts `count` workers, adds them to the pool, and then sends the work to all."""
-    context = multiprocessing.get_context("spawn")
-    # The resource tracker unblocks the signals that are blocked below, so it must start first.
-    resource_tracker.ensure_running()
-    for _ in range(count):
-        ours, theirs = context.Pipe()
-        slots = SharedSlots.create()
-        process = context.Process(target=_serve, args=(theirs, slots), daemon=True)
-        with _interrupts_blocked(), one_core():  # before the worker loads any library
-            process.start()
-        theirs.close()  # so that the pipe breaks when the worker dies
-        pool.append(_Worker(process, ours, slots))
-    for worker in pool:
-        worker.send_work(work)
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Blocks SIGINT in new processes until they ignore it, since their parent ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(connection: "Connection[Any, Any]", slots: SharedSlots | None) -> None:
-    """Main function of a worker: receives the work, then runs jobs until the pipe breaks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, ConnectionError):
-        work = pickle.loads(connection.recv_bytes())
-        gc.freeze()  # excludes objects that live until exit from garbage collection
-        jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        free: deque[int] = deque()
-        threading.Thread(target=_receive_jobs, args=(connection, jobs, free), daemon=True).start()
-        while (job := jobs.get()) is not _NO_MORE:
-            job_result = _do(work, job)
-            slot = free.popleft() if free else None
-            if not send(connection, job_result, slots, slot) and slot is not None:
-                free.append(slot)
-
-
-def _receive_jobs(connection: "Connection[Any, Any]", jobs: "queue.SimpleQueue[Any]", free: deque[int]) -> None:
-    """Receives jobs as soon as they arrive, so that the two ends of the pipe cannot block each other."""
-    with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            job, slots = connection.recv()
-            free.extend(slots)
-            jobs.put(job)
-    jobs.put(_NO_MORE)
-
-
-def _do(work: Callable[[Any], Any], job: Any) -> _JobResult:
-    try:
-        return _JobResult(work(job), None)
-    except (TrackbedError, OSError, ValueError) as error:
-        return _JobResult(None, error)
-    except MemoryError:
-        return _JobResult(None, TrackbedError(f"{job}: this must fit into memory, found too little free"))
-    except BaseException as error:  # noqa: BLE001  it crosses to the parent; a panic in Rust is no Exception
-        # The error itself may not be picklable, and does not name the job.
-        return _JobResult(None, RuntimeError(f"{job}: {type(error).__name__}: {error}"))
-
-
-def _end_with_parent() -> None:
-    """Ends the process as soon as the parent is gone, even in the middle of a job."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -11,17 +11,19 @@ from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
 
-__all__ = ["Output", "Report", "Tally"]
+__all__ = ["BAD_SHOWN", "Output", "Report", "Tally"]
 
-_BAD_SHOWN: Final = 20
+BAD_SHOWN: Final = 20
+"""Bad records whose location is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The pair written for one key."""
+    """The pair written for one key, or its pairs in all shards."""
 
     key: str
     prefix: str
+    """Prefix of the pair; of shards, with `*` for their numbers."""
     documents: int
     sequences: int
     """Sentences if they are split, texts and images if there are images, else documents."""
@@ -58,6 +60,14 @@ class Report:
     """Locations and faults of the first bad records, at most 20."""
     left_out_files: int
     """Files in folders that were skipped, as their suffix is unknown."""
+    shard_list: str | None = None
+    """Path of the list of shards; None if one pair was written for each key."""
+    shards: int = 0
+    """Number of shards; each has one pair for each key."""
+    finished_shards: int = 0
+    """Number of shards that an earlier run had finished."""
+    failed_attempts: int = 0
+    """Number of attempts at a shard whose worker died."""
 
 
 class Tally:
@@ -121,7 +131,7 @@ class Tally:
         if not self._skip_bad:
             raise FormatError(message)
         self._bad += 1
-        if len(self._first_bad) < _BAD_SHOWN:
+        if len(self._first_bad) < BAD_SHOWN:
             self._first_bad.append(message)
 
     def report(self) -> Report:

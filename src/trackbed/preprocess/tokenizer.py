@@ -1,12 +1,13 @@
 """Opening the fastest library for a tokenizer."""
 
 import logging
+from pathlib import Path
 
 from trackbed.datasets.tokenizers.fastokens import FastTokenizer, UnsuitableError
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
-from trackbed.datasets.tokenizers.kinds import AnyTokenizer, open_tokenizer
+from trackbed.datasets.tokenizers.kinds import AnyTokenizer, is_path, open_tokenizer
 
-__all__ = ["open_fastest_tokenizer"]
+__all__ = ["absolute_name", "open_fastest_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,3 +38,12 @@ def open_fastest_tokenizer(
     except UnsuitableError as error:
         logger.warning("%s: using tokenizers instead of the much faster fastokens: %s", name, error)
     return opened
+
+
+def absolute_name(name: str) -> str:
+    """Returns the name of the same tokenizer for a process in another folder.
+
+    >>> absolute_name("bytes")
+    'bytes'
+    """
+    return str(Path(name).absolute()) if is_path(name) else name

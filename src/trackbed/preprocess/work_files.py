@@ -9,6 +9,7 @@ from trackbed.files import is_partial_name
 from trackbed.tokens.commit import is_pending_name
 from trackbed.tokens.format import is_indexed
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.tokens.shard_list import is_shard_list
 
 __all__ = ["LOCK_NAME", "RECORD_NAME", "UNFINISHED_SUFFIX", "is_own_file", "is_saved_name", "is_work_file"]
 
@@ -41,9 +42,9 @@ def is_work_file(path: Path) -> bool:
 
 
 def is_own_file(path: Path) -> bool:
-    """True for work files, and for the `.bin`, `.idx` and seal of a pair."""
+    """True for work files, for the `.bin`, `.idx` and seal of a pair, and for lists of shards."""
     prefix, suffix = os.path.splitext(path)  # noqa: PTH122  with_suffix refuses some names
-    if path.name.endswith(_SEAL) or is_work_file(path):
+    if path.name.endswith(_SEAL) or is_work_file(path) or is_shard_list(path):
         return True
     return suffix in (_BIN, _IDX) and is_indexed(prefix)
 

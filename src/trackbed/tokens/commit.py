@@ -19,12 +19,12 @@ from trackbed.errors import TrackbedError
 from trackbed.files import flush_to_disk, publish
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
-__all__ = ["PairFiles", "commit_pair", "finish_pair", "interruption", "is_pending_name"]
+__all__ = ["LOCK_SUFFIX", "PairFiles", "commit_pair", "finish_pair", "interruption", "is_pending_name", "locked_pair"]
 
 _PENDING: Final = ".pending"
-_LOCK: Final = ".lock"
 _NAMES: Final = tuple(f"{path('')}{_PENDING}" for path in (get_bin_path, get_seal_path, get_idx_path))
-_LOCK_NAME: Final = f"{get_idx_path('')}{_LOCK}"
+LOCK_SUFFIX: Final = f"{get_idx_path('')}.lock"
+"""End of the name of a pair's lock."""
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _WAIT_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.01
@@ -55,7 +55,7 @@ def is_pending_name(name: str) -> bool:
     >>> is_pending_name("corpus.idx.pending"), is_pending_name("corpus.idx.lock"), is_pending_name("corpus.idx")
     (True, True, False)
     """
-    return name.endswith((*_NAMES, _LOCK_NAME))
+    return name.endswith((*_NAMES, LOCK_SUFFIX))
 
 
 def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
@@ -73,7 +73,7 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
         OSError: a file cannot be renamed.
     """
     pending = finals.pending
-    with _locked(finals.idx):
+    with locked_pair(finals.idx):
         _finish(finals)
         pending.idx.unlink(missing_ok=True)  # left by a writer that was interrupted before it committed
         try:
@@ -111,7 +111,7 @@ def finish_pair(path_prefix: str) -> bool:
     if not finals.pending.bin.exists() and not finals.bin.exists():
         msg = f"{finals.pending.idx}: its .bin must be in the same folder, found none: write the pair again"
         raise TrackbedError(msg)
-    with _locked(finals.idx):
+    with locked_pair(finals.idx):
         return _finish(finals)
 
 
@@ -151,12 +151,12 @@ def _flush_folders(finals: PairFiles) -> None:
 
 
 @contextlib.contextmanager
-def _locked(idx: Path) -> Iterator[None]:
+def locked_pair(idx: Path) -> Iterator[None]:
     """Holds the lock of a pair's name. The system releases it when the process ends, even if it is killed.
 
     Does nothing on a file system without locks.
     """
-    path = Path(f"{idx}{_LOCK}")
+    path = Path(f"{idx}.lock")
     descriptor = _acquire(path)
     try:
         yield

@@ -1,6 +1,7 @@
 """The seal of a pair: `<prefix>.trackbed.json`, with sizes and checksums of its files (docs/formats/indexed.md)."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.paths import get_seal_path
 
-__all__ = ["Seal", "read_seal", "seal", "write_seal"]
+__all__ = ["Seal", "parse_seal", "read_seal", "seal", "write_seal"]
 
 FORMAT: Final = "trackbed-seal"
 VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 20
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_OPTIONAL: Final = ("made_by", "recipe", "counts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +44,22 @@ class Seal:
     chunk_bytes: int
     bin: FileSum
     idx: FileSum
+    made_by: str | None = None
+    """SHA-256 of `recipe`; None for a pair that is no shard."""
+    recipe: dict[str, Any] | None = None
+    """Everything that decides the bytes of a shard."""
+    counts: dict[str, Any] | None = None
+    """Counts of the records that a shard was made of."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes != CHUNK_BYTES:
             msg = f"chunk_bytes must be {CHUNK_BYTES}, found {self.chunk_bytes!r}"
+            raise ValueError(msg)
+        made_by, parts = self.made_by, (self.recipe, self.counts)
+        is_shard = type(made_by) is str and _SHA256.fullmatch(made_by) and {*map(type, parts)} == {dict}
+        if not is_shard and (made_by, *parts) != (None, None, None):
+            what = f"{str(made_by)[:80]!r}, {str(parts)[:80]}"
+            msg = f"made_by must be 64 hexadecimal digits beside the objects recipe and counts, found {what}"
             raise ValueError(msg)
 
     @classmethod
@@ -101,7 +116,8 @@ def write_seal(sealed: Seal, path: Path) -> None:
 
 def encode_seal(sealed: Seal) -> bytes:
     """Returns the content of a seal's file."""
-    return (json.dumps({"format": FORMAT, "version": VERSION, **asdict(sealed)}, indent=1) + "\n").encode()
+    fields = {key: value for key, value in asdict(sealed).items() if key not in _OPTIONAL or value is not None}
+    return (json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1) + "\n").encode()
 
 
 def read_seal(path: str | Path) -> Seal:
@@ -112,19 +128,31 @@ def read_seal(path: str | Path) -> Seal:
         FileNotFoundError: there is no such file.
         StoreError: an object store refuses, or does not answer in time.
     """
-    raw = (
-        stores.read_object(parse_address(str(path)), most_bytes=_MOST_BYTES)[1]
-        if is_address(path)
-        else read_regular(path)
-    )
+    if is_address(path):
+        _, raw = stores.read_object(parse_address(str(path)), most_bytes=_MOST_BYTES)
+    else:
+        raw = read_regular(path)
+    return parse_seal(raw, where=str(path))
+
+
+def parse_seal(raw: bytes, *, where: str) -> Seal:
+    """Parses the content of a seal.
+
+    Args:
+        raw: content of the file.
+        where: its path or address, for error messages.
+
+    Raises:
+        FormatError: it is no seal, or has another version.
+    """
     try:
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("version"))
         if found != (FORMAT, VERSION):
-            msg = f"{path}: the format and version must be {(FORMAT, VERSION)}, found {str(found)[:200]}"
+            msg = f"{where}: the format and version must be {(FORMAT, VERSION)}, found {str(found)[:200]}"
             raise FormatError(msg)
         files = {name: FileSum.from_json(fields.pop(name)) for name in ("bin", "idx")}
         return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        msg = f"{path}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {str(error)[:200]}"
+        msg = f"{where}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {str(error)[:200]}"
         raise FormatError(msg) from error

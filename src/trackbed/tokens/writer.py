@@ -5,7 +5,7 @@ Shapes: N sequences, D documents, T tokens.
 
 import array
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -204,6 +204,23 @@ class IndexedDatasetBuilder:
         Args:
             idx_path: path of the index file, ending in `.idx`.
         """
+        self.finalize_by(commit_pair, idx_path)
+
+    def finalize_by(
+        self,
+        commit: Callable[[PairFiles, PairFiles], None],
+        idx_path: str,
+        *,
+        sign: Callable[[Seal], Seal] | None = None,
+    ) -> None:
+        """Write the index and have the pair published. Closes the builder.
+
+        Args:
+            commit: called with the complete files, which are flushed to disk, and their final paths; files that it
+                leaves where they are are removed.
+            idx_path: path of the index file, ending in `.idx`.
+            sign: returns the seal to write in place of the one given; None to write that.
+        """
         final = Path(idx_path)
         prefix = str(final.with_suffix("")) if final.suffix == ".idx" else str(final)
         final_seal = Path(get_seal_path(prefix))
@@ -231,10 +248,10 @@ class IndexedDatasetBuilder:
                 data=self._data.checksum,
                 index=idx_checksum,
             )
-            write_seal(seal, partial_seal)
+            write_seal(seal if sign is None else sign(seal), partial_seal)
             for path in (self._data.partial, partial_idx, partial_seal):
                 flush_to_disk(path)
-            commit_pair(
+            commit(
                 PairFiles(self._data.partial, partial_seal, partial_idx), PairFiles(self._bin_path, final_seal, final)
             )
         finally:

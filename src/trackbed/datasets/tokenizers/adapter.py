@@ -10,7 +10,7 @@ from typing import Any, Final
 from trackbed.datasets.tokenizers.base import MegatronTokenizer
 from trackbed.errors import ArgumentError
 
-__all__ = ["Adapter", "MegatronIdentity"]
+__all__ = ["Adapter", "MegatronIdentity", "OpenedAs"]
 
 _REBUILT: Final = ("vocab", "inv_vocab")  # built on first use, and left out of copies for other processes
 
@@ -35,6 +35,16 @@ class MegatronIdentity:
         return OrderedDict([("class", self.class_path), ("tokenizer_path", self.path), *named.items()])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedAs:
+    """Name and options with which a tokenizer was opened, so that another host can open the same one."""
+
+    name: str
+    lower_case: bool
+    eod_token: str | None
+    special_tokens: bool
+
+
 class Adapter(MegatronTokenizer):
     """Base of the tokenizers of this package.
 
@@ -43,6 +53,9 @@ class Adapter(MegatronTokenizer):
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache, which replaces its own.
         options: other options that decide its ids; those that are None are left out of the identity.
     """
+
+    opened_as: OpenedAs | None = None
+    """Name and options that `open_tokenizer` was called with; None if the tokenizer was not opened by name."""
 
     def __init__(self, *paths: str, megatron_identity: MegatronIdentity | None, **options: Any) -> None:
         super().__init__(*paths, **{name: value for name, value in options.items() if value is not None})

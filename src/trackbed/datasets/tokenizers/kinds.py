@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.adapter import MegatronIdentity, OpenedAs
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 from trackbed.datasets.tokenizers.huggingface_folder import OnlyTransformersError
@@ -76,7 +76,30 @@ def open_tokenizer(
         ArgumentError: the file is no tokenizer, or lacks a token that was named; the library is not installed; or the
             options name tokens that the tokenizer does not have or does not recognise.
     """
-    name = _checked(name)
+    opened = _open(
+        _checked(name),
+        megatron_identity=megatron_identity,
+        lower_case=lower_case,
+        eod_token=eod_token,
+        pad_token=pad_token,
+        special_tokens=special_tokens,
+    )
+    opened.opened_as = OpenedAs(
+        name=os.fspath(name), lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
+    )
+    return opened
+
+
+def _open(
+    name: str,
+    *,
+    megatron_identity: MegatronIdentity | None,
+    lower_case: bool,
+    eod_token: str | None,
+    pad_token: str | None,
+    special_tokens: bool,
+) -> AnyTokenizer:
+    """Opens the tokenizer of the kind that its name states."""
     if lower_case and not is_wordpiece(name):
         msg = f"{name}: must be a WordPiece vocabulary ({_WORDPIECE}) with lower_case, found another kind of tokenizer"
         raise ArgumentError(msg)

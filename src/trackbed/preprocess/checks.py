@@ -1,0 +1,62 @@
+"""Checks of inputs before any work, and of the counts before anything is published."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.preprocess.config import PreprocessConfig
+from trackbed.preprocess.inputs import InputFile, InputFormat
+from trackbed.preprocess.report import Report
+from trackbed.preprocess.splitter import SentenceSplitter
+
+__all__ = ["check_inputs", "check_outputs"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
+    """Checks that inputs and options fit together.
+
+    Raises:
+        ArgumentError: they do not, or the folder of the output is missing.
+    """
+    if config.images is not None:
+        _check_images(config, files, splitter)
+    folder = Path(config.output).parent
+    if not folder.is_dir():
+        msg = f"{folder}: the folder of the output must exist, found none"
+        raise ArgumentError(msg)
+    if len(config.json_keys) > 1:
+        for file in files:
+            if file.format is InputFormat.PLAIN_TEXT:
+                msg = f"{file.path}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
+                raise ArgumentError(msg)
+
+
+def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
+    if splitter is not None:
+        msg = f"{config.output}: texts with images must be whole, found a splitter of sentences"
+        raise ArgumentError(msg)
+    for file in files:
+        if file.format is not InputFormat.JSON_LINES:
+            msg = f"{file.path}: records with images must be JSON lines, found a {file.format.value} file"
+            raise ArgumentError(msg)
+    if not config.append_eod:
+        logger.warning("%s: without --append-eod, --pad-length has no effect: texts keep their length", config.output)
+
+
+def check_outputs(config: PreprocessConfig, report: Report) -> None:
+    """Refuses pairs without documents, as they would replace existing pairs by empty ones.
+
+    Raises:
+        PlanError: a pair has no document, and `config.allow_empty` is False.
+    """
+    for output in report.outputs:
+        if not output.documents and not config.allow_empty:
+            bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
+            msg = (
+                f"{output.prefix}: a pair must have at least one document, found none in {report.records:,} records of "
+                f"{report.files:,} files{bad}; --allow-empty writes it anyway"
+            )
+            raise PlanError(msg)

@@ -1,0 +1,135 @@
+"""Publication of shards in a folder: how a finished shard is recognised, and how its files appear.
+
+The seal of a shard is published last, so a shard with a seal is complete.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trackbed.cache.entry import differences
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.files import claim, flush_to_disk, publish
+from trackbed.preprocess.shards.spec import made_by
+from trackbed.tokens import IndexedDatasetBuilder, get_bin_path, get_idx_path
+from trackbed.tokens.commit import PairFiles, locked_pair
+from trackbed.tokens.paths import get_seal_path
+from trackbed.tokens.seal import Seal, read_seal
+
+__all__ = ["FolderShard", "Wanted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How the shard at a prefix must have been made."""
+
+    prefix: str
+    recipe: dict[str, Any]
+    skip_bad: bool
+    """True if the shard may have skipped bad records."""
+    overwrite: bool
+    """True to replace a shard that was made in another way."""
+
+    def accept(self, found: Seal) -> bool:
+        """Returns True if a shard with this seal is the wanted one, False if it is to be replaced.
+
+        Raises:
+            ArgumentError: it was made in another way, and must not be replaced; the message names the difference.
+        """
+        if found.made_by == made_by(self.recipe) and (self.skip_bad or not (found.counts or {}).get("bad")):
+            return True
+        if self.overwrite:
+            return False
+        where, why = get_seal_path(self.prefix), self._why(found)
+        msg = f"{where}: the shard must have been made in the same way, found {why}; --overwrite replaces it"
+        raise ArgumentError(msg)
+
+    def _why(self, found: Seal) -> str:
+        if found.recipe is None:
+            return "a pair that is no shard"
+        if found.made_by == made_by(self.recipe):
+            return f"{(found.counts or {}).get('bad')} bad records that were skipped"
+        return differences(found.recipe, self.recipe) or "another made_by for the same recipe"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderShard:
+    """The pair of one key of a shard, on a disk.
+
+    Args:
+        wanted: its prefix, and how it must have been made.
+    """
+
+    wanted: Wanted
+
+    def find(self) -> Seal | None:
+        """Returns the seal of the finished shard; None if there is none, or its files do not have the seal's sizes.
+
+        Raises:
+            ArgumentError: the shard was made in another way, and must not be replaced.
+            FormatError: the seal is damaged, and must not be replaced.
+        """
+        prefix = self.wanted.prefix
+        try:
+            found = read_seal(Path(get_seal_path(prefix)))
+        except FileNotFoundError:
+            return None
+        except FormatError:
+            if self.wanted.overwrite:
+                return None
+            raise
+        if not self.wanted.accept(found):
+            return None
+        sizes = [_size_of(path(prefix)) for path in (get_bin_path, get_idx_path)]
+        return found if sizes == [found.bin.size_bytes, found.idx.size_bytes] else None
+
+    def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
+        """Opens a builder that writes under a name of its own."""
+        return IndexedDatasetBuilder(get_bin_path(self.wanted.prefix), np.dtype(dtype).type)
+
+    def publish(self, builder: IndexedDatasetBuilder, *, sign: Callable[[Seal], Seal]) -> Seal:
+        """Publishes a pair unless another worker has finished the shard, and returns the seal of the finished shard.
+
+        Args:
+            builder: builder with all tokens; it is closed.
+            sign: adds to the seal how the shard was made.
+
+        Raises:
+            ArgumentError: the other worker has made the shard in another way.
+            OSError: a file cannot be written.
+        """
+        try:
+            builder.finalize_by(self._commit, get_idx_path(self.wanted.prefix), sign=sign)
+        except FileNotFoundError:
+            # A driver that found all shards finished has removed the files of this worker, which it took for dead.
+            if self.find() is None:
+                raise
+        found = self.find()
+        if found is None:
+            msg = f"{self.wanted.prefix}: the files of the shard must stay as they were written, found others"
+            raise FormatError(msg)
+        return found
+
+    def _commit(self, partials: PairFiles, finals: PairFiles) -> None:
+        with locked_pair(finals.idx):
+            if self.find() is not None:
+                return
+            for path in (finals.seal, finals.idx):  # in this order: no seal beside files of another writer
+                path.unlink(missing_ok=True)
+                flush_to_disk(path.parent)
+            for partial, final in ((partials.bin, finals.bin), (partials.idx, finals.idx)):
+                publish(partial, final)
+                flush_to_disk(final.parent)
+            # False on a file system without locks, where another worker was as fast: the caller looks at its seal.
+            claim(str(partials.seal), str(finals.seal))
+            flush_to_disk(finals.seal.parent)
+
+
+def _size_of(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,231 @@
+"""Driver of a sharded run: finds the shards that are missing, has an engine make them, and writes the list of all."""
+
+import contextlib
+import glob
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from trackbed import __version__
+from trackbed.errors import ArgumentError, TrackbedError
+from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, write_new
+from trackbed.files.publish import Writer, find_partials
+from trackbed.preprocess.checks import check_inputs, check_outputs
+from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
+from trackbed.preprocess.engines import (
+    Engine,
+    ExecutorEngine,
+    FailedAttempt,
+    InProcessEngine,
+    ProcessEngine,
+    RayEngine,
+    run_tasks,
+)
+from trackbed.preprocess.input_segments import InputSegment
+from trackbed.preprocess.inputs import Inputs, find_inputs
+from trackbed.preprocess.report import Report
+from trackbed.preprocess.shards.plan import ShardPlan, is_cut_anywhere, plan_shards
+from trackbed.preprocess.shards.spec import Probe, ShardSpec, ShardTask, shard_stem
+from trackbed.preprocess.shards.totals import Totals
+from trackbed.preprocess.shards.worker import ShardWorker, find_shard
+from trackbed.preprocess.splitter import SentenceSplitter
+from trackbed.preprocess.tokenise import BatchTokenizer
+from trackbed.preprocess.tokenizer import absolute_name
+from trackbed.tokens import DType
+from trackbed.tokens.commit import LOCK_SUFFIX, locked_pair
+from trackbed.tokens.seal import Seal
+from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
+
+__all__ = ["preprocess_shards"]
+
+_THREADS: Final = 16  # they wait for the file system
+_AT_ONCE: Final = 1024
+_PROBE: Final = "driver"
+_NOT_NEEDED: Final = frozenset({Writer.dead, Writer.elsewhere})
+"""Workers whose files are removed when all shards are finished: dead ones, and those of hosts that may be lost."""
+
+
+def preprocess_shards(
+    config: PreprocessConfig,
+    tokenizer: BatchTokenizer,
+    *,
+    splitter: SentenceSplitter | None,
+    progress: InputProgress,
+    executor: Executor | Callable[[], Executor] | None,
+    on_failure: Callable[[FailedAttempt], None],
+) -> Report:
+    """Writes the pairs of all shards, and the list of them; see `preprocess`."""
+    inputs = _with_absolute_paths(find_inputs(config.inputs, input_format=format_of(config.input_format)))
+    check_inputs(config, inputs.files, splitter)
+    plan = _plan(config, inputs)
+    output = Path(config.output).absolute()
+    failures: list[None] = []
+
+    def count_failure(failed: FailedAttempt) -> None:
+        failures.append(None)
+        on_failure(failed)
+
+    with _probe(output) as probe:
+        spec = _spec(config, tokenizer, splitter, plan, probe)
+        totals = Totals(inputs, spec, plan)
+        missing = []
+        for shard, seals in _look_up(spec, plan, inputs):
+            if seals is None:
+                missing.append(shard)
+            else:
+                totals.add(shard, seals)
+        progress(totals.done_bytes, plan.total_bytes)
+        if missing:
+            tasks = ((shard, _task(plan, inputs, shard)) for shard in missing)
+            try:
+                with contextlib.closing(_open_engine(config, ShardWorker(spec), executor)) as engine:
+                    _ask_hosts(engine)
+                    for shard, made in run_tasks(engine, tasks, on_failure=count_failure):
+                        totals.add(shard, made)
+                        progress(totals.done_bytes, plan.total_bytes)
+            finally:
+                _remove_leftovers(output, len(plan), of=frozenset({Writer.dead}))
+    report = replace(
+        totals.report(),
+        shard_list=f"{output}{SHARD_LIST_SUFFIX}",
+        finished_shards=len(plan) - len(missing),
+        failed_attempts=len(failures),
+    )
+    check_outputs(config, report)
+    _write_list(spec)
+    _remove_leftovers(output, len(plan), of=_NOT_NEEDED)
+    return report
+
+
+def _plan(config: PreprocessConfig, inputs: Inputs) -> ShardPlan:
+    if config.shard_bytes is None:
+        msg = f"{config.output}: shards must have a size, found no shard_bytes"
+        raise ArgumentError(msg)
+    return plan_shards(
+        [file.size_bytes for file in inputs.files],
+        list(map(is_cut_anywhere, inputs.files)),
+        shard_bytes=config.shard_bytes,
+    )
+
+
+def _with_absolute_paths(inputs: Inputs) -> Inputs:
+    """Returns the inputs by paths that workers in other folders understand."""
+    return Inputs(tuple(replace(file, path=file.path.absolute()) for file in inputs.files), inputs.left_out)
+
+
+def _spec(
+    config: PreprocessConfig,
+    tokenizer: BatchTokenizer,
+    splitter: SentenceSplitter | None,
+    plan: ShardPlan,
+    probe: Probe,
+) -> ShardSpec:
+    opened_as = getattr(tokenizer, "opened_as", None)
+    return ShardSpec(
+        output=str(Path(config.output).absolute()),
+        num_shards=len(plan),
+        shard_bytes=plan.shard_bytes,
+        json_keys=config.json_keys,
+        level="document" if splitter is None else "sentence",
+        append_eod=config.append_eod,
+        skip_bad=config.skip_bad,
+        max_record_bytes=config.max_record_bytes,
+        chunk_bytes=config.chunk_bytes,
+        overwrite=config.overwrite,
+        tokenizer=tokenizer if opened_as is None else replace(opened_as, name=absolute_name(opened_as.name)),
+        tokenizer_fingerprint=_fingerprint_of(tokenizer, "tokenizer"),
+        dtype=DType.optimal_dtype(tokenizer.vocab_size).__name__,
+        eod=tokenizer.eod if config.append_eod else None,
+        splitter=splitter,
+        splitter_fingerprint="" if splitter is None else _fingerprint_of(splitter, "splitter"),
+        trackbed=__version__,
+        probe=probe,
+    )
+
+
+def _fingerprint_of(found: Any, what: str) -> str:
+    fingerprint = getattr(found, "fingerprint", None)
+    if not fingerprint:
+        msg = f"{type(found).__name__}: a {what} must have a fingerprint to write shards, found none"
+        raise ArgumentError(msg)
+    return str(fingerprint)
+
+
+def _task(plan: ShardPlan, inputs: Inputs, shard: int) -> ShardTask:
+    ranges = plan.ranges(shard)
+    return ShardTask(shard, tuple(InputSegment(inputs.files[file], start, stop) for file, start, stop in ranges))
+
+
+def _look_up(spec: ShardSpec, plan: ShardPlan, inputs: Inputs) -> Iterator[tuple[int, tuple[Seal, ...] | None]]:
+    """Yields each shard with its seals, or None if it is not finished."""
+    shards = iter(range(len(plan)))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while some := list(islice(shards, _AT_ONCE)):
+            found = pool.map(lambda shard: find_shard(spec, _task(plan, inputs, shard)), some)
+            yield from zip(some, found, strict=True)
+
+
+@contextlib.contextmanager
+def _probe(output: Path) -> Iterator[Probe]:
+    """Writes a file beside the output, which every worker looks for."""
+    name = f"{output.name}.{_PROBE}"
+    clear_dead_partials(output.parent, final_name=name)
+    path = new_partial(output.with_name(name))
+    content = secrets.token_hex(16)
+    try:
+        write_new(path, content.encode())
+        yield Probe(str(path), content)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _open_engine(
+    config: PreprocessConfig, work: ShardWorker, executor: Executor | Callable[[], Executor] | None
+) -> Engine:
+    if executor is not None:
+        return ExecutorEngine(work, executor, slots=config.workers)
+    if config.engine == "ray":
+        return RayEngine.open(work, workers=config.workers)
+    return InProcessEngine(work) if config.workers == 1 else ProcessEngine(work, workers=config.workers)
+
+
+def _ask_hosts(engine: Engine) -> None:
+    """Checks on every host that shards can be made there."""
+    for attempt in engine.ask_hosts(None):
+        if attempt.error is not None:
+            raise attempt.error
+        if attempt.death is not None:
+            msg = f"every host must answer before the first shard, found that a worker ended: {attempt.death}"
+            raise TrackbedError(msg)
+
+
+def _write_list(spec: ShardSpec) -> None:
+    final = Path(f"{spec.output}{SHARD_LIST_SUFFIX}")
+    names = [[Path(prefix).name for prefix in spec.prefixes(shard)] for shard in range(spec.num_shards)]
+    text = shard_list_text({key: [row[number] for row in names] for number, key in enumerate(spec.json_keys)})
+    clear_dead_partials(final.parent, final_name=final.name)
+    partial = new_partial(final)
+    try:
+        write_new(partial, text.encode())
+        flush_to_disk(partial)
+        publish(partial, final)
+        flush_to_disk(final.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _remove_leftovers(output: Path, num_shards: int, *, of: frozenset[Writer]) -> None:
+    """Removes partial files of shards, and locks, that workers in one of these states have left."""
+    of_shard = re.compile(re.escape(shard_stem(output.name, 0, num_shards)).replace("00000", r"\d{5,}", 1) + "_")
+    for found in find_partials(output.parent):
+        if found.writer in of and of_shard.match(found.final_name):
+            remove_partial(Path(found.path))
+    for path in output.parent.glob(f"{glob.escape(output.name)}-*{LOCK_SUFFIX}"):
+        if of_shard.match(path.name):
+            with locked_pair(path.with_suffix("")):
+                pass  # removed when it is released

@@ -1,0 +1,92 @@
+"""Sums of the counts in the seals of all shards, and the report of them."""
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trackbed.errors import FormatError
+from trackbed.preprocess.inputs import Inputs
+from trackbed.preprocess.report import BAD_SHOWN, Output, Report
+from trackbed.preprocess.shards.plan import ShardPlan
+from trackbed.preprocess.shards.spec import ShardSpec
+from trackbed.tokens.seal import Seal
+
+__all__ = ["Totals"]
+
+
+class Totals:
+    """Running sums over shards, added in any order. Holds a few bytes for each shard.
+
+    Args:
+        inputs: all input files.
+        spec: values that all shards have in common.
+        plan: the shards.
+    """
+
+    def __init__(self, inputs: Inputs, spec: ShardSpec, plan: ShardPlan) -> None:
+        stem = f"{spec.output}-*-of-{spec.num_shards:05}"
+        self._outputs = [Output(key, f"{stem}_{key}_{spec.level}", 0, 0, 0, 0) for key in spec.json_keys]
+        self._inputs = inputs
+        self._plan = plan
+        self._records = self._blank = self._bad = 0
+        self._lines = np.zeros(len(plan), dtype=np.int64)  # of the last file of each shard
+        self._first_bad: list[tuple[int, int, list[Any]]] = []  # with shard and number, in order
+        self.done_bytes = 0
+
+    def add(self, shard: int, seals: Sequence[Seal]) -> None:
+        """Adds the counts of a finished shard.
+
+        Raises:
+            FormatError: the counts in a seal are damaged.
+        """
+        try:
+            for key, seal in enumerate(seals):
+                self._add_pair(key, seal)
+            counts = seals[0].counts or {}
+            self._records += int(counts["records"])
+            self._blank += int(counts["blank"])
+            self._bad += int(counts["bad"])
+            self._lines[shard] = counts["lines"]
+            for number, (path, line, is_relative, reason) in enumerate(counts["first_bad"]):
+                insort(self._first_bad, (shard, number, [str(path), int(line), bool(is_relative), str(reason)]))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            msg = f"shard {shard}: its seal must have the counts of docs/formats/indexed.md, found {error!r}"
+            raise FormatError(msg) from error
+        del self._first_bad[BAD_SHOWN:]
+        self.done_bytes += self._plan.size_bytes(shard)
+
+    def report(self) -> Report:
+        """Returns the report, after all shards were added."""
+        return Report(
+            outputs=tuple(self._outputs),
+            files=len(self._inputs.files),
+            input_bytes=self._plan.total_bytes,
+            records=self._records,
+            blank=self._blank,
+            bad=self._bad,
+            first_bad=tuple(self._describe(shard, *bad) for shard, _, bad in self._first_bad),
+            left_out_files=self._inputs.left_out,
+            shards=len(self._plan),
+        )
+
+    def _add_pair(self, key: int, seal: Seal) -> None:
+        output = self._outputs[key]
+        self._outputs[key] = replace(
+            output,
+            documents=output.documents + seal.documents,
+            sequences=output.sequences + seal.sequences,
+            tokens=output.tokens + seal.bin.size_bytes // np.dtype(seal.dtype).itemsize,
+            dropped=output.dropped + int((seal.counts or {})["dropped"]),
+        )
+
+    def _describe(self, shard: int, path: str, line: int, is_relative: bool, reason: str) -> str:  # noqa: FBT001  JSON
+        """Returns location and fault of a bad record; its line is counted from the beginning of its file."""
+        before = 0
+        if is_relative:
+            file = self._plan.ranges(shard)[0].file
+            first = int(self._plan.starts[file]) // self._plan.shard_bytes
+            before = int(self._lines[first:shard].sum())
+        return f"{path}:{before + line + 1}: {reason}"

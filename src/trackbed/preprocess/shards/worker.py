@@ -1,0 +1,187 @@
+"""Work of one shard, which any process of any host can do: tokenise its part of the input, and publish its pairs."""
+
+import contextlib
+import pickle
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trackbed import __version__
+from trackbed.datasets.tokenizers.adapter import OpenedAs
+from trackbed.errors import ArgumentError, FormatError, TrackbedError
+from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.plan import plan_segment_chunks
+from trackbed.preprocess.shards.counts import ShardCounts
+from trackbed.preprocess.shards.output import FolderShard, Wanted
+from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
+from trackbed.preprocess.tokenise import ChunkTokenizer
+from trackbed.preprocess.tokenizer import open_fastest_tokenizer
+from trackbed.tokens import IndexedDatasetBuilder
+from trackbed.tokens.seal import Seal
+
+__all__ = ["ShardWorker", "find_shard"]
+
+
+class ShardWorker:
+    """Callable that makes the shard of a task; picklable.
+
+    A copy in a process with another version of Trackbed cannot be unpickled: the error names both versions.
+
+    Args:
+        spec: values that all shards have in common.
+    """
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self._spec = spec
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_worker, (self._spec.trackbed, pickle.dumps(self._spec))
+
+    def __call__(self, task: ShardTask | None) -> tuple[Seal, ...]:
+        """Makes a shard, unless it is finished; with None, only checks that this process can make shards.
+
+        Returns:
+            The seal of each key; none for None.
+
+        Raises:
+            TrackbedError: this host does not see the output folder, or the files of its tokenizer differ.
+            FormatError: a record is bad and not skipped, or a file is damaged or has changed since planning.
+            ArgumentError: the shard exists and was made in another way.
+            OSError: a file cannot be read or written.
+        """
+        self._check_probe()
+        tokenise = self._tokenise
+        if task is None:
+            return ()
+        finished = find_shard(self._spec, task)
+        return finished or self._make(task, tokenise)
+
+    def _make(self, task: ShardTask, tokenise: ChunkTokenizer) -> tuple[Seal, ...]:
+        spec = self._spec
+        shards = _shards(spec, task)
+        counts = ShardCounts(task.segments, len(spec.json_keys), spec.skip_bad)
+        with _builders(shards, spec.dtype) as builders:
+            chunks = plan_segment_chunks(
+                task.segments, chunk_bytes=spec.chunk_bytes, max_record_bytes=spec.max_record_bytes
+            )
+            for chunk in chunks:
+                result = tokenise(chunk)
+                counts.add(chunk, result)
+                for builder, found in zip(builders, result.keys, strict=True):
+                    builder.add_documents(found.tokens, found.lengths, counts=found.counts)
+            for segment in task.segments:
+                _check_unchanged(segment.file)
+            return tuple(
+                shard.publish(builder, sign=_Sign(shard.wanted.recipe, counts.to_json(key)))
+                for key, (shard, builder) in enumerate(zip(shards, builders, strict=True))
+            )
+
+    def _check_probe(self) -> None:
+        probe = self._spec.probe
+        if probe is None:
+            return
+        try:
+            found = Path(probe.path).read_text()
+        except FileNotFoundError:
+            found = ""
+        if found != probe.content:
+            msg = (
+                f"{socket.gethostname()}: must see the file {probe.path} as the driver has written it, found "
+                f"{'another' if found else 'none'}: every host must have the folder of the output under this path"
+            )
+            raise TrackbedError(msg)
+
+    @cached_property
+    def _tokenise(self) -> ChunkTokenizer:
+        spec = self._spec
+        tokenizer: Any = spec.tokenizer
+        if isinstance(tokenizer, OpenedAs):
+            name = tokenizer.name
+            try:
+                tokenizer = open_fastest_tokenizer(
+                    name,
+                    lower_case=tokenizer.lower_case,
+                    eod_token=tokenizer.eod_token,
+                    special_tokens=tokenizer.special_tokens,
+                )
+            except ArgumentError as error:
+                msg = f"{socket.gethostname()}: must be able to open the tokenizer of the driver, found: {error}"
+                raise TrackbedError(msg) from error
+            if str(tokenizer.fingerprint) != spec.tokenizer_fingerprint:
+                msg = (
+                    f"{socket.gethostname()}: the tokenizer {name} must be that of the driver, with the fingerprint "
+                    f"{spec.tokenizer_fingerprint}, found {tokenizer.fingerprint}"
+                )
+                raise TrackbedError(msg)
+        return ChunkTokenizer(
+            tokenizer=tokenizer,
+            keys=spec.json_keys,
+            dtype=np.dtype(spec.dtype),
+            eod=spec.eod,
+            skip_bad=spec.skip_bad,
+            max_record_bytes=spec.max_record_bytes,
+            splitter=spec.splitter,
+        )
+
+
+def find_shard(spec: ShardSpec, task: ShardTask) -> tuple[Seal, ...] | None:
+    """Returns the seal of each key if the shard is finished, else None.
+
+    Raises:
+        ArgumentError: a pair of the shard was made in another way, and must not be replaced.
+        FormatError: a seal is damaged, and must not be replaced.
+    """
+    found = [shard.find() for shard in _shards(spec, task)]
+    finished = [seal for seal in found if seal is not None]
+    return tuple(finished) if len(finished) == len(found) else None
+
+
+def _shards(spec: ShardSpec, task: ShardTask) -> list[FolderShard]:
+    recipe = recipe_of(spec, task)
+    return [
+        FolderShard(Wanted(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
+        for prefix in spec.prefixes(task.shard)
+    ]
+
+
+class _Sign:
+    """Adds to a seal how the shard was made."""
+
+    def __init__(self, recipe: dict[str, Any], counts: dict[str, Any]) -> None:
+        self._recipe = recipe
+        self._counts = counts
+
+    def __call__(self, seal: Seal) -> Seal:
+        return replace(seal, made_by=made_by(self._recipe), recipe=self._recipe, counts=self._counts)
+
+
+@contextlib.contextmanager
+def _builders(shards: list[FolderShard], dtype: str) -> Iterator[list[IndexedDatasetBuilder]]:
+    """Opens a builder for each pair. Removes what they have written and not published."""
+    builders: list[IndexedDatasetBuilder] = []
+    try:
+        for shard in shards:
+            builders.append(shard.open_builder(dtype))  # noqa: PERF401  each is removed if the next one fails
+        yield builders
+    finally:
+        for builder in builders:
+            builder.discard()
+
+
+def _check_unchanged(file: InputFile) -> None:
+    status = file.path.stat()
+    if (status.st_size, str(status.st_mtime_ns)) != (file.size_bytes, file.version):
+        msg = f"{file.path}: a file must not change while it is tokenised, found another size or modification time"
+        raise FormatError(msg)
+
+
+def _open_worker(version: str, spec: bytes) -> ShardWorker:
+    if version != __version__:
+        msg = f"{socket.gethostname()}: Trackbed must have the version of the driver, {version}, found {__version__}"
+        raise TrackbedError(msg)
+    return ShardWorker(pickle.loads(spec))
