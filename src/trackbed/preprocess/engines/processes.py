@@ -3,10 +3,11 @@
 import pickle
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Final
 
-from trackbed.preprocess.engines.engine import Attempt
+from trackbed.preprocess.engines.engine import Attempt, run_pickled
 from trackbed.preprocess.worker_process import WorkerDiedError, WorkerProcess, start_workers
 
 __all__ = ["ProcessEngine"]
@@ -24,7 +25,7 @@ class ProcessEngine:
 
     def __init__(self, work: Callable[[Any], Any], *, workers: int) -> None:
         self.slots = workers
-        self._work = pickle.dumps(work)
+        self._work = pickle.dumps(partial(run_pickled, pickle.dumps(work)))
         self._pool: list[WorkerProcess] = []
         self._waiting: deque[tuple[int, Any]] = deque()
 
@@ -68,7 +69,7 @@ class ProcessEngine:
         for worker in idle[: len(self._waiting)]:
             number, task = self._waiting.popleft()
             try:
-                worker.send(number, task)
+                worker.send(number, pickle.dumps(task))
             except WorkerDiedError as error:
                 ended.append(self._bury(worker, number, error))
         return ended
@@ -81,7 +82,8 @@ class ProcessEngine:
             return self._bury(worker, number, error)
         if finished.slot is not None:
             worker.free.append(finished.slot)
-        return Attempt(number, result=finished.job_result.result, error=finished.job_result.error)
+        found = finished.job_result.result if finished.job_result.error is None else finished.job_result
+        return Attempt(number, result=found.result, error=found.error)
 
     def _bury(self, worker: WorkerProcess, number: int, error: WorkerDiedError) -> Attempt:
         self._pool.remove(worker)
