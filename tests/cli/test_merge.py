@@ -33,6 +33,21 @@ def test_a_folder_of_pairs_can_be_merged_into_itself_again_and_again(run, tmp_pa
         assert texts_in("pairs/all") == ["one", "two"]
 
 
+def test_a_list_of_shards_is_merged_to_the_pair_written_without_shards(run, corpus):
+    options = ["--tokenizer", "bytes", "--json-keys", "text,title", "--workers", 1]
+    run("preprocess", "corpus.jsonl", "-o", "whole", *options)
+    assert run("preprocess", "corpus.jsonl", "-o", "c", "--shard-bytes", "30", *options).exit_code == 0
+    for key in ("text", "title"):
+        found = run("merge", "c.toml", "--json-key", key, "-o", "all")
+        assert found.stdout.splitlines()[0] == "pairs 3"
+        for suffix in (".bin", ".idx"):
+            assert Path(f"all{suffix}").read_bytes() == Path(f"whole_{key}_document{suffix}").read_bytes()
+    refused = run("merge", "c.toml", "-o", "x")
+    assert "must be one of those listed ('text', 'title'), found none was named" in refused.stderr
+    assert run("merge", "all", "--json-key", "text", "-o", "x").exit_code == 2
+    assert run("verify", "--content", "c.toml").exit_code == 0
+
+
 def test_a_damaged_pair_is_an_error_and_leaves_nothing(run, pair):
     Path(pair + ".bin").write_bytes(b"x")
     before = sorted(Path().iterdir())

@@ -250,3 +250,28 @@ def test_several_keys_with_images_are_an_error(run, with_images):
     found = run("preprocess", "a.jsonl", "--tokenizer", "bytes", "-o", "made", *options)
     assert found.exit_code == 1
     assert found.stderr == "trackbed: json_keys must be one key if records have images, found ['text', 'title']\n"
+
+
+def test_shards_are_written_listed_and_not_written_again(run, corpus):
+    command = ["preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "c", "--shard-bytes", "60B", "--workers", 1]
+    lines = run(*command).stdout.splitlines()
+    assert lines[-2:] == ["shards 2, finished before 0", "c.toml"]
+    assert run(*command).stdout.splitlines()[-2] == "shards 2, finished before 2"
+    other = run(*command, "--append-eod")
+    assert (other.exit_code, other.stderr.count("\n")) == (1, 1)
+    assert "eod: null, now 256; --overwrite replaces it" in other.stderr
+    assert run(*command, "--append-eod", "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard-bytes", "1GB", "--images", ".", "--pad-length", 4], "--shard-bytes and --images exclude each other"),
+        (["--engine", "ray"], "--engine ray needs --shard-bytes"),
+        (["--overwrite"], "--overwrite needs --shard-bytes"),
+    ],
+)
+def test_options_of_shards_that_exclude_each_other_are_refused(run, corpus, options, message):
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "c", *options)
+    assert found.exit_code == 2
+    assert message in found.stderr

@@ -14,6 +14,17 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds(capsys, monkeypatc
     ]
 
 
+def test_bytes_of_an_earlier_run_do_not_count_for_the_rate_and_counts_are_shown(capsys, monkeypatch):
+    clock = iter([0.0, 0.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with show_progress("reading") as report:
+        report(70_000_000, 80_000_000)
+        report.count("failed attempts")
+        report(75_000_000, 80_000_000)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "reading: 94% of 80.0 MB, 0.5 MB/s, 10 s left, failed attempts 1"
+
+
 def test_steps_become_sums():
     seen = []
     step = cumulative(lambda done, total: seen.append((done, total)), 10)

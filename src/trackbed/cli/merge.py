@@ -1,5 +1,7 @@
 """`trackbed merge`: merging of several pairs into one."""
 
+from pathlib import Path
+
 import click
 
 from trackbed.cli.parse import idx_cache_option
@@ -10,20 +12,30 @@ __all__ = ["merge"]
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @click.option("--output", "-o", required=True, metavar="PREFIX", help="Prefix of the pair to write.")
+@click.option("--json-key", metavar="KEY", help="Key of the texts, if a list of shards has several.")
 @click.option("--multimodal", is_flag=True, help="The sequences have modes.")
 @idx_cache_option
-def merge(prefixes: tuple[str, ...], *, output: str, multimodal: bool, idx_cache: str | None) -> None:
+def merge(
+    prefixes: tuple[str, ...], *, output: str, json_key: str | None, multimodal: bool, idx_cache: str | None
+) -> None:
     """Merge several pairs of .bin and .idx files into one.
 
-    PREFIX is the path or address of a pair without .bin and .idx, or a folder: all pairs in it, sorted by name, except
-    the output.
+    PREFIX is the path or address of a pair without .bin and .idx; or a list of shards (.toml), as preprocess writes
+    it; or a folder: all pairs in it, sorted by name, except the output.
     """
     from trackbed.cli.progress import cumulative, show_progress, size_of
     from trackbed.preprocess import find_pairs
     from trackbed.tokens import get_bin_path
     from trackbed.tokens import merge as run
+    from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_shard_list
 
-    pairs = find_pairs(prefixes, exclude=output)
+    lists = [name for name in prefixes if name.endswith(SHARD_LIST_SUFFIX)]
+    if json_key is not None and not lists:
+        msg = "--json-key needs a list of shards"
+        raise click.UsageError(msg)
+    shards = {name: read_shard_list(Path(name), key=json_key) for name in lists}
+    names = [prefix for name in prefixes for prefix in shards.get(name, [name])]
+    pairs = find_pairs(names, exclude=output)
     with show_progress("merging") as progress:
         step = cumulative(progress, size_of(map(get_bin_path, pairs)))
         run(pairs, output, multimodal=multimodal, progress=step, idx_cache=idx_cache)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.parse import format_option, record_limit_option, split_keys
+from trackbed.cli.parse import Size, format_option, record_limit_option, split_keys
 
 if TYPE_CHECKING:
     from trackbed.preprocess import ImagesConfig, Report
-    from trackbed.preprocess.config import FormatName
+    from trackbed.preprocess.config import EngineName, FormatName
+    from trackbed.preprocess.engines import FailedAttempt
 
 __all__ = ["preprocess"]
 
@@ -69,6 +70,20 @@ __all__ = ["preprocess"]
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core."
 )
+@click.option(
+    "--shard-bytes",
+    type=Size(),
+    metavar="SIZE",
+    help="Write shards of SIZE bytes of input each, such as 4GB, and PREFIX.toml, which lists them.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
 def preprocess(
     inputs: tuple[Path, ...],
     *,
@@ -89,6 +104,9 @@ def preprocess(
     input_format: "FormatName | None",
     allow_empty: bool,
     workers: int | None,
+    shard_bytes: int | None,
+    engine: "EngineName",
+    overwrite: bool,
 ) -> None:
     """Turn texts into indexed token files.
 
@@ -112,6 +130,7 @@ def preprocess(
     if images is not None and split_sentences:
         msg = "--images and --split-sentences exclude each other"
         raise click.UsageError(msg)
+    _check_shards(shard_bytes, engine, images, overwrite=overwrite)
     config = PreprocessConfig(
         inputs=inputs,
         output=output,
@@ -123,6 +142,9 @@ def preprocess(
         allow_empty=allow_empty,
         max_record_bytes=max_record_bytes,
         workers=workers or available_cores(),
+        shard_bytes=shard_bytes,
+        engine=engine,
+        overwrite=overwrite,
     )
     sentences = open_splitter(splitter or SENTENCEX) if split_sentences else None
     opened = open_fastest_tokenizer(
@@ -130,8 +152,24 @@ def preprocess(
     )
     start = time.monotonic()
     with show_progress("tokenising") as progress:
-        report = run(config, opened, splitter=sentences, progress=progress)
+
+        def show_failure(failed: "FailedAttempt") -> None:
+            progress.count("failed attempts")
+            click.echo(f"trackbed: {failed.task}: attempt {failed.attempt} failed: {failed.how}", err=True)
+
+        report = run(config, opened, splitter=sentences, progress=progress, on_failure=show_failure)
     _print(report, time.monotonic() - start, split_sentences=split_sentences)
+
+
+def _check_shards(shard_bytes: int | None, engine: str, images: Path | None, *, overwrite: bool) -> None:
+    """Checks the options of shards."""
+    if shard_bytes is not None and images is not None:
+        msg = "--shard-bytes and --images exclude each other"
+        raise click.UsageError(msg)
+    for name, is_given in (("--engine ray", engine == "ray"), ("--overwrite", overwrite)):
+        if is_given and shard_bytes is None:
+            msg = f"{name} needs --shard-bytes"
+            raise click.UsageError(msg)
 
 
 def _images(folder: Path | None, key: str | None, pad_length: int | None) -> "ImagesConfig | None":
@@ -174,6 +212,10 @@ def _print(report: "Report", seconds: float, *, split_sentences: bool) -> None:
         f"{_skipped_files(report)}\n"
         f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
     )
+    if report.shard_list is not None:
+        failed = f", failed attempts {report.failed_attempts:,}" if report.failed_attempts else ""
+        click.echo(f"shards {report.shards:,}, finished before {report.finished_shards:,}{failed}\n{report.shard_list}")
+        return
     for one in report.outputs:
         click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
 

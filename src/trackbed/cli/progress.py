@@ -3,13 +3,14 @@
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import click
 
-__all__ = ["cumulative", "show_progress", "size_of"]
+__all__ = ["Progress", "cumulative", "show_progress", "size_of"]
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
@@ -17,8 +18,18 @@ ByteProgress = Callable[[int, int], None]
 """Callback that receives the bytes done so far and the bytes in all."""
 
 
+class Progress(Protocol):
+    """Display of the progress of a command."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Shows the bytes done so far, of the bytes in all."""
+
+    def count(self, what: str) -> None:
+        """Adds 1 to a number that is shown beside the progress, such as that of failed attempts."""
+
+
 @contextlib.contextmanager
-def show_progress(what: str) -> Iterator[ByteProgress]:
+def show_progress(what: str) -> Iterator[Progress]:
     """Shows the progress of the block on stderr; the block reports it by calling the yielded function."""
     if sys.stderr.isatty():
         with _bar(what) as progress:
@@ -28,7 +39,7 @@ def show_progress(what: str) -> Iterator[ByteProgress]:
 
 
 @contextlib.contextmanager
-def _bar(what: str) -> Iterator[ByteProgress]:
+def _bar(what: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
@@ -42,8 +53,30 @@ def _bar(what: str) -> Iterator[ByteProgress]:
     )
     # The speed is averaged over the last minute, so that the remaining time follows the load of the machine.
     with Bars(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=60) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+        yield _Bar(what, bars)
+
+
+class _Bar:
+    """Moves a bar.
+
+    Args:
+        what: name of the work.
+        bars: the display.
+    """
+
+    def __init__(self, what: str, bars: Any) -> None:
+        self._what = what
+        self._bars = bars
+        self._task = bars.add_task(what, total=None)
+        self._counts: Counter[str] = Counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bars.update(self._task, completed=done, total=total)
+
+    def count(self, what: str) -> None:
+        """Adds 1 to a number in the description of the bar."""
+        self._counts[what] += 1
+        self._bars.update(self._task, description=f"{self._what}{_listed(self._counts)}")
 
 
 class _PeriodicLine:
@@ -57,18 +90,31 @@ class _PeriodicLine:
     def __init__(self, what: str, start: float) -> None:
         self._what = what
         self._start = self._last = start
+        self._first: int | None = None
+        """Bytes that were done when the work began, which do not count for the rate."""
+        self._counts: Counter[str] = Counter()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self._last < _SECONDS_BETWEEN_LINES or not done:
+        if self._first is None:
+            self._first, self._start = done, now
+        if now - self._last < _SECONDS_BETWEEN_LINES or done <= self._first:
             return
         self._last = now
-        rate = done / (now - self._start)
+        rate = (done - self._first) / (now - self._start)
         click.echo(
             f"{self._what}: {done / total:.0%} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s, "
-            f"{(total - done) / rate:.0f} s left",
+            f"{(total - done) / rate:.0f} s left{_listed(self._counts)}",
             err=True,
         )
+
+    def count(self, what: str) -> None:
+        """Adds 1 to a number at the end of the line."""
+        self._counts[what] += 1
+
+
+def _listed(counts: "Counter[str]") -> str:
+    return "".join(f", {what} {number:,}" for what, number in counts.items())
 
 
 def cumulative(progress: ByteProgress, total_bytes: int) -> Callable[[int], None]:

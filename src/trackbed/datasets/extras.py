@@ -1,4 +1,4 @@
-"""Optional libraries: the extras `text` and `sentences`."""
+"""Optional libraries: the extras `text`, `sentences` and `ray`."""
 
 import importlib
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 from trackbed.datasets.tokenizers.kinds import BYTES, open_tokenizer
 from trackbed.preprocess.config import ImagesConfig, PreprocessConfig, available_cores, output_prefix
+from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
@@ -15,6 +16,7 @@ __all__ = [
     "BYTES",
     "SENTENCEX",
     "BatchTokenizer",
+    "FailedAttempt",
     "FirstDocument",
     "FlatTokenizer",
     "ImagesConfig",

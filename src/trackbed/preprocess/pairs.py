@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError
+from trackbed.files import read_regular
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens import get_idx_path
+from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, parse_shard_list
 from trackbed.tokens.stored.find import find_stored_pairs, object_exists
 
 __all__ = ["find_pairs"]
@@ -17,12 +19,14 @@ _SUFFIXES: Final = (".bin", ".idx")
 def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]:
     """Returns the prefixes that `names` stand for, in order. Does not check that the pairs exist.
 
-    One file of a pair stands for the pair. A folder stands for all pairs in it, sorted by name, except
-    the pair with the prefix `exclude`. All of them may be addresses.
+    One file of a pair stands for the pair, and a list of shards for the pairs of all its keys. A folder stands for all
+    pairs in it, sorted by name, except the pair with the prefix `exclude`. All of them may be addresses.
 
     Raises:
         ArgumentError: a folder has no pair.
+        FormatError: a file that ends in `.toml` is no list of shards.
         StoreError: an object store refuses, or does not answer in time.
+        OSError: a list cannot be read.
     """
     prefixes: list[str] = []
     for name in names:
@@ -32,6 +36,9 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
         path = Path(name)
         if path.suffix in _SUFFIXES:
             prefixes.append(str(path.with_suffix("")))
+        elif path.suffix == SHARD_LIST_SUFFIX and not Path(get_idx_path(name)).exists():
+            groups = parse_shard_list(read_regular(path), where=name)
+            prefixes += [str(path.parent / prefix) for group in groups.values() for prefix in group]
         elif path.is_dir() and not Path(get_idx_path(name)).exists():
             prefixes += _pairs_in(path, exclude)
         else:

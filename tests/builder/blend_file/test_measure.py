@@ -11,6 +11,7 @@ from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError
 from trackbed.tokens import IndexedDataset
+from trackbed.tokens.shard_list import shard_list_text
 
 TOP = "version = 1\nsequence_length = 16\nseed = 7\n"
 
@@ -63,6 +64,36 @@ def test_a_glob_shares_its_weight_out_and_a_group_is_one(data):
     config = equally.config(tokenizer=NullTokenizer(VOCAB))
     assert config.groups == {"g": ["pair1", "pair2"]}
     assert config.path_to_cache is None
+
+
+def test_a_list_of_shards_stands_for_the_group_that_it_lists(data):
+    (data / "lists").mkdir()
+    (data / "lists" / "c.toml").write_text(shard_list_text({"text": ["../pair1", "../pair[2]"]}))
+    (data / "pair2.idx").rename("pair[2].idx")
+    (data / "pair2.bin").rename("pair[2].bin")
+    rest = "size.train = 10\nsplit = '1'\n[[dataset]]\nweight = 1\n"
+    listed = measured(f"{rest}group = 'lists/c.toml'").members[0]
+    assert (listed.name, listed.pairs) == ("c", ("lists/../pair1", "lists/../pair[2]"))
+    by_hand = measured(f"{rest}name = 'c'\ngroup = ['lists/../pair1', 'lists/../pair[[]2]']").members[0]
+    assert (listed.prefix, listed.pairs, listed.tokens) == (by_hand.prefix, by_hand.pairs, by_hand.tokens)
+
+
+def test_a_list_of_several_keys_needs_one(data):
+    (data / "c.toml").write_text(shard_list_text({"text": ["pair0", "pair1"], "a title": ["pair2"]}))
+    rest = "size.train = 10\nsplit = '1'\n[[dataset]]\nweight = 1\ngroup = 'c.toml'\n"
+    (member,) = measured(f"{rest}key = 'a title'").members
+    assert (member.name, member.pairs) == ("c_a title", ("pair2",))
+    with pytest.raises(BlendFileError, match=r"blend.toml:8: dataset.group must name a list of shards, .* none was"):
+        measured(rest)
+    with pytest.raises(BlendFileError, match=r"dataset\.key must be combined with a list of shards as the group"):
+        measured(f"{rest.replace('c.toml', 'x')}key = 'text'".replace("group = 'x'", "group = ['pair0']"))
+
+
+@pytest.mark.parametrize("text", ["", "x", "group = []", "group = ['a']\nother = 1", "group = [1]", "[text]\nx = 1"])
+def test_a_file_that_is_no_list_of_shards_is_named(data, text):
+    (data / "c.toml").write_text(text)
+    with pytest.raises(BlendFileError, match=r"blend.toml:7: dataset.group must name a list of shards, found c.toml: "):
+        measured("size.train = 10\nsplit = '1'\n[[dataset]]\ngroup = 'c.toml'\nweight = 1")
 
 
 def test_everything_that_is_missing_or_damaged_is_named_with_its_line(data):

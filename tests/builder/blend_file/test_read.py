@@ -22,6 +22,7 @@ from trackbed.datasets import (
 from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.index import Split
 
+GROUP = "a list of at least one string, or the path of a list of shards (.toml)"
 WHOLE = """\
 version = 1
 sequence_length = 8
@@ -134,7 +135,7 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ),
         ("path =", "#", ["12: dataset.path must be the only one of path, glob and group, found none"]),
         ('name = "code"', 'name = "web"', ["12: dataset.name must be unique among", "17: dataset.name must be"]),
-        ('["/abs/a", "b-*"]', "[]", ["18: dataset.group must be a list of at least one string, found []"]),
+        ('["/abs/a", "b-*"]', "[]", [f"18: dataset.group must be {GROUP}, found []"]),
         ("weight = 0.5", "weight = 1\ndivide = 'equally'", ["20: dataset.divide must be combined with the weight of"]),
         ("max_epochs", "splits = ['train']\nmax_epochs", ["20: dataset.splits must be omitted if split divides"]),
         ('split = "9,1"', "", ["1: split must be given, such as '98,1,1', or splits in every dataset, found neith"]),
@@ -183,7 +184,7 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
             ["9: size.train_tokens must be a whole number of at least 1 a"],
         ),
         ('"data/web.bin"', '"data/\\u0000"', ["13: dataset.path must be a non-empty string without NUL, found "]),
-        ('"b-*"', '"\\u0000"', ["18: dataset.group must be a list of at least one string, found ['/abs/a', '"]),
+        ('"b-*"', '"\\u0000"', [f"18: dataset.group must be {GROUP}, found ['/abs/a', '"]),
         ('cache = "', 'cache = "\\u0000', ["6: cache must be a non-empty string without NUL, found"]),
         ("max_epochs = 2", "incomplete = 3", ["20: dataset.incomplete must be one of 'error', 'skip', found 3"]),
         (

@@ -1,20 +1,26 @@
 """Reader of `[[dataset]]`: a pair, many pairs, or a group of pairs, and the amount to draw."""
 
 from collections import Counter
-from glob import has_magic
+from glob import escape, has_magic
 from pathlib import Path
 from typing import Any, Final
 
 from trackbed.builder.blend_file.description import DatasetEntry
 from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
+from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_shard_list
 
 __all__ = ["read_datasets"]
 
 _KINDS: Final = ("path", "glob", "group")
 _MEASURES: Final = ("weight", "ratio", "epochs")
 _NAMES: Final = tuple(split.name for split in Split)
+_GROUP: Final = Rule(
+    f"a list of at least one string, or the path of a list of shards ({SHARD_LIST_SUFFIX})",
+    lambda value: TEXTS.holds(value) or (TEXT.holds(value) and value.endswith(SHARD_LIST_SUFFIX)),
+)
 _SPLITS: Final = Rule(
     f"a list of at least one of {', '.join(map(repr, _NAMES))}, each at most once",
     lambda value: TEXTS.holds(value) and set(value) <= set(_NAMES) and len(set(value)) == len(value),
@@ -44,14 +50,20 @@ def read_datasets(reader: TableReader, folder: Path, *, split: str | None) -> tu
 
 
 def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
-    values: dict[str, Any] = {kind: table.take(kind, TEXTS if kind == "group" else TEXT) for kind in _KINDS}
+    values: dict[str, Any] = {kind: table.take(kind, _GROUP if kind == "group" else TEXT) for kind in _KINDS}
     kinds = table.given(*_KINDS)
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"
         table.refuse(kinds[-1] if kinds else "path", f"must be the only one of path, glob and group, found {found}")
     kind = kinds[0] if kinds else "path"
     value = values[kind] or "unnamed"
+    is_list = kind == "group" and isinstance(value, str)
+    key = _read_key(table, is_list=is_list)
     patterns = tuple(value) if isinstance(value, list) else (value,)
+    default_name = _last_part(patterns[0])
+    if is_list:
+        patterns = _listed_shards(table, folder, value, key)
+        default_name = f"{Path(value).stem}{f'_{key}' if key else ''}"
     measures = {measure: table.take(measure, NUMBER if measure == "weight" else POSITIVE) for measure in _MEASURES}
     given = table.given(*_MEASURES)
     for measure in given[1:]:
@@ -59,7 +71,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     amount = measures[given[0]] if given else None
     splits = table.take("splits", _SPLITS)
     return DatasetEntry(
-        name=table.take("name", TEXT, _last_part(patterns[0])),
+        name=table.take("name", TEXT, default_name),
         kind=kind,  # type: ignore[arg-type]  # of _KINDS
         patterns=tuple(pattern if is_address(pattern) else str(folder / pattern) for pattern in patterns),
         measure=given[0] if given else None,  # type: ignore[arg-type]  # of _MEASURES
@@ -70,6 +82,24 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
         splits=None if splits is None else tuple(Split[one] for one in splits),
         where=table.where,
     )
+
+
+def _read_key(table: TableReader, *, is_list: bool) -> str | None:
+    if table.given("key") and not is_list:
+        table.refuse("key", "must be combined with a list of shards as the group, found none")
+    key: str | None = table.take("key", TEXT)
+    return key
+
+
+def _listed_shards(table: TableReader, folder: Path, path: str, key: str | None) -> tuple[str, ...]:
+    """Returns the prefixes in a list of shards, relative to the folder of the blend file."""
+    below = Path(path).parent
+    try:
+        found = read_shard_list(folder / path, key=key)
+    except (ArgumentError, FormatError, OSError) as error:
+        table.refuse("group", f"must name a list of shards, found {error}")
+        return (path,)
+    return tuple(escape(str(below / Path(prefix).relative_to((folder / path).parent))) for prefix in found)
 
 
 def _as_double(number: Any) -> Any:

@@ -92,7 +92,7 @@ def preprocess_shards(
                 _remove_leftovers(output, len(plan), of=frozenset({Writer.dead}))
     report = replace(
         totals.report(),
-        shard_list=f"{output}{SHARD_LIST_SUFFIX}",
+        shard_list=f"{config.output}{SHARD_LIST_SUFFIX}",
         finished_shards=len(plan) - len(missing),
         failed_attempts=len(failures),
     )
