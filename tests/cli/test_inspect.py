@@ -86,5 +86,5 @@ def test_the_counts_of_many_pairs_are_written_for_a_job(run, tmp_path):
 def test_a_pair_that_is_not_there_leaves_no_counts(run, tmp_path):
     found = run("inspect", "missing", "--counts-json", "counts.json")
     assert found.exit_code == 1
-    assert "missing.idx" in found.stderr
+    assert "missing.bin" in found.stderr
     assert not list(tmp_path.glob("counts.json*"))
