@@ -120,10 +120,11 @@ class Proxy:
         delay_seconds: time before each answer.
         stall_seconds: length of a stall.
         log: method, key with its bucket, and Range of each request.
+        look: called with the headers of each request.
     """
 
     def __init__(self, target):
-        self.faults, self.log = [], []
+        self.faults, self.log, self.look = [], [], lambda headers: None
         self.delay_seconds, self.stall_seconds = 0.0, 3.0
         self.ended = threading.Event()
         proxy, upstream = self, urlsplit(target).netloc
@@ -146,6 +147,7 @@ class Proxy:
             def answer(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 proxy.log.append((self.command, unquote(urlsplit(self.path).path[1:]), self.headers.get("Range")))
+                proxy.look(self.headers)
                 fault = proxy.faults.pop(0) if proxy.faults else None
                 proxy.ended.wait(proxy.delay_seconds + (proxy.stall_seconds if fault == "stall" else 0))
                 if fault == "reset":

@@ -316,8 +316,8 @@ CHANGED = "Wed, 21 Oct 2015 07:28:00 GMT"
     ("fields", "tag"),
     [
         ({"ETag": '"x"'}, '"x"'),
-        ({"ETag": 'W/"x"', "Last-Modified": CHANGED}, f"Last-Modified: {CHANGED}"),
-        ({"Last-Modified": CHANGED}, f"Last-Modified: {CHANGED}"),
+        ({"ETag": 'W/"x"', "Last-Modified": CHANGED}, "Last-Modified: 2015-10-21T07:28:00+00:00"),
+        ({"Last-Modified": CHANGED}, "Last-Modified: 2015-10-21T07:28:00+00:00"),
     ],
 )
 def test_http_servers_are_read_by_ranges(fields, tag, serve):

@@ -22,6 +22,9 @@ class Answer(NamedTuple):
 class Bucket(Protocol):
     """One attempt of each request; errors are those of the library, which `retry_until` tells apart."""
 
+    is_conditional: bool
+    """True if `get` refuses an object with another stamp."""
+
     async def head(self, address: Address) -> ObjectStamp:
         """Returns the stamp of an object."""
 

@@ -30,6 +30,8 @@ class ObstoreBucket:
         open_uploads: opens its store for uploads, which repeats the requests of a part by itself.
     """
 
+    is_conditional = True
+
     def __init__(self, library: Any, store: Any, open_uploads: Callable[[], Any]) -> None:
         self._library = library
         self._store = store

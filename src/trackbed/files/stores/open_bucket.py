@@ -1,22 +1,39 @@
 """Opening buckets: endpoints, credentials and limits from the environment."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.address import Address
-from trackbed.files.stores.bucket import WritableBucket
+from trackbed.files.stores.bucket import Bucket, WritableBucket
+from trackbed.files.stores.credentials import credential_provider
+from trackbed.files.stores.msc_bucket import MscBucket
+from trackbed.files.stores.msc_configuration import equivalent_address
 from trackbed.files.stores.obstore_bucket import ObstoreBucket
 from trackbed.files.stores.redaction import redact
 from trackbed.files.stores.retries import ATTEMPTS_IN_TIME, timeout_seconds
 
+_Bucket = TypeVar("_Bucket")
 __all__ = ["check_writable", "endpoint_of", "open_bucket", "open_writable_bucket"]
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_PREFIXES: Final = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_")
+_PREFIXES: Final = (
+    "AWS_",
+    "GOOGLE_",
+    "AZURE_",
+    "MSC_",
+    "HOME",
+    "XDG_CONFIG",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_",
+)
 """Variables that decide how a bucket is opened."""
 _WRITABLE: Final = ("s3", "gs", "az", "file")
 _LONGEST_CONNECT_SECONDS: Final = 5.0
@@ -29,33 +46,58 @@ def endpoint_of(address: Address) -> str:
     return next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
 
 
-def open_bucket(address: Address) -> ObstoreBucket:
+def open_bucket(address: Address) -> Bucket:
     """Returns the bucket of an address; one is opened per bucket, environment and process.
 
     Raises:
-        ArgumentError: a library that the address needs is not installed, or the settings of the environment
-            do not open the bucket.
+        ArgumentError: a library that the address needs is not installed, or the settings of the environment do not open
+            the bucket.
     """
-    settings = tuple(sorted(item for item in os.environ.items() if item[0].upper().startswith(_PREFIXES)))
-    try:
-        library = import_module("obstore")
-    except ImportError:
+    if address.scheme != "msc":
+        return _open_with_obstore(address)
+    library = _import("multistorageclient")
+    if library is None:
+        instead = equivalent_address(address)
+        msg = f"{address.text}: multi-storage-client must be installed for msc: pip install multi-storage-client"
+        raise ArgumentError(f"{msg}; {instead} is the same object" if instead else msg)
+    return _opened(address, partial(_open_profile, library, address.bucket, _settings()))
+
+
+def _open_with_obstore(address: Address) -> ObstoreBucket:
+    library = _import("obstore")
+    if library is None:
         msg = f"{address.text}: obstore must be installed to use object stores: pip install 'trackbed[s3]'"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(msg)
+    return _opened(address, partial(_open, library, address.root, endpoint_of(address), timeout_seconds(), _settings()))
+
+
+def _opened(address: Address, open_one: Callable[[], _Bucket]) -> _Bucket:
     try:
-        return _open(library, address.root, endpoint_of(address), timeout_seconds(), settings)
-    except ArgumentError:
-        raise
-    except Exception as error:  # noqa: BLE001 - obstore's errors have no common class
-        text = redact(" ".join(str(error).split("Debug source:")[0].split()))
-    msg = f"{address.text}: the environment must have the settings for this bucket, found: {text}"
+        return open_one()
+    except ArgumentError as error:
+        text = str(error)
+    except Exception as error:  # noqa: BLE001 - the libraries' errors have no common class
+        found = redact(" ".join(str(error).split("Debug source:")[0].split()))
+        text = f"the environment must have the settings for this bucket, found: {found}"
+    msg = f"{address.text}: {text}"
     raise ArgumentError(msg)
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _settings() -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(item for item in os.environ.items() if item[0].upper().startswith(_PREFIXES)))
 
 
 def open_writable_bucket(address: Address) -> WritableBucket:
     """Returns the bucket of an address that can be written; see `open_bucket`."""
     check_writable(address)
-    return open_bucket(address)
+    return _open_with_obstore(address)
 
 
 def check_writable(address: Address) -> None:
@@ -86,9 +128,12 @@ def _open(
     connect = timedelta(seconds=min(stall, _LONGEST_CONNECT_SECONDS))
     client = {
         "connect_timeout": connect,
-        "allow_http": root.startswith("http://") or endpoint.startswith("http://"),
+        "allow_http": root.startswith("http:") or endpoint.startswith("http://"),
     }
+    provider = credential_provider(root.split(":", maxsplit=1)[0])
     place = {"endpoint": endpoint} if endpoint else {}
+    if provider is not None:
+        place["credential_provider"] = provider
 
     def open_uploads() -> Any:
         half = timedelta(seconds=seconds / 2)
@@ -99,3 +144,8 @@ def _open(
     retries = {"max_retries": 0}
     store = library.store.from_url(root, client_options={**client, **times}, retry_config=retries, **place)
     return ObstoreBucket(library, store, open_uploads)
+
+
+@lru_cache(maxsize=256)
+def _open_profile(library: Any, profile: str, _: tuple[tuple[str, str], ...]) -> MscBucket:
+    return MscBucket(library, library.StorageClient(library.StorageClientConfig.from_file(profile=profile)))

@@ -20,7 +20,7 @@ from trackbed.files.stores.bucket import Answer, Bucket
 from trackbed.files.stores.event_loop import OutOfTimeError, result_of, run_until, submit
 from trackbed.files.stores.forked import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
-from trackbed.files.stores.retries import retry_until, timeout_seconds
+from trackbed.files.stores.retries import replaced, retry_until, timeout_seconds
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 
 __all__ = ["fetch", "fetch_heads", "fetch_to_file", "read_object", "stamp_of_object", "stamps_of_objects"]
@@ -58,7 +58,7 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
     if is_forked():
         return helper_process.fetch(ranges, in_flight)
     deadline = time.monotonic() + timeout_seconds()
-    buckets = _buckets([one.address for one in ranges if one.start < one.stop])
+    buckets = _buckets([one.address for one in ranges])
     results = [memoryview(b"")] * len(ranges)
 
     async def fetch_one(number: int) -> None:
@@ -67,9 +67,20 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
         results[number] = await retry_until(deadline, request, one.address)
 
     wanted = [number for number, one in enumerate(ranges) if one.start < one.stop]
+    unguarded = list({one[:2]: one for one in ranges if not buckets[one.address.root].is_conditional}.values())
+
+    async def check_one(one: ObjectRange) -> None:
+        request = partial(buckets[one.address.root].head, one.address)
+        if await retry_until(deadline, request, one.address) != one.stamp:
+            raise replaced(one.address)
+
+    async def fetch_all() -> None:
+        await _for_each(unguarded, check_one, in_flight)
+        await _for_each(wanted, fetch_one, in_flight)
+        await _for_each(unguarded, check_one, in_flight)
+
     if wanted:
-        where = ranges[wanted[0]].address.text
-        run_until(deadline, _for_each(wanted, fetch_one, in_flight), where=where)
+        run_until(deadline, fetch_all(), where=ranges[wanted[0]].address.text)
     return results
 
 
@@ -187,6 +198,7 @@ def fetch_to_file(
             deadline = time.monotonic() + seconds
             running.append((start, deadline, submit(retry_until(deadline, partial(bucket.get, part), address))))
 
+    _check_unguarded(bucket, address, stamp)
     try:
         for _ in range(_PARTS_IN_FLIGHT):
             start_next()
@@ -202,6 +214,13 @@ def fetch_to_file(
     finally:
         for _, _, future in running:
             future.cancel()
+    _check_unguarded(bucket, address, stamp)
+
+
+def _check_unguarded(bucket: Bucket, address: Address, stamp: ObjectStamp) -> None:
+    """Compares the stamp of an object, if the reads of its bucket do not."""
+    if not bucket.is_conditional and stamp_of_object(address) != stamp:
+        raise replaced(address)
 
 
 def _write(descriptor: int, raw: memoryview, offset_bytes: int) -> None:

@@ -39,6 +39,7 @@ _FINAL_NAMES: Final = (
     "InvalidPathError",
     "NotSupportedError",
     "PermissionDeniedError",
+    "PermissionError",
     "UnauthenticatedError",
     "UnknownConfigurationKeyError",
     "ValueError",

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import format_datetime
 from typing import Any, Final, NamedTuple
 
 from trackbed.errors import StoreError
@@ -50,5 +49,5 @@ def stamp_of_metadata(found: Mapping[str, Any], address: Address) -> ObjectStamp
         if modified is None or modified == _NO_TIME:
             msg = f"{address.text}: the server must give a strong ETag or Last-Modified, found neither"
             raise StoreError(msg)
-        tag = _MODIFIED + format_datetime(modified.astimezone(UTC), usegmt=True)
+        tag = _MODIFIED + modified.astimezone(UTC).isoformat()
     return ObjectStamp(int(found["size"]), str(tag))
