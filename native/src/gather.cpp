@@ -250,7 +250,8 @@ Gathered gather(std::span<const SampleSource> sources, const TokenFiles& files, 
     plans.make(first, std::min(first + kPlanned, size), datasets, positions);
   });
   Gathered found = plans.found();
-  if (found.refused < static_cast<std::int64_t>(size) || !found.absent.empty() || !found.missing.empty()) {
+  if (rows.tokens == nullptr || found.refused < static_cast<std::int64_t>(size) || !found.absent.empty() ||
+      !found.missing.empty()) {
     return found;
   }
   Batch batch(shape, rows, level, size);

@@ -224,7 +224,7 @@ Gathered gather_masked(std::span<const SampleSource> sources, const TokenFiles& 
     found.missing.insert(found.missing.end(), plan.missing.begin(), plan.missing.end());
   }
   const Batch batch(rules, rows, level);
-  if (found.absent.empty() && found.missing.empty() &&
+  if (rows.text != nullptr && found.absent.empty() && found.missing.empty() &&
       std::find(is_refused.begin(), is_refused.end(), 1) == is_refused.end()) {
     workers.run(count, num_threads, poll, [&](std::int64_t number) {
       const auto sample = static_cast<std::size_t>(number);

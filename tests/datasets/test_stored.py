@@ -61,7 +61,7 @@ def test_a_batch_above_the_bound_is_gathered_in_parts(monkeypatch, pairs, folder
     prefixes, addresses = pairs
     local = build(gpt_config(folder / "a", blend=(prefixes, None), split="1"), (None, 0, 0))[0]
     stored = build(gpt_config(folder / "b", blend=(addresses, None), split="1", **options), (None, 0, 0))[0]
-    monkeypatch.setattr(BUDGET, "_limit", limit)
+    monkeypatch.setattr(BUDGET, "_limit", 2 * limit)
     monkeypatch.setattr("trackbed.tokens.stored.source._GAP_BYTES", 0)
     most = []
     held = BUDGET.held

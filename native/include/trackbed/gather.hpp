@@ -42,7 +42,7 @@ struct Gathered {
 
 // Gathers a batch: sample i is at positions[i] of source datasets[i]; see plan_spans(). All samples of a source out of
 // range are refused. If a sample is refused, or a file or bytes are
-// missing, the rows are undefined.
+// missing, the rows are undefined. Rows without tokens are not written: the call finds out what is missing.
 // Requires: as many datasets as positions, rows with space for as many samples, and what plan_spans() requires. Bound
 // by memory bandwidth.
 Gathered gather(std::span<const SampleSource> sources, const TokenFiles& files, std::span<const std::int32_t> datasets,

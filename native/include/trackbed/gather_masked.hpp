@@ -28,7 +28,8 @@ struct MaskedRows {
 
 // Gathers a batch: sample i is at positions[i] of source datasets[i], counted from the end if it is below 0. A sample
 // is refused, too, if it has an id that is unknown, more spans than sentinels, or more tokens than the decoder.
-// Requires: as gather(), of sources with sentences. Bound by the random numbers: about 10 us a sample.
+// Rows without text are not written, as by gather(). Requires: as gather(), of sources with sentences. Bound by the
+// random numbers: about 10 us a sample.
 Gathered gather_masked(std::span<const SampleSource> sources, const TokenFiles& files,
                        std::span<const std::int32_t> datasets, std::span<const std::int64_t> positions,
                        const MaskingRules& rules, const MaskedRows& rows, Isa level, int num_threads, Workers& workers,

@@ -25,6 +25,9 @@ from trackbed.tokens.stored.source import join_ranges
 
 __all__ = ["BatchForm", "Gatherer", "Gathering", "Indices"]
 
+Ranges = npt.NDArray[np.int64]
+"""`[M, 3]` number of the file, first byte and the one after the last."""
+
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 _MOST_ROUNDS: Final = 8
 """Most attempts to map the files of a batch: other threads may release them again when maps are scarce."""
@@ -77,7 +80,42 @@ class Gathering(ABC):
             IndexError: a position is out of range.
         """
 
-    def gather(self, indices: Indices, out: Batch | None = None, *, num_threads: int | None = None) -> Batch:
+    def missing_ranges(self, indices: Indices) -> Ranges | None:
+        """Returns the bytes of objects that samples need, for `fetch`; None if samples are read one by one.
+
+        Args:
+            indices: `[B]` positions as `__getitem__` takes them.
+
+        Returns:
+            `[M, 3]` number of the file, first byte and the one after the last.
+
+        Raises:
+            IndexError: a position is out of range.
+            StoreError: an object was replaced, or a store does not answer in time.
+        """
+        gatherer = self._gathered()
+        return None if gatherer is None else gatherer.missing_ranges(self._draw(_positions(indices)))
+
+    def fetch(self, ranges: Ranges) -> FetchedBytes:
+        """Fetches bytes of objects, all in flight together, for `gather`.
+
+        Args:
+            ranges: `[M, 3]` from `missing_ranges`.
+
+        Raises:
+            StoreError: an object was replaced, or a store does not answer in time.
+        """
+        gatherer = self._gathered()
+        return FetchedBytes() if gatherer is None else gatherer.fetch(ranges)
+
+    def gather(
+        self,
+        indices: Indices,
+        out: Batch | None = None,
+        *,
+        num_threads: int | None = None,
+        fetched: FetchedBytes | None = None,
+    ) -> Batch:
         """Returns the samples at these positions, stacked.
 
         One kernel call cuts them from the mapped files, on several threads, without the GIL. Samples that need Python
@@ -88,6 +126,7 @@ class Gathering(ABC):
             indices: `[B]` positions as `__getitem__` takes them.
             out: batch to overwrite and return, from any dataset with equal keys, shapes and dtypes; None for a new one.
             num_threads: at least 1; None for the number of cores that the process may run on.
+            fetched: bytes of objects that were fetched before; others are fetched.
 
         Returns:
             `[B, ...]` tensors by the keys of a sample.
@@ -104,7 +143,9 @@ class Gathering(ABC):
             raise ArgumentError(msg)
         positions = _positions(indices)
         gatherer = self._gathered()
-        found = None if gatherer is None else gatherer.gather(self._draw(positions), out, num_threads=num_threads)
+        found = None
+        if gatherer is not None:
+            found = gatherer.gather(self._draw(positions), out, num_threads=num_threads, fetched=fetched)
         return _stacked(self, positions, out) if found is None else found
 
     def empty_batch(self, size: int, *, pinned: bool = False) -> Batch | None:
@@ -161,7 +202,7 @@ class BatchForm(ABC):
             sources: the datasets' files.
             datasets: `[B]` dataset of each sample.
             positions: `[B]` position in that dataset.
-            arrays: memory of the batch, from `spec.memory`.
+            arrays: memory of the batch, from `spec.memory`; None to find out which bytes are missing.
             fetched: bytes of files that are not mapped.
             num_threads: at least 1; None for the number of CPUs available to the process.
         """
@@ -185,35 +226,60 @@ class Gatherer:
         """Unmaps everything: a process may be forked while another thread changes the tables."""
         self._sources = Sources(self._members)
 
-    def gather(self, located: SampleLocations, out: Batch | None, *, num_threads: int | None) -> Batch | None:
+    def missing_ranges(self, located: SampleLocations) -> Ranges | None:
+        """Returns the bytes of objects that samples need; None if the kernel cannot make one of them."""
+        found = self._try(*located, None, _NOTHING, None)
+        return None if found is None else join_ranges(found.missing)
+
+    def fetch(self, ranges: Ranges) -> FetchedBytes:
+        """Fetches bytes of objects."""
+        return self._sources.fetch(ranges)
+
+    def gather(
+        self,
+        located: SampleLocations,
+        out: Batch | None,
+        *,
+        num_threads: int | None,
+        fetched: FetchedBytes | None = None,
+    ) -> Batch | None:
         """Returns the batch; None if the kernel cannot make one of its samples from mapped files, or refuses it."""
         datasets, positions = located
         batch = self._memory(len(positions), out)
-        if batch.arrays is None or not self._fill(datasets, positions, batch.arrays, num_threads):
+        ready = fetched or _NOTHING
+        if batch.arrays is None or not self._fill(datasets, positions, batch.arrays, num_threads, ready):
             return None
         if self._form.spec.dataset_id is not None:
             batch["dataset_id"].copy_(torch.from_numpy(datasets))
         return batch
 
     def _fill(
-        self, datasets: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], arrays: Any, num_threads: int | None
+        self,
+        datasets: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        arrays: Any,
+        num_threads: int | None,
+        fetched: FetchedBytes,
     ) -> bool:
         """Fills the memory of a batch; in parts, if it needs more bytes of objects than may be in flight.
 
         Returns:
             True if the kernel made all samples.
         """
-        found = self._try(datasets, positions, arrays, _NOTHING, num_threads)
+        found = self._try(datasets, positions, arrays, fetched, num_threads)
         if found is None or not len(found.missing):
             return found is not None and found.is_whole
         ranges = join_ranges(found.missing)
         size_bytes = int((ranges[:, 2] - ranges[:, 1]).sum())
         size = len(positions)
-        if size_bytes > BUDGET.limit and size > 1:
+        if size_bytes > BUDGET.half and size > 1:
             halves = slice(0, size // 2), slice(size // 2, size)
-            return all(self._fill(datasets[half], positions[half], arrays.part(half), num_threads) for half in halves)
+            return all(
+                self._fill(datasets[half], positions[half], arrays.part(half), num_threads, fetched) for half in halves
+            )
         with BUDGET.held(size_bytes):
-            found = self._try(datasets, positions, arrays, self._sources.fetch(ranges), num_threads)
+            more = fetched.joined(self._sources.fetch(ranges))
+            found = self._try(datasets, positions, arrays, more, num_threads)
         return found is not None and found.is_whole
 
     def _try(

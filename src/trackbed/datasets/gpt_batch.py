@@ -98,7 +98,7 @@ class GPTForm(BatchForm):
         sources: SampleSources,
         datasets: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int64],
-        arrays: BatchArrays,
+        arrays: BatchArrays | None,
         *,
         fetched: FetchedBytes,
         num_threads: int | None,

@@ -61,7 +61,7 @@ class MaskedForm(BatchForm):
         sources: SampleSources,
         datasets: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int64],
-        arrays: MaskedBatchArrays,
+        arrays: MaskedBatchArrays | None,
         *,
         fetched: FetchedBytes,
         num_threads: int | None,

@@ -353,8 +353,13 @@ class FetchedBytes:
     def __bool__(self) -> bool:
         return bool(self.pieces)
 
+    def joined(self, other: "FetchedBytes") -> "FetchedBytes":
+        """Returns the bytes of both, of which no piece lies inside another."""
+        return FetchedBytes([*self.pieces, *other.pieces]) if self.pieces else other
+
 
 _NOTHING: Final = FetchedBytes()
+_NO_ROWS: Final = np.zeros(7, dtype=np.uint64)
 
 
 class Gathered(NamedTuple):
@@ -385,7 +390,7 @@ def gather(
     sources: SampleSources,
     datasets: npt.NDArray[np.int32],
     positions: npt.NDArray[np.int64],
-    batch: BatchArrays,
+    batch: BatchArrays | None,
     shape: SampleShape,
     *,
     fetched: FetchedBytes | None = None,
@@ -401,7 +406,7 @@ def gather(
         datasets: `[B]` dataset of each sample; a dataset that was not placed has no samples.
         positions: `[B]` position in that dataset, in `[-R, R)`; for a dataset of stretches, number of the sample in
             its files.
-        batch: output arrays.
+        batch: output arrays; None to find out what is missing, and write nothing.
         shape: shape of the samples; its length must be that of `batch`.
         fetched: bytes of files that are not mapped.
         num_threads: at least 1; None for the number of CPUs available to the process.
@@ -410,8 +415,9 @@ def gather(
     Raises:
         ArgumentError: an argument is out of range.
     """
-    if batch.length != shape.length or len(datasets) != batch.size or len(positions) != batch.size:
-        found = f"{len(datasets)} and {len(positions)} for {batch.size}, and {shape.length} for {batch.length}"
+    size, length = (len(positions), shape.length) if batch is None else (batch.size, batch.length)
+    if length != shape.length or len(datasets) != size or len(positions) != size:
+        found = f"{len(datasets)} and {len(positions)} for {size}, and {shape.length} for {length}"
         msg = f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
         raise ArgumentError(msg)
     outcome = _native.gather(
@@ -421,12 +427,12 @@ def gather(
         datasets,
         positions,
         shape.words,
-        batch.words,
+        _NO_ROWS if batch is None else batch.words,
         chosen_level(),
-        useful_threads(batch.work // _TOKENS_PER_THREAD, num_threads),
+        useful_threads((size if batch is None else batch.work) // _TOKENS_PER_THREAD, num_threads),
         current_poll(poll),
     )
-    return Gathered.of(batch.size, *outcome)
+    return Gathered.of(size, *outcome)
 
 
 def useful_threads(most: int, wanted: int | None) -> int:

@@ -141,11 +141,14 @@ class MaskedBatchArrays:
         }
 
 
+_NO_ROWS: Final = np.zeros(10, dtype=np.uint64)
+
+
 def gather_masked(
     sources: SampleSources,
     datasets: npt.NDArray[np.int32],
     positions: npt.NDArray[np.int64],
-    batch: MaskedBatchArrays,
+    batch: MaskedBatchArrays | None,
     table: MaskingTable,
     *,
     fetched: FetchedBytes | None = None,
@@ -161,7 +164,7 @@ def gather_masked(
         sources: the datasets, each placed by `place_sentences`.
         datasets: `[B]` dataset of each sample; a dataset that was not placed has no samples.
         positions: `[B]` position in that dataset, in `[-R, R)`.
-        batch: output arrays.
+        batch: output arrays; None to find out what is missing, and write nothing.
         table: what decides the samples.
         fetched: bytes of files that are not mapped.
         num_threads: at least 1; None for the number of CPUs available to the process.
@@ -170,9 +173,11 @@ def gather_masked(
     Raises:
         ArgumentError: an argument is out of range.
     """
-    shapes = (batch.is_t5, batch.length, batch.decoder_length), (table.is_t5, table.length, table.decoder_length)
-    if shapes[0] != shapes[1] or not len(datasets) == len(positions) == batch.size:
-        found = f"{shapes[0]} and {shapes[1]}, and {len(datasets)} and {len(positions)} for {batch.size}"
+    size = len(positions) if batch is None else batch.size
+    wanted = table.is_t5, table.length, table.decoder_length
+    given = wanted if batch is None else (batch.is_t5, batch.length, batch.decoder_length)
+    if given != wanted or not len(datasets) == len(positions) == size:
+        found = f"{given} and {wanted}, and {len(datasets)} and {len(positions)} for {size}"
         msg = f"batch and table must have one model and length, datasets, positions and batch one size, found {found}"
         raise ArgumentError(msg)
     outcome = _native.gather_masked(
@@ -182,9 +187,9 @@ def gather_masked(
         datasets,
         positions,
         table.words,
-        batch.words,
+        _NO_ROWS if batch is None else batch.words,
         chosen_level(),
-        useful_threads(batch.size // _SAMPLES_PER_THREAD, num_threads),
+        useful_threads(size // _SAMPLES_PER_THREAD, num_threads),
         current_poll(poll),
     )
-    return Gathered.of(batch.size, *outcome)
+    return Gathered.of(size, *outcome)

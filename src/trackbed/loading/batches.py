@@ -20,12 +20,11 @@ from trackbed.errors import ArgumentError
 from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies
-from trackbed.loading.gather_ahead import gather_ahead
+from trackbed.loading.fetch_ahead import fetch_ahead
 from trackbed.loading.position import check_data, check_mapping
 from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
-from trackbed.tokens.stored.budget import BUDGET
 
 __all__ = ["BatchLoader"]
 
@@ -33,6 +32,8 @@ _TEXTS: Final = ("tokens", "text", "text_enc")
 """Names of a sample's tokens: of GPT, BERT and T5."""
 
 
+_BLOCKS: Final = 4
+"""Blocks whose samples are fetched together: of the first and the last one only some."""
 _Job = tuple[Sequence[int], dict[str, Any]]
 """Indices of a batch, and the sampler's position after it."""
 
@@ -63,7 +64,8 @@ class BatchLoader:
     Args:
         dataset: dataset of the samples; its `gather` makes the batches.
         batch_sampler: yields the indices of each batch: a sampler of this package, or any iterable of lists.
-        ahead: number of batches to prefetch, at least 1. From an object store, more of them are gathered together.
+        ahead: number of batches to prefetch, at least 1. From an object store, the bytes of
+            more of them are fetched ahead.
         num_threads: threads that gather a batch, at least 1; None for the number of CPUs available to the process.
         pinned: True to allocate batches in page-locked memory, which needs an accelerator.
         device: CUDA device to which batches are copied from pinned memory, on a separate stream; None for no copy.
@@ -95,7 +97,6 @@ class BatchLoader:
         self._state: dict[str, Any] | None = None
         self._run: ReadAhead[_PreparedBatch] | None = None
         self._is_stored = reads_objects(dataset)
-        self._batch_bytes = 0
         data = getattr(dataset, "data_checksum", None)
         self._data = data if isinstance(data, DataChecksum) else None
         if self._data is not None and self._data.stamps is None:
@@ -195,28 +196,36 @@ class BatchLoader:
         """Gathers the batches, usually on the prefetch thread."""
         copies = None if self._device is None else DeviceCopies(self._device)
         jobs = ((indices, self._position()) for indices in self.sampler)
-        made = gather_ahead(jobs, self._gather, most=self._most_at_once) if self._is_stored else self._gather_each(jobs)
-        with contextlib.closing(made):
-            for (indices, state), batch in made:
+        with contextlib.closing(self._with_bytes(jobs)) as ready:
+            for (indices, state), fetched in ready:
+                memory = self._memory(len(indices))
+                batch = self.dataset.gather(indices, memory, num_threads=self._num_threads, **fetched)
+                del memory
                 tokens = self._tokens(batch)
                 lent = self._ring.lend(batch)
                 del batch
                 yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
                 del lent
 
-    def _gather_each(self, jobs: Iterator[_Job]) -> Generator[tuple[_Job, Batch]]:
-        for job in jobs:
-            yield job, self._gather(job)
+    def _with_bytes(self, jobs: Iterable[_Job]) -> Generator[tuple[_Job, dict[str, Any]]]:
+        """Yields batches to gather, each with the argument `fetched` if there are pairs in object stores."""
+        if not self._is_stored:
+            for job in jobs:
+                yield job, {}
+            return
+        with contextlib.closing(
+            fetch_ahead(jobs, self.dataset, indices_of=lambda job: job[0], together=self._together)
+        ) as ready:
+            for job, fetched in ready:
+                yield job, {"fetched": fetched}
 
-    def _gather(self, job: _Job) -> Batch:
-        indices, _ = job
-        batch = self.dataset.gather(indices, self._memory(len(indices)), num_threads=self._num_threads)
-        self._batch_bytes = sum(tensor.nbytes for name, tensor in batch.items() if name not in batch.shared)
-        return batch
-
-    def _most_at_once(self) -> int:
-        """Most batches to gather together, so that they take no more memory than bytes may be fetched ahead."""
-        return max(1, BUDGET.limit // self._batch_bytes) if self._batch_bytes else 1
+    def _together(self, job: _Job) -> int:
+        """Number of batches that have samples of the same blocks, in the order "instant"."""
+        config = getattr(self.dataset, "config", None)
+        if getattr(config, "order", "") != "instant" or not len(job[0]):
+            return 1
+        samples = _BLOCKS * config.shuffle_block * config.shuffle_window * len(self.counters.tokens)  # type: ignore[union-attr]
+        return max(1, -(-samples // len(job[0]))) if config.shuffle_block > 1 else 1  # type: ignore[union-attr]
 
     def _memory(self, size: int) -> Batch | None:
         """Memory to gather a batch into, or None if `gather` is to allocate it."""

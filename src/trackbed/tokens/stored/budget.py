@@ -11,42 +11,45 @@ from trackbed.cancellation import check_cancelled
 __all__ = ["BUDGET", "FetchBudget"]
 
 _POLL_SECONDS: Final = 0.02
+_UNLIMITED: Final = (1 << 63) - 1
 
 
 class FetchBudget:
-    """Bytes that are in flight or were fetched, and their limit. Whoever needs more than is free waits.
+    """Bytes that are in flight or were fetched, and their limit: one half for reads, one for what is fetched ahead.
 
-    Something larger than the limit gets it alone.
+    A read that needs more than is free waits for other reads, never for what was fetched ahead: that is used up by a
+    loop which may itself have to read. Something larger than its half gets it alone.
     """
 
     def __init__(self) -> None:
+        self._limit = _UNLIMITED
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._limit: int | None = getattr(self, "_limit", None)
         self._held = 0
+        self._ahead = 0
         self._freed = threading.Condition()
 
     @property
-    def limit(self) -> int:
-        """Most bytes to be held; without limit, the largest number of 63 bits."""
-        return self._limit if self._limit is not None else (1 << 63) - 1
+    def half(self) -> int:
+        """Most bytes of either half, at least 1."""
+        return max(1, self._limit // 2)
 
     def lower(self, limit: int) -> None:
         """Lowers the limit, which is the smallest of all values given."""
-        self._limit = limit if self._limit is None else min(self._limit, limit)
+        self._limit = min(self._limit, limit)
 
     @contextlib.contextmanager
     def held(self, size_bytes: int) -> Iterator[None]:
-        """Holds so many bytes; waits until they are free.
+        """Holds so many bytes for a read; waits until they are free.
 
         Raises:
             Exception: the poll of the caller raised it.
         """
-        wanted = min(size_bytes, self.limit)
+        wanted = min(size_bytes, self.half)
         with self._freed:
-            while self._held and self._held + wanted > self.limit:
+            while self._held and self._held + wanted > self.half:
                 self._freed.wait(_POLL_SECONDS)
                 check_cancelled()
             self._held += wanted
@@ -56,6 +59,19 @@ class FetchBudget:
             with self._freed:
                 self._held -= wanted
                 self._freed.notify_all()
+
+    def hold_ahead(self, size_bytes: int) -> bool:
+        """Holds so many bytes that are to be fetched ahead, if they are free. Returns True if they are held."""
+        with self._freed:
+            if self._ahead + size_bytes > self.half:
+                return False
+            self._ahead += size_bytes
+            return True
+
+    def free_ahead(self, size_bytes: int) -> None:
+        """Frees bytes that were held ahead."""
+        with self._freed:
+            self._ahead -= size_bytes
 
 
 BUDGET: Final = FetchBudget()

@@ -19,6 +19,8 @@ __all__ = ["FetchedRange", "StoredSource", "fetch_ranges", "join_ranges", "read_
 
 _GAP_BYTES: Final = 4096
 """Bytes between two ranges that are fetched with them: less than another request costs."""
+_GAP_SHARE: Final = 20
+"""A larger gap is fetched, too, if the two ranges together have so many times its bytes."""
 _MOST_BYTES: Final = 8 << 20
 """Bytes of one request; larger ranges take several, which are in flight together."""
 
@@ -118,10 +120,18 @@ def join_ranges(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     first_of = np.flatnonzero(np.diff(some[:, 0], prepend=-1))
     for first, stop in zip(first_of, [*first_of[1:], len(some)], strict=True):
         np.maximum.accumulate(some[first:stop, 2], out=reach[first:stop])
-    begins = np.ones(len(some), dtype=bool)
-    begins[1:] = (some[1:, 0] != some[:-1, 0]) | (some[1:, 1] > reach[:-1] + _GAP_BYTES)
-    starts = np.flatnonzero(begins)
-    return np.stack((some[starts, 0], some[starts, 1], reach[[*(starts[1:] - 1), len(some) - 1]]), axis=1)
+    some = np.stack((some[:, 0], some[:, 1], reach), axis=1)
+    while True:
+        sizes = some[:, 2] - some[:, 1]
+        gaps = some[1:, 1] - some[:-1, 2]
+        begins = np.ones(len(some), dtype=bool)
+        begins[1:] = (some[1:, 0] != some[:-1, 0]) | (
+            (gaps > _GAP_BYTES) & (gaps * _GAP_SHARE > sizes[1:] + sizes[:-1])
+        )
+        starts = np.flatnonzero(begins)
+        if len(starts) == len(some):
+            return some
+        some = np.stack((some[starts, 0], some[starts, 1], some[[*(starts[1:] - 1), len(some) - 1], 2]), axis=1)
 
 
 def fetch_ranges(sources: Sequence[StoredSource], ranges: npt.NDArray[np.int64]) -> list[FetchedRange]:

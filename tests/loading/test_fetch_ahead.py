@@ -1,65 +1,85 @@
-"""Batches that are gathered together while a store answers."""
+"""Bytes of batches that are fetched ahead."""
 
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from blends import build, gpt_config, write_pair
 from stored_pairs import upload
+from trackbed.datasets.gathering import Gathering
 from trackbed.errors import StoreError
+from trackbed.kernels import FetchedBytes
 from trackbed.loading import BatchLoader, MegatronPretrainingSampler
-from trackbed.loading.gather_ahead import gather_ahead
-from trackbed.tokens.stored.budget import FetchBudget
+from trackbed.loading.fetch_ahead import fetch_ahead
+from trackbed.tokens.stored.budget import BUDGET, FetchBudget
 
 
-class Slow:
-    """Gathers that take a while, and how many there were at the same time."""
+class Slow(Gathering):
+    """A dataset of which each fetch takes a while, and the sizes of its groups."""
 
-    def __init__(self, seconds):
-        self.seconds, self.running, self.most = seconds, 0, 0
-        self._lock = threading.Lock()
+    def __init__(self, seconds, *, bytes_of=lambda size: size):
+        self.seconds, self.groups, self.bytes_of = seconds, [], bytes_of
 
-    def __call__(self, job):
-        with self._lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
+    def missing_ranges(self, indices):
+        if 13 in indices:
+            raise StoreError("13")
+        return np.array([[0, 0, self.bytes_of(len(indices))]])
+
+    def fetch(self, ranges):
+        self.groups.append(int(ranges[0, 2]))
         time.sleep(self.seconds)
-        with self._lock:
-            self.running -= 1
-        if job == 13:
-            raise KeyError(job)
-        return job * 2
+        return FetchedBytes([(0, 0, np.zeros(1, dtype=np.uint8))])
+
+    __getitem__ = __len__ = _index = _gathered = _draw = None
 
 
-def test_batches_come_in_order_and_many_are_gathered_together():
+def ahead(jobs, dataset, *, together=1):
+    return fetch_ahead(jobs, dataset, indices_of=lambda job: [job], together=lambda _: together)
+
+
+def test_batches_come_in_order_and_groups_grow_while_they_are_late():
     slow = Slow(0.05)
     started = time.monotonic()
-    assert list(gather_ahead(range(10), slow, most=lambda: 100)) == [(job, 2 * job) for job in range(10)]
-    list(gather_ahead(range(14, 60), slow, most=lambda: 100))
-    assert 4 <= slow.most <= 32
-    assert time.monotonic() - started < 56 * 0.05 / 2
+    found = list(ahead(range(20, 220), slow))
+    assert [job for job, _ in found] == list(range(20, 220))
+    assert all(found for _, found in found)
+    assert slow.groups[:5] == [1, 2, 2, 4, 8]
+    assert time.monotonic() - started < 20 * 0.05
 
 
-def test_a_slow_consumer_has_few_gathered_together():
+def test_a_slow_consumer_has_small_groups():
     slow = Slow(0.01)
-    for _ in gather_ahead(range(12), slow, most=lambda: 100):
-        time.sleep(0.03)
-    assert slow.most <= 3
+    for _ in ahead(range(20, 50), slow):
+        time.sleep(0.02)
+    assert max(slow.groups) <= 3
 
 
-def test_no_more_than_the_most_are_gathered_together():
-    slow = Slow(0.02)
-    assert len(list(gather_ahead(range(9), slow, most=lambda: 2))) == 9
-    assert slow.most == 2
+def test_batches_of_one_block_are_fetched_together():
+    slow = Slow(0.001)
+    for _ in ahead(range(20, 120), slow, together=16):
+        time.sleep(0.002)
+    assert slow.groups[:5] == [1, 2, 4, 8, 16]
+    assert max(slow.groups) == 16
 
 
-def test_an_error_is_raised_in_the_place_of_its_batch():
-    found = gather_ahead(range(10, 20), Slow(0.01), most=lambda: 100)
-    assert [job for job, _ in (next(found) for _ in range(3))] == [10, 11, 12]
-    with pytest.raises(KeyError, match="13"):
-        next(found)
+def test_no_more_is_fetched_ahead_than_the_budget_allows(monkeypatch):
+    monkeypatch.setattr(BUDGET, "_limit", 20)
+    slow = Slow(0.01)
+    assert [job for job, _ in ahead(range(20, 90), slow)] == list(range(20, 90))
+    assert max(slow.groups) <= 10
+    assert BUDGET._ahead == 0
+    nothing = list(ahead(range(20, 25), Slow(0.01, bytes_of=lambda size: 1000)))
+    assert [bool(fetched) for _, fetched in nothing] == [False] * 5
+
+
+def test_an_error_is_left_to_the_batch():
+    found = dict(ahead(range(10, 20), Slow(0.001)))
+    assert list(found) == list(range(10, 20))
+    assert not found[13]
+    assert BUDGET._ahead == 0
 
 
 def test_an_error_of_the_jobs_comes_after_the_batches_before_it():
@@ -67,26 +87,26 @@ def test_an_error_of_the_jobs_comes_after_the_batches_before_it():
         yield from range(3)
         raise ValueError("no more")
 
-    found = gather_ahead(jobs(), Slow(0.01), most=lambda: 100)
+    found = ahead(jobs(), Slow(0.01))
     assert [next(found)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="no more"):
         next(found)
 
 
-def test_leaving_ends_what_runs():
-    slow = Slow(0.05)
-    found = gather_ahead(range(100), slow, most=lambda: 100)
-    next(found)
+def test_leaving_frees_what_is_held():
+    found = ahead(range(20, 100), Slow(0.05))
+    for _ in range(5):
+        next(found)
     found.close()
     time.sleep(0.2)
-    assert slow.running == 0
+    assert BUDGET._ahead == 0
 
 
 def test_a_budget_is_never_exceeded_but_by_something_larger():
     budget = FetchBudget()
-    budget.lower(100)
+    budget.lower(200)
     budget.lower(1000)
-    assert budget.limit == 100
+    assert budget.half == 100
     held, most, lock = 0, 0, threading.Lock()
 
     def work(size):
@@ -105,8 +125,12 @@ def test_a_budget_is_never_exceeded_but_by_something_larger():
     for thread in threads:
         thread.join()
     assert most <= 100
-    with budget.held(10**9):
+    assert budget.hold_ahead(100)
+    assert not budget.hold_ahead(1)
+    with budget.held(10**9):  # does not wait for what was fetched ahead
         pass
+    budget.free_ahead(100)
+    assert budget.hold_ahead(1)
 
 
 @pytest.fixture
