@@ -9,6 +9,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
 from indexed_pair import Pair
 from store_servers import bucket, deaf_store, moto_endpoint, proxy  # noqa: F401 - fixtures for all folders
 

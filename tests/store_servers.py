@@ -71,6 +71,20 @@ class S3Bucket:
         )
         self.client.create_bucket(Bucket=self.name)
 
+    @classmethod
+    def wait(cls, endpoint, seconds=30):
+        """Waits until a server that has just started makes a bucket and takes an object."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                cls(endpoint).put("a", b"1")
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
     def address(self, key):
         return parse_address(self.text(key))
 
