@@ -31,7 +31,12 @@ def test_what_may_be_a_secret_is_refused_without_being_repeated(text, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("ftp://a/b", "scheme must be one of"), ("s3:///b", "must have the form s3://bucket/key")]
+    ("text", "words"),
+    [
+        ("ftp://a/b", "scheme must be one of"),
+        ("s3:///b", "must have the form s3://bucket/key"),
+        ("s3://a/b\n", "no control characters"),
+    ],
 )
 def test_other_addresses_are_refused(text, words):
     with pytest.raises(ArgumentError, match=words):

@@ -1,5 +1,8 @@
 """Requests to a store, with and without faults on the way."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -145,6 +148,22 @@ def test_a_wait_ends_when_the_caller_is_cancelled(bucket, deaf_store):
     with pytest.raises(KeyError, match="another rank"), polling(poll):
         stamp_of_object(bucket.address(KEY))
     assert time.monotonic() - started < 1
+
+
+def test_ctrl_c_ends_a_wait(bucket, deaf_store):
+    program = (
+        "from trackbed.files.stores import *; print('waits', flush=True); "
+        f"stamp_of_object(parse_address('{bucket.text(KEY)}'))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    (_, errors), seconds = seconds_of(process.communicate)
+    assert "KeyboardInterrupt" in errors
+    assert seconds < 2
 
 
 @pytest.mark.parametrize(

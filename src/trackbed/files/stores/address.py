@@ -46,13 +46,16 @@ def parse_address(text: str) -> Address:
     A user, password, query or fragment may be a secret, so an address with one is not repeated in the error.
 
     Raises:
-        ArgumentError: it has another scheme, no bucket, or one of these.
+        ArgumentError: it has another scheme, no bucket, a control character, or one of these.
 
     >>> parse_address("s3://bucket/a/b.bin")[1:]
     ('s3', 'bucket', 'a/b.bin')
     >>> parse_address("file:///data/a.bin").key
     '/data/a.bin'
     """
+    if any(character < " " for character in text):
+        msg = f"an address must have no control characters, found {text!r}"
+        raise ArgumentError(msg)
     try:
         parts = urlsplit(text)
         secret = next(

@@ -85,7 +85,7 @@ async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]]
         try:
             async with asyncio.timeout_at(deadline):
                 return await request()
-        except (StoreError, ArgumentError):
+        except (StoreError, ArgumentError, TypeError, AttributeError):
             raise
         except Exception as error:  # noqa: BLE001 - obstore's errors have no common class, and quote URLs
             final, last = _final_error(error, address), _describe(error) if str(error) else last
