@@ -81,6 +81,7 @@ bench: $(VENV)/bench.done ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks.writing
 	$(BIN)/python -m benchmarks.text
 	$(BIN)/python -m benchmarks.sentences
+	$(BIN)/python -m benchmarks.shards
 
 bench-grads: $(VENV)/bench.done ## Training steps, collectives and hooks of two ranks, against their peers: five minutes
 	$(BIN)/python -m benchmarks.grads

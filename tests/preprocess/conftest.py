@@ -1,6 +1,9 @@
-"""A small corpus, and a tokenizer trained on similar text."""
+"""A small corpus, a tokenizer trained on similar text, and a Ray of this process."""
 
 import json
+import os
+import sys
+import warnings
 
 import pytest
 
@@ -24,3 +27,22 @@ def tokenizer_file(tmp_path_factory):
     (folder / "texts.txt").write_text("the cat sat on the mat\n" * 9, encoding="utf-8")
     config = TrainingConfig(inputs=(folder / "texts.txt",), vocab_size=300)
     return train_tokenizer(config, folder / "tokenizer.json").path
+
+
+@pytest.fixture(scope="module")
+def local_ray():
+    """Ray with two cores; engines that find it do not end it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers import the functions of tests
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield ray
+        ray.shutdown()
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

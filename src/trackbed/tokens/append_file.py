@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import Checksum, FileSum, Writeback, clear_dead_partials, new_partial, publish
+from trackbed.files import Checksum, FileSum, Writeback, new_partial, publish
 from trackbed.tokens.encode import Buffer
 
 __all__ = ["AppendFile"]
@@ -47,8 +47,7 @@ class AppendFile:
 
     @classmethod
     def create(cls, final: Path) -> "AppendFile":
-        """Creates a new file beside `final`, and removes partial files of that name left by killed writers."""
-        clear_dead_partials(final.parent, final_name=final.name)
+        """Creates a new file beside `final`."""
         partial = new_partial(final)
         return cls(final, partial, partial.open("xb", buffering=0))
 

@@ -7,7 +7,7 @@ import array
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,9 @@ class IndexedDatasetBuilder:
         multimodal: True if sequences have a mode.
     """
 
+    clears_partials: ClassVar = True
+    """True to remove the partial files that killed writers of the same name have left, which lists the folder."""
+
     def __init__(
         self,
         bin_path: str,
@@ -61,6 +64,7 @@ class IndexedDatasetBuilder:
         self.sequence_modes = array.array("b") if multimodal else None
         self._bin_path = Path(bin_path)
         self._where = str(bin_path)
+        self._clear_dead_partials(self._bin_path)
         self._data = AppendFile.create(self._bin_path)
 
     @classmethod
@@ -228,8 +232,7 @@ class IndexedDatasetBuilder:
         _check_targets(self._bin_path, final, final_seal)
         self._data.flush()
         self._data.close()
-        for path in (final, final_seal):
-            clear_dead_partials(path.parent, final_name=path.name)
+        self._clear_dead_partials(final, final_seal)
         partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
         try:
             lengths = np.frombuffer(self.sequence_lengths, dtype=np.int32)
@@ -279,6 +282,10 @@ class IndexedDatasetBuilder:
     def discard(self) -> None:
         """Close the builder and remove its partial file. An existing pair of the final name is not changed."""
         self._data.discard()
+
+    def _clear_dead_partials(self, *finals: Path) -> None:
+        for path in finals if self.clears_partials else ():
+            clear_dead_partials(path.parent, final_name=path.name)
 
     def _check_lengths(self, counts: Sequence[int]) -> None:
         longest = max(counts, default=0)

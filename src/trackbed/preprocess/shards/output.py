@@ -88,7 +88,7 @@ class FolderShard:
 
     def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
         """Opens a builder that writes under a name of its own."""
-        return IndexedDatasetBuilder(get_bin_path(self.wanted.prefix), np.dtype(dtype).type)
+        return _ShardBuilder(get_bin_path(self.wanted.prefix), np.dtype(dtype).type)
 
     def publish(self, builder: IndexedDatasetBuilder, *, sign: Callable[[Seal], Seal]) -> Seal:
         """Publishes a pair unless another worker has finished the shard, and returns the seal of the finished shard.
@@ -126,6 +126,12 @@ class FolderShard:
             # False on a file system without locks, where another worker was as fast: the caller looks at its seal.
             claim(str(partials.seal), str(finals.seal))
             flush_to_disk(finals.seal.parent)
+
+
+class _ShardBuilder(IndexedDatasetBuilder):
+    """Builder in a folder of many shards, which only the driver lists, at the end."""
+
+    clears_partials = False
 
 
 def _size_of(path: str) -> int | None:
