@@ -70,7 +70,7 @@ def test_the_readmes_commands_and_programs_run(tmp_path):
     subprocess.run([sys.executable, "-W", "ignore", "-c", programs + checks], cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("page", ["tokenise-a-corpus", "train-bert-and-t5"])
+@pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5"])
 def test_the_program_of_a_page_runs(page, tmp_path):
     program = "".join(snippets("python", (ROOT / "docs" / "how-to" / f"{page}.md").read_text()))
     main = f"def main():\n{textwrap.indent(program, '    ')}\nif __name__ == '__main__':\n    main()\n"
