@@ -1,11 +1,12 @@
 """Parameter types and options shared by several commands."""
 
 import re
+from pathlib import Path
 from typing import Final
 
 import click
 
-__all__ = ["Duration", "Size", "format_option", "idx_cache_option", "record_limit_option", "split_keys"]
+__all__ = ["Duration", "Input", "Size", "format_option", "idx_cache_option", "record_limit_option", "split_keys"]
 
 _AMOUNT: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _BYTES: Final = {
@@ -14,6 +15,7 @@ _BYTES: Final = {
     **{f"{prefix}{end}": 1000**power for power, prefix in enumerate("kmgtp", start=1) for end in ("", "b")},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
 }
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -28,6 +30,16 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
         if found is None or found["unit"].lower() not in _BYTES:
             self.fail(f"a size must be a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, found {value!r}")
         return int(float(found["number"]) * _BYTES[found["unit"].lower()])
+
+
+class Input(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A path, or an address of an object store."""
+
+    name = "input"
+
+    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:  # noqa: ARG002  see Size
+        """Parses the value."""
+        return value if isinstance(value, str) and _ADDRESS.match(value) else Path(value)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.parse import Size, format_option, record_limit_option, split_keys
+from trackbed.cli.parse import Input, Size, format_option, record_limit_option, split_keys
 
 if TYPE_CHECKING:
     from trackbed.preprocess import ImagesConfig, Report
@@ -17,7 +17,7 @@ __all__ = ["preprocess"]
 
 
 @click.command()
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=Input())
 @click.option(
     "--tokenizer",
     required=True,
@@ -85,7 +85,7 @@ __all__ = ["preprocess"]
 )
 @click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
 def preprocess(
-    inputs: tuple[Path, ...],
+    inputs: tuple[Path | str, ...],
     *,
     tokenizer: str,
     output: str,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trackbed.errors import ArgumentError, PlanError
+from trackbed.files.stores import is_address
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import InputFile, InputFormat
 from trackbed.preprocess.report import Report
@@ -24,13 +25,13 @@ def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter:
     if config.images is not None:
         _check_images(config, files, splitter)
     folder = Path(config.output).parent
-    if not folder.is_dir():
+    if not is_address(config.output) and not folder.is_dir():
         msg = f"{folder}: the folder of the output must exist, found none"
         raise ArgumentError(msg)
     if len(config.json_keys) > 1:
         for file in files:
             if file.format is InputFormat.PLAIN_TEXT:
-                msg = f"{file.path}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
+                msg = f"{file.name}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
                 raise ArgumentError(msg)
 
 
@@ -40,7 +41,7 @@ def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter
         raise ArgumentError(msg)
     for file in files:
         if file.format is not InputFormat.JSON_LINES:
-            msg = f"{file.path}: records with images must be JSON lines, found a {file.format.value} file"
+            msg = f"{file.name}: records with images must be JSON lines, found a {file.format.value} file"
             raise ArgumentError(msg)
     if not config.append_eod:
         logger.warning("%s: without --append-eod, --pad-length has no effect: texts keep their length", config.output)

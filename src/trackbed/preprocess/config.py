@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
+from trackbed.files.stores import is_address, parse_address
 from trackbed.preprocess.inputs import FORMATS, InputFormat
 
 __all__ = [
@@ -36,6 +37,7 @@ MAX_RECORD_BYTES: Final = 1 << 30
 """Default limit on the size of one line, one plain text or one cell."""
 
 FormatName = Literal["jsonl", "txt", "parquet"]
+_READ_ONLY: Final = ("http", "https", "msc")
 Level = Literal["document", "sentence"]
 EngineName = Literal["local", "ray"]
 ENGINES: Final[tuple[EngineName, ...]] = ("local", "ray")
@@ -114,10 +116,11 @@ class PreprocessConfig:
         ArgumentError: a field is out of its range.
     """
 
-    inputs: tuple[Path, ...]
-    """Files and folders, at least one; texts are written in this order."""
+    inputs: tuple[Path | str, ...]
+    """Files and folders, and addresses of objects or of folders of objects, at least one; texts are written in this
+    order."""
     output: str
-    """Common prefix of the paths of all output files; its folder must exist."""
+    """Common prefix of the paths of all output files; its folder must exist. Of shards, it may be an address."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False
@@ -170,10 +173,18 @@ class PreprocessConfig:
                 raise ArgumentError(msg)
 
     def _check_shards(self) -> None:
+        if is_address(self.output):
+            address = parse_address(self.output)
+            if not address.key or address.scheme in _READ_ONLY:
+                msg = f"{self.output}: an output must have a key in a store that can be written to, found another"
+                raise ArgumentError(msg)
         if self.engine not in ENGINES:
             msg = f"engine must be one of {', '.join(ENGINES)}, found {self.engine!r}"
             raise ArgumentError(msg)
         if self.shard_bytes is None:
+            if is_address(self.output):
+                msg = f"{self.output}: an output in a store must be combined with shard_bytes, found none"
+                raise ArgumentError(msg)
             for name, is_given in (("engine 'ray'", self.engine != "local"), ("overwrite", self.overwrite)):
                 if is_given:
                     msg = f"{name} must be combined with shard_bytes, found none"

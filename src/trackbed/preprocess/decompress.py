@@ -9,8 +9,9 @@ from isal import igzip, igzip_lib
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import Block, LongRecord, check_size
+from trackbed.preprocess.input_segments import Block, LongRecord
 from trackbed.preprocess.inputs import Compression, InputFile
+from trackbed.preprocess.open_input import open_input
 
 __all__ = ["read_blocks", "read_whole"]
 
@@ -31,8 +32,7 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
     Raises:
         FormatError: the file is damaged or truncated, or its size has changed since planning.
     """
-    with file.path.open("rb", buffering=0) as raw:
-        check_size(raw, file)
+    with open_input(file) as raw:
         lines = _LineBuffer(max_line_bytes)
         start = 0
         for data in _decompressed(file, raw):
@@ -51,8 +51,7 @@ def read_whole(file: InputFile, *, max_bytes: int) -> Block | LongRecord:
     Raises:
         FormatError: as `read_blocks`; damage after the first `max_bytes` is not detected.
     """
-    with file.path.open("rb", buffering=0) as raw:
-        check_size(raw, file)
+    with open_input(file) as raw:
         parts: list[bytes] = []
         filled = 0
         for data in _decompressed(file, raw):
@@ -147,11 +146,11 @@ def _decompressed(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
     library: Any = igzip_lib  # untyped
     failures: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, library.IsalError)
     if file.compression is Compression.ZSTANDARD:
-        failures = (EOFError, require("zstandard", where=file.path).ZstdError)
+        failures = (EOFError, require("zstandard", where=file.name).ZstdError)
     try:
         yield from decompress(file, raw)
     except failures as error:
-        msg = f"{file.path}: must be a complete {file.compression.value} file, found at byte {raw.tell()}: {error}"
+        msg = f"{file.name}: must be a complete {file.compression.value} file, found at byte {raw.tell()}: {error}"
         raise FormatError(msg) from error
 
 
@@ -164,7 +163,7 @@ def _gunzip(_file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
 
 def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
     """Yields the decompressed data. Avoids the file reader of the library, which accepts a truncated file."""
-    library = require("zstandard", where=file.path)
+    library = require("zstandard", where=file.name)
     frame = None
     for data in _slices(raw):
         while data:

@@ -1,13 +1,10 @@
 """Segments of input files, the units that workers read records from."""
 
-import os
 from dataclasses import dataclass
-from typing import BinaryIO
 
-from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import InputFile
 
-__all__ = ["Block", "InputSegment", "LongRecord", "RowGroup", "check_size"]
+__all__ = ["Block", "InputSegment", "LongRecord", "RowGroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +60,3 @@ class RowGroup(InputSegment):
     def text_bytes(self) -> int:
         """Bytes of all columns, an upper bound on those of the requested ones."""
         return self.uncompressed_bytes
-
-
-def check_size(file: BinaryIO, planned: InputFile) -> None:
-    """Checks that the size of a file has not changed since planning.
-
-    Raises:
-        FormatError: the size differs.
-    """
-    size = os.fstat(file.fileno()).st_size
-    if size != planned.size_bytes:
-        msg = f"{planned.path}: a file must keep its {planned.size_bytes} bytes while it is read, found {size}"
-        raise FormatError(msg)

@@ -3,13 +3,15 @@
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Final, NoReturn
 
 from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
+from trackbed.files.stores import Address, is_address
+from trackbed.preprocess.store_inputs import find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
 __all__ = ["FORMATS", "Compression", "InputFile", "InputFormat", "Inputs", "find_inputs"]
@@ -60,7 +62,18 @@ class InputFile:
     size_bytes: int
     compression: Compression = Compression.NONE
     version: str = field(default="", compare=False)
-    """Modification time in nanoseconds at planning time; a file that is written again has another one."""
+    """Modification time in nanoseconds, or tag of the object, at planning time: changes when it is written again."""
+    address: Address | None = None
+    """Address of an object; None for a file on a disk. The path of an object is that of its key."""
+
+    @property
+    def name(self) -> str:
+        """Path or address."""
+        return str(self.path) if self.address is None else self.address.text
+
+    def with_absolute_path(self) -> "InputFile":
+        """Returns the same input by a name that a process in another folder understands."""
+        return self if self.address is not None else replace(self, path=self.path.absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +85,17 @@ class Inputs:
     """Number of files in folders whose suffix is not that of a format."""
 
 
-def find_inputs(paths: Iterable[Path], *, input_format: InputFormat | None = None) -> Inputs:
+def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None = None) -> Inputs:
     """Finds the input files that `paths` stand for, in order.
 
     A file stands for itself. A folder stands for the `.jsonl`, `.json`, `.txt`, `.md` and `.parquet` files in its
     whole tree, sorted by path; links to folders are not followed, and other files are counted. With `input_format`, a
     folder stands for every file in its tree. Files that Trackbed writes are never inputs: pairs, seals, and the work
-    of unfinished runs. All formats but Parquet may be compressed, with `.gz` or `.zst` at the end of the name.
+    of unfinished runs. All formats but Parquet may be compressed, with `.gz` or `.zst` at the end of the name. An
+    address stands for an object, or for the objects below it, sorted by the parts of their names.
 
     Args:
-        paths: files and folders.
+        paths: files and folders, and addresses of objects and of folders of objects.
         input_format: format of every file; None to take it from each file's suffix.
 
     Raises:
@@ -89,10 +103,17 @@ def find_inputs(paths: Iterable[Path], *, input_format: InputFormat | None = Non
             None; a folder has no file to read; a Parquet file is compressed as a whole; or a library that reads an
             input is not installed.
         OSError: a folder cannot be read.
+        StoreError: a store refuses, or does not answer in time.
     """
     found: list[InputFile] = []
     left_out = 0
-    for path in paths:
+    for name in paths:
+        if is_address(name):
+            inside = _objects_at(str(name), input_format)
+            found += inside.files
+            left_out += inside.left_out
+            continue
+        path = Path(name)
         if is_work_file(path):
             logger.warning("%s: skipped, as it holds the work of an unfinished run", path)
         elif path.is_dir():
@@ -126,16 +147,42 @@ def _walk(folder: Path, input_format: InputFormat | None) -> Inputs:
     return Inputs(tuple(_describe(path, input_format) for path in sorted(wanted)), others)
 
 
+def _objects_at(text: str, wanted: InputFormat | None) -> Inputs:
+    listed = find_objects(text)
+    addresses = [one for one in listed.addresses if wanted is not None or _is_readable(*_kind(Path(one.key).name))]
+    left_out = len(listed.addresses) - len(addresses)
+    if not listed.is_folder:
+        addresses, left_out = listed.addresses, 0
+    if not addresses:
+        msg = f"{text}: a folder must have files to read, found {f'{left_out} others' if left_out else 'none'}"
+        raise ArgumentError(msg)
+    described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
+    return Inputs(
+        tuple(
+            InputFile(Path(address.key), input_format, stamp.size_bytes, compression, stamp.tag, address)
+            for (address, input_format, compression), stamp in zip(described, stamps_of(addresses), strict=True)
+        ),
+        left_out,
+    )
+
+
 def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
     if not path.is_file():
         state = "something else" if path.exists() else "nothing"
         msg = f"{path}: an input must be a file or a folder, found {state}"
         raise ArgumentError(msg)
-    named, compression = _kind(path.name)
-    input_format = wanted or named
     if is_own_file(path):
         msg = f"{path}: an input must hold texts, found a file of a tokenised pair"
         raise ArgumentError(msg)
+    input_format, compression = _format_of(str(path), path.name, wanted)
+    status = path.stat()
+    return InputFile(path, input_format, status.st_size, compression, str(status.st_mtime_ns))
+
+
+def _format_of(path: str, name: str, wanted: InputFormat | None) -> tuple[InputFormat, Compression]:
+    """Returns format and compression of an input; checks that their libraries are installed."""
+    named, compression = _kind(name)
+    input_format = wanted or named
     if input_format is not None and not _is_readable(input_format, compression):
         msg = f"{path}: a Parquet file must not be compressed as a whole, found {compression.value}"
         raise ArgumentError(msg)
@@ -147,8 +194,7 @@ def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
         require("zstandard", where=path)
     if input_format is InputFormat.PARQUET:
         require("pyarrow", where=path)
-    status = path.stat()
-    return InputFile(path, input_format, status.st_size, compression, str(status.st_mtime_ns))
+    return input_format, compression
 
 
 def _kind(name: str) -> tuple[InputFormat | None, Compression]:

@@ -4,6 +4,7 @@ from typing import Final
 
 from trackbed.preprocess.input_segments import InputSegment
 from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.readers import BadRecord
 
 __all__ = ["LineCounter", "count_lines_before"]
@@ -25,7 +26,7 @@ class LineCounter:
 
     def describe(self, segment: InputSegment, record: BadRecord) -> str:
         """Returns location and fault of a record in the next segment: `corpus.jsonl:2: ...`."""
-        return f"{segment.file.path}:{self.line_of(segment, record) + 1}: {record.reason}"
+        return f"{segment.file.name}:{self.line_of(segment, record) + 1}: {record.reason}"
 
     def line_of(self, segment: InputSegment, record: BadRecord) -> int:
         """Returns the line of a record in the next segment, from 0."""
@@ -49,7 +50,7 @@ def count_lines_before(file: InputFile, offset: int) -> int:
     if offset == 0:
         return 0
     lines, remaining = 1, offset - 1  # a line end just before `offset` begins a line at it
-    with file.path.open("rb", buffering=0) as raw:
+    with open_input(file) as raw:
         while remaining > 0 and (data := raw.read(min(remaining, _READ_BYTES))):
             lines += data.count(b"\n")
             remaining -= len(data)

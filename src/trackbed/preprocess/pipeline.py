@@ -14,7 +14,8 @@ from trackbed.preprocess.checks import check_inputs, check_outputs
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_modes
-from trackbed.preprocess.inputs import find_inputs
+from trackbed.preprocess.inputs import InputFile, find_inputs
+from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.plan import InputChunk, plan_chunks
 from trackbed.preprocess.pool import map_in_order
 from trackbed.preprocess.report import Report, Tally
@@ -111,7 +112,7 @@ def preprocess(
             if saved is not None:
                 tally.restore(saved.counts)
             report_progress(tally.done_bytes, tally.input_bytes)
-            plan = plan_chunks(files, chunk_bytes=_chunk_bytes(config), max_record_bytes=config.max_record_bytes)
+            plan = plan_chunks(files, chunk_bytes=_chunk_bytes(config, files), max_record_bytes=config.max_record_bytes)
             jobs, chunks = tee(islice(plan, 0 if saved is None else saved.chunks, None))
             with contextlib.closing(map_in_order(work, jobs, workers=config.workers)) as results:
                 for result, chunk in zip(results, chunks, strict=True):
@@ -153,8 +154,10 @@ def _array_names(config: PreprocessConfig, splitter: SentenceSplitter | None) ->
     return ("lengths",) if splitter is None else ("lengths", "counts")
 
 
-def _chunk_bytes(config: PreprocessConfig) -> int:
-    return config.chunk_bytes if config.images is None else min(config.chunk_bytes, IMAGE_CHUNK_BYTES)
+def _chunk_bytes(config: PreprocessConfig, files: Sequence[InputFile]) -> int:
+    if config.images is not None:
+        return min(config.chunk_bytes, IMAGE_CHUNK_BYTES)
+    return chunk_bytes_of(files, config.chunk_bytes)
 
 
 def _read_bytes(config: PreprocessConfig, chunk: InputChunk, result: TokenisedChunk) -> int:

@@ -29,8 +29,8 @@ class InputChunk:
     def __str__(self) -> str:
         first, last = self.segments[0], self.segments[-1]
         if len(self.segments) == 1:
-            return f"{first.file.path}: bytes [{first.start}, {first.stop})"
-        return f"{first.file.path} to {last.file.path} ({len(self.segments)} segments)"
+            return f"{first.file.name}: bytes [{first.start}, {first.stop})"
+        return f"{first.file.name} to {last.file.name} ({len(self.segments)} segments)"
 
 
 def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_bytes: int) -> Iterator[InputChunk]:

@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup, check_size
+from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup
 from trackbed.preprocess.inputs import InputFormat
+from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.row_groups import LongCell, read_columns
 
 __all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_segment"]
@@ -103,8 +104,7 @@ def read_lines(segment: InputSegment, *, max_bytes: int) -> Iterator[bytes | Non
 
 def _read_range(segment: InputSegment, max_line_bytes: int) -> tuple[bytes, bool]:
     """Reads the lines that start inside a segment; the flag is False if the last one is too long, and so incomplete."""
-    with segment.file.path.open("rb", buffering=0) as file:
-        check_size(file, segment.file)
+    with open_input(segment.file) as file:
         # A line starts after a line end. Searching no further than the end of the segment keeps the segments
         # inside one very long line from each reading the rest of that line.
         before = min(segment.start, 1)
@@ -199,8 +199,7 @@ def _read_plain(segment: InputSegment, max_bytes: int) -> Record | BadRecord:
 
 
 def _read_all(segment: InputSegment) -> bytes:
-    with segment.file.path.open("rb", buffering=0) as file:
-        check_size(file, segment.file)
+    with open_input(segment.file) as file:
         return _read_exactly(file, segment.file.size_bytes)
 
 

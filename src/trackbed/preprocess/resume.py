@@ -52,15 +52,14 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
     splitter = "" if work.splitter is None else getattr(work.splitter, "fingerprint", None)
     if identity is None or splitter is None:
         return None
-    stats = [(file, file.path.stat()) for file in files]
     images = work.images
     return {
         "trackbed": __version__,
         "tokenizer": str(identity),
         "splitter": str(splitter),
         "inputs": [
-            [str(file.path.absolute()), file.format.value, file.compression.value, stat.st_size, stat.st_mtime_ns]
-            for file, stat in stats
+            [file.with_absolute_path().name, file.format.value, file.compression.value, file.size_bytes, file.version]
+            for file in files
         ],
         "json_keys": list(config.json_keys),
         "dtype": work.dtype.name,

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import RowGroup, check_size
+from trackbed.preprocess.input_segments import RowGroup
 from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.open_input import open_input
 
 __all__ = ["LongCell", "read_columns", "read_row_groups"]
 
@@ -54,7 +55,7 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
     Raises:
         FormatError: a column is missing, ambiguous, or not of strings; or the file is damaged.
     """
-    library = require("pyarrow", where=segment.file.path)
+    library = require("pyarrow", where=segment.file.name)
     with _opened(segment.file) as found:
         for name in names:
             _check_column(segment.file, found.schema_arrow, name)
@@ -65,19 +66,22 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
                 columns = (_values(batch.column(name), max_cell_bytes) for name in names)
                 yield from zip(*columns, strict=True)
         except (library.ArrowException, OSError) as error:
-            msg = f"{segment.file.path}: must be a complete Parquet file, found in row group {segment.number}: {error}"
+            msg = f"{segment.file.name}: must be a complete Parquet file, found in row group {segment.number}: {error}"
             raise FormatError(msg) from error
 
 
 def _opened(file: InputFile) -> Any:
-    library = require("pyarrow", where=file.path)
-    parquet = require("pyarrow.parquet", where=file.path)
-    with file.path.open("rb") as raw:
-        check_size(raw, file)
+    library = require("pyarrow", where=file.name)
+    parquet = require("pyarrow.parquet", where=file.name)
+    raw = open_input(file)
+    source: Any = raw
+    if file.address is None:  # the library closes only what it has opened
+        raw.close()
+        source = file.path
     try:
-        return parquet.ParquetFile(file.path)
+        return parquet.ParquetFile(source)
     except (library.ArrowException, OSError) as error:
-        msg = f"{file.path}: must be a Parquet file: {error}"
+        msg = f"{file.name}: must be a Parquet file: {error}"
         raise FormatError(msg) from error
 
 
@@ -112,17 +116,17 @@ def _text(cell: Any) -> str | UnicodeDecodeError | None:
 
 
 def _check_column(file: InputFile, schema: Any, name: str) -> None:
-    types = require("pyarrow", where=file.path).types
+    types = require("pyarrow", where=file.name).types
     if name not in schema.names:
-        msg = f"{file.path}: a Parquet file must have the column {name!r}, found {_listed(schema.names)}"
+        msg = f"{file.name}: a Parquet file must have the column {name!r}, found {_listed(schema.names)}"
         raise FormatError(msg)
     if schema.names.count(name) > 1:
-        msg = f"{file.path}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
+        msg = f"{file.name}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
         raise FormatError(msg)
     kind = schema.field(name).type
     bare = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(bare) or types.is_large_string(bare) or types.is_string_view(bare)):
-        msg = f"{file.path}: the column {name!r} must hold strings, found {kind}"
+        msg = f"{file.name}: the column {name!r} must hold strings, found {kind}"
         raise FormatError(msg)
 
 

@@ -88,10 +88,10 @@ class Corpus:
     def files_of(self, name):
         return {path.name: path.read_bytes() for path in (self.folder / name).iterdir()}
 
-    def start(self, name, address):
+    def start(self, name, address, *, inputs="in", output=None):
         """Starts the command on a cluster."""
         (self.folder / name).mkdir(exist_ok=True)
-        arguments = ["in", "--tokenizer", "tokenizer.json", "--output", f"{name}/c", "--append-eod"]
+        arguments = [inputs, "--tokenizer", "tokenizer.json", "--output", output or f"{name}/c", "--append-eod"]
         options = ["--shard-bytes", str(self.shard_bytes), "--engine", "ray"]
         environment = {**os.environ, "RAY_ADDRESS": address, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         return subprocess.Popen(
@@ -204,6 +204,28 @@ def test_a_killed_driver_is_started_again_and_writes_no_sealed_shard_twice(large
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert large_corpus.files_of("killed-driver") == large_corpus.files
     shutil.rmtree(large_corpus.folder / "killed-driver")
+
+
+@pytest.mark.slow
+def test_from_a_bucket_to_a_bucket_a_killed_node_changes_no_byte(tmp_path, bucket, monkeypatch):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "60")
+    corpus = Corpus(tmp_path, 150_000_000, 32)
+    for path in (tmp_path / "in").iterdir():
+        bucket.client.upload_file(str(path), bucket.name, f"in/{path.name}")
+    nodes = Nodes()
+    try:
+        process = corpus.start("out", nodes.address, inputs=bucket.text("in"), output=bucket.text("out/c"))
+        while process.poll() is None and not any(key.endswith(".trackbed.json") for key in bucket.keys()):  # noqa: SIM118
+            time.sleep(0.05)
+        nodes.kill_one()
+        output, errors = process.communicate()
+    finally:
+        nodes.close()
+    assert process.returncode == 0, errors
+    assert "failed attempts" in output
+    for name, raw in corpus.files.items():
+        if not name.endswith(".trackbed.json"):  # which has the names and tags of the objects
+            assert bucket.get(f"out/{name}") == raw
 
 
 @pytest.mark.slow

@@ -84,8 +84,8 @@ class ShardCounts:
     def _add_bad(self, segment: InputSegment, line: int, reason: str) -> None:
         if not self.skip_bad:
             before = count_lines_before(segment.file, self.segments[0].start) if self._is_inside else 0
-            msg = f"{segment.file.path}:{before + line + 1}: {reason}"
+            msg = f"{segment.file.name}:{before + line + 1}: {reason}"
             raise FormatError(msg)
         self.bad += 1
         if len(self.first_bad) < BAD_SHOWN:
-            self.first_bad.append(BadLine(str(segment.file.path), line, self._is_inside, reason[:_MAX_REASON]))
+            self.first_bad.append(BadLine(segment.file.name, line, self._is_inside, reason[:_MAX_REASON]))

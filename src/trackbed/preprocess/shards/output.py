@@ -1,25 +1,38 @@
-"""Publication of shards in a folder: how a finished shard is recognised, and how its files appear.
+"""Publication of shards in a folder or a store: how a finished shard is recognised, and how its files appear.
 
 The seal of a shard is published last, so a shard with a seal is complete.
 """
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from trackbed.cache.entry import differences
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import claim, flush_to_disk, publish
+from trackbed.files.stores import (
+    Address,
+    delete_object,
+    is_address,
+    parse_address,
+    put_file,
+    put_if_absent,
+    read_object,
+    stamps_of_objects,
+)
 from trackbed.preprocess.shards.spec import made_by
 from trackbed.tokens import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from trackbed.tokens.commit import PairFiles, locked_pair
 from trackbed.tokens.paths import get_seal_path
-from trackbed.tokens.seal import Seal, read_seal
+from trackbed.tokens.seal import Seal, parse_seal, read_seal
 
-__all__ = ["FolderShard", "Wanted"]
+__all__ = ["FolderShard", "Shard", "StoreShard", "Wanted", "open_shard"]
+
+_MAX_SEAL_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,46 @@ class Wanted:
         return differences(found.recipe, self.recipe) or "another made_by for the same recipe"
 
 
+class Shard(Protocol):
+    """The pair of one key of a shard."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """Its prefix, and how it must have been made."""
+
+    def find(self) -> Seal | None:
+        """Returns the seal of the finished shard; None if there is none, or its files do not have the seal's sizes.
+
+        Raises:
+            ArgumentError: the shard was made in another way, and must not be replaced.
+            FormatError: the seal is damaged, and must not be replaced.
+        """
+
+    def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
+        """Opens a builder that writes under a name of its own."""
+
+    def publish(self, builder: IndexedDatasetBuilder, *, sign: Callable[[Seal], Seal]) -> Seal:
+        """Publishes a pair unless another worker has finished the shard, and returns the seal of the finished shard.
+
+        Args:
+            builder: builder with all tokens; it is closed.
+            sign: adds to the seal how the shard was made.
+
+        Raises:
+            ArgumentError: the other worker has made the shard in another way.
+            FormatError: the files of the shard have other sizes than were written.
+            OSError: a file cannot be written.
+        """
+
+    def close(self) -> None:
+        """Removes what the builder has left."""
+
+
+def open_shard(wanted: Wanted) -> Shard:
+    """Returns the shard at a path or address."""
+    return StoreShard(wanted) if is_address(wanted.prefix) else FolderShard(wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class FolderShard:
     """The pair of one key of a shard, on a disk.
@@ -66,12 +119,7 @@ class FolderShard:
     wanted: Wanted
 
     def find(self) -> Seal | None:
-        """Returns the seal of the finished shard; None if there is none, or its files do not have the seal's sizes.
-
-        Raises:
-            ArgumentError: the shard was made in another way, and must not be replaced.
-            FormatError: the seal is damaged, and must not be replaced.
-        """
+        """See `Shard`."""
         prefix = self.wanted.prefix
         try:
             found = read_seal(Path(get_seal_path(prefix)))
@@ -87,31 +135,21 @@ class FolderShard:
         return found if sizes == [found.bin.size_bytes, found.idx.size_bytes] else None
 
     def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
-        """Opens a builder that writes under a name of its own."""
+        """See `Shard`."""
         return _ShardBuilder(get_bin_path(self.wanted.prefix), np.dtype(dtype).type)
 
     def publish(self, builder: IndexedDatasetBuilder, *, sign: Callable[[Seal], Seal]) -> Seal:
-        """Publishes a pair unless another worker has finished the shard, and returns the seal of the finished shard.
-
-        Args:
-            builder: builder with all tokens; it is closed.
-            sign: adds to the seal how the shard was made.
-
-        Raises:
-            ArgumentError: the other worker has made the shard in another way.
-            OSError: a file cannot be written.
-        """
+        """See `Shard`."""
         try:
             builder.finalize_by(self._commit, get_idx_path(self.wanted.prefix), sign=sign)
         except FileNotFoundError:
             # A driver that found all shards finished has removed the files of this worker, which it took for dead.
             if self.find() is None:
                 raise
-        found = self.find()
-        if found is None:
-            msg = f"{self.wanted.prefix}: the files of the shard must stay as they were written, found others"
-            raise FormatError(msg)
-        return found
+        return _still_there(self)
+
+    def close(self) -> None:
+        """Does nothing."""
 
     def _commit(self, partials: PairFiles, finals: PairFiles) -> None:
         with locked_pair(finals.idx):
@@ -126,6 +164,78 @@ class FolderShard:
             # False on a file system without locks, where another worker was as fast: the caller looks at its seal.
             claim(str(partials.seal), str(finals.seal))
             flush_to_disk(finals.seal.parent)
+
+
+class StoreShard:
+    """The pair of one key of a shard, in an object store. Its files are written to a temporary folder first.
+
+    Args:
+        wanted: its prefix, and how it must have been made.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def find(self) -> Seal | None:
+        """See `Shard`."""
+        seal = self._address(get_seal_path)
+        try:
+            found = parse_seal(read_object(seal, most_bytes=_MAX_SEAL_BYTES)[1], where=seal.text)
+        except FileNotFoundError:
+            return None
+        except FormatError:
+            if self.wanted.overwrite:
+                return None
+            raise
+        if not self.wanted.accept(found):
+            return None
+        sizes = []
+        for stamp in stamps_of_objects([self._address(get_bin_path), self._address(get_idx_path)]):
+            if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
+                raise stamp
+            sizes.append(None if isinstance(stamp, Exception) else stamp.size_bytes)
+        return found if sizes == [found.bin.size_bytes, found.idx.size_bytes] else None
+
+    def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
+        """See `Shard`."""
+        self._folder = tempfile.TemporaryDirectory(prefix="trackbed-shard-")
+        return _ShardBuilder(get_bin_path(f"{self._folder.name}/shard"), np.dtype(dtype).type)
+
+    def publish(self, builder: IndexedDatasetBuilder, *, sign: Callable[[Seal], Seal]) -> Seal:
+        """See `Shard`."""
+        if self._folder is None:
+            msg = f"{self.wanted.prefix}: a builder must have been opened, found none"
+            raise ArgumentError(msg)
+        builder.finalize_by(self._commit, get_idx_path(f"{self._folder.name}/shard"), sign=sign)
+        return _still_there(self)
+
+    def close(self) -> None:
+        """Removes the temporary folder."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _commit(self, partials: PairFiles, finals: PairFiles) -> None:  # noqa: ARG002  the files have no local names
+        if self.find() is not None:
+            return
+        delete_object(self._address(get_seal_path))
+        put_file(self._address(get_bin_path), partials.bin)
+        put_file(self._address(get_idx_path), partials.idx)
+        # If False, the caller looks at the seal that is there: that of another worker, or our own after a lost answer.
+        put_if_absent(self._address(get_seal_path), partials.seal.read_bytes())
+
+    def _address(self, path_of: Callable[[str], str]) -> Address:
+        return parse_address(path_of(self.wanted.prefix))
+
+
+def _still_there(shard: Shard) -> Seal:
+    """Returns the seal of a shard that was just published, by this worker or another."""
+    found = shard.find()
+    if found is None:
+        msg = f"{shard.wanted.prefix}: the files of the shard must stay as they were written, found others"
+        raise FormatError(msg)
+    return found
 
 
 class _ShardBuilder(IndexedDatasetBuilder):

@@ -15,6 +15,7 @@ from trackbed import __version__
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, write_new
 from trackbed.files.publish import Writer, find_partials
+from trackbed.files.stores import is_address, parse_address, put_bytes
 from trackbed.preprocess.checks import check_inputs, check_outputs
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
@@ -63,7 +64,7 @@ def preprocess_shards(
     inputs = _with_absolute_paths(find_inputs(config.inputs, input_format=format_of(config.input_format)))
     check_inputs(config, inputs.files, splitter)
     plan = _plan(config, inputs)
-    output = Path(config.output).absolute()
+    output = _absolute_output(config)
     failures: list[None] = []
 
     def count_failure(failed: FailedAttempt) -> None:
@@ -71,7 +72,7 @@ def preprocess_shards(
         on_failure(failed)
 
     with _probe(output) as probe:
-        spec = _spec(config, tokenizer, splitter, plan, probe)
+        spec = _spec(config, tokenizer, splitter, plan, output, probe)
         totals = Totals(inputs, spec, plan)
         missing = []
         for shard, seals in _look_up(spec, plan, inputs):
@@ -115,7 +116,11 @@ def _plan(config: PreprocessConfig, inputs: Inputs) -> ShardPlan:
 
 def _with_absolute_paths(inputs: Inputs) -> Inputs:
     """Returns the inputs by paths that workers in other folders understand."""
-    return Inputs(tuple(replace(file, path=file.path.absolute()) for file in inputs.files), inputs.left_out)
+    return Inputs(tuple(file.with_absolute_path() for file in inputs.files), inputs.left_out)
+
+
+def _absolute_output(config: PreprocessConfig) -> str:
+    return config.output if is_address(config.output) else str(Path(config.output).absolute())
 
 
 def _spec(
@@ -123,11 +128,12 @@ def _spec(
     tokenizer: BatchTokenizer,
     splitter: SentenceSplitter | None,
     plan: ShardPlan,
-    probe: Probe,
+    output: str,
+    probe: Probe | None,
 ) -> ShardSpec:
     opened_as = getattr(tokenizer, "opened_as", None)
     return ShardSpec(
-        output=str(Path(config.output).absolute()),
+        output=output,
         num_shards=len(plan),
         shard_bytes=plan.shard_bytes,
         json_keys=config.json_keys,
@@ -171,11 +177,14 @@ def _look_up(spec: ShardSpec, plan: ShardPlan, inputs: Inputs) -> Iterator[tuple
 
 
 @contextlib.contextmanager
-def _probe(output: Path) -> Iterator[Probe]:
-    """Writes a file beside the output, which every worker looks for."""
-    name = f"{output.name}.{_PROBE}"
-    clear_dead_partials(output.parent, final_name=name)
-    path = new_partial(output.with_name(name))
+def _probe(output: str) -> Iterator[Probe | None]:
+    """Writes a file beside an output on a disk, which every worker looks for."""
+    if is_address(output):
+        yield None
+        return
+    final = Path(f"{output}.{_PROBE}")
+    clear_dead_partials(final.parent, final_name=final.name)
+    path = new_partial(final)
     content = secrets.token_hex(16)
     try:
         write_new(path, content.encode())
@@ -205,9 +214,12 @@ def _ask_hosts(engine: Engine) -> None:
 
 
 def _write_list(spec: ShardSpec) -> None:
-    final = Path(f"{spec.output}{SHARD_LIST_SUFFIX}")
     names = [[Path(prefix).name for prefix in spec.prefixes(shard)] for shard in range(spec.num_shards)]
     text = shard_list_text({key: [row[number] for row in names] for number, key in enumerate(spec.json_keys)})
+    if is_address(spec.output):
+        put_bytes(parse_address(f"{spec.output}{SHARD_LIST_SUFFIX}"), text.encode())
+        return
+    final = Path(f"{spec.output}{SHARD_LIST_SUFFIX}")
     clear_dead_partials(final.parent, final_name=final.name)
     partial = new_partial(final)
     try:
@@ -219,8 +231,11 @@ def _write_list(spec: ShardSpec) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _remove_leftovers(output: Path, num_shards: int, *, of: frozenset[Writer]) -> None:
-    """Removes partial files of shards, and locks, that workers in one of these states have left."""
+def _remove_leftovers(prefix: str, num_shards: int, *, of: frozenset[Writer]) -> None:
+    """Removes partial files of shards, and locks, that workers in one of these states have left on a disk."""
+    if is_address(prefix):
+        return
+    output = Path(prefix)
     of_shard = re.compile(re.escape(shard_stem(output.name, 0, num_shards)).replace("00000", r"\d{5,}", 1) + "_")
     for found in find_partials(output.parent):
         if found.writer in of and of_shard.match(found.final_name):

@@ -69,8 +69,8 @@ class ShardTask:
         if not self.segments:
             return f"shard {self.shard} (no input)"
         first, last = self.segments[0], self.segments[-1]
-        end = f"byte {last.stop} of {last.file.path}"
-        return f"shard {self.shard} (byte {first.start} of {first.file.path} to {end})"
+        end = f"byte {last.stop} of {last.file.name}"
+        return f"shard {self.shard} (byte {first.start} of {first.file.name} to {end})"
 
 
 def shard_stem(output: str, shard: int, num_shards: int) -> str:
@@ -108,7 +108,7 @@ def recipe_of(spec: ShardSpec, task: ShardTask) -> dict[str, Any]:
         "max_record_bytes": spec.max_record_bytes,
         "shard_bytes": spec.shard_bytes,
         "shard": [task.shard, spec.num_shards],
-        "input_names": _digest((str(file.path), file.format.value, file.compression.value) for file in files),
+        "input_names": _digest((file.name, file.format.value, file.compression.value) for file in files),
         "input_ranges": _digest((segment.start, segment.stop) for segment in task.segments),
         "input_versions": _digest((file.size_bytes, file.version) for file in files),
     }

@@ -15,9 +15,10 @@ from trackbed import __version__
 from trackbed.datasets.tokenizers.adapter import OpenedAs
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.plan import plan_segment_chunks
 from trackbed.preprocess.shards.counts import ShardCounts
-from trackbed.preprocess.shards.output import FolderShard, Wanted
+from trackbed.preprocess.shards.output import Shard, Wanted, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
 from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.preprocess.tokenizer import open_fastest_tokenizer
@@ -66,9 +67,8 @@ class ShardWorker:
         shards = _shards(spec, task)
         counts = ShardCounts(task.segments, len(spec.json_keys), spec.skip_bad)
         with _builders(shards, spec.dtype) as builders:
-            chunks = plan_segment_chunks(
-                task.segments, chunk_bytes=spec.chunk_bytes, max_record_bytes=spec.max_record_bytes
-            )
+            chunk_bytes = chunk_bytes_of((segment.file for segment in task.segments), spec.chunk_bytes)
+            chunks = plan_segment_chunks(task.segments, chunk_bytes=chunk_bytes, max_record_bytes=spec.max_record_bytes)
             for chunk in chunks:
                 result = tokenise(chunk)
                 counts.add(chunk, result)
@@ -141,10 +141,10 @@ def find_shard(spec: ShardSpec, task: ShardTask) -> tuple[Seal, ...] | None:
     return tuple(finished) if len(finished) == len(found) else None
 
 
-def _shards(spec: ShardSpec, task: ShardTask) -> list[FolderShard]:
+def _shards(spec: ShardSpec, task: ShardTask) -> list[Shard]:
     recipe = recipe_of(spec, task)
     return [
-        FolderShard(Wanted(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
+        open_shard(Wanted(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
         for prefix in spec.prefixes(task.shard)
     ]
 
@@ -161,7 +161,7 @@ class _Sign:
 
 
 @contextlib.contextmanager
-def _builders(shards: list[FolderShard], dtype: str) -> Iterator[list[IndexedDatasetBuilder]]:
+def _builders(shards: list[Shard], dtype: str) -> Iterator[list[IndexedDatasetBuilder]]:
     """Opens a builder for each pair. Removes what they have written and not published."""
     builders: list[IndexedDatasetBuilder] = []
     try:
@@ -169,11 +169,14 @@ def _builders(shards: list[FolderShard], dtype: str) -> Iterator[list[IndexedDat
             builders.append(shard.open_builder(dtype))  # noqa: PERF401  each is removed if the next one fails
         yield builders
     finally:
-        for builder in builders:
+        for builder, shard in zip(builders, shards, strict=False):
             builder.discard()
+            shard.close()
 
 
 def _check_unchanged(file: InputFile) -> None:
+    if file.address is not None:
+        return  # every request has named its tag
     status = file.path.stat()
     if (status.st_size, str(status.st_mtime_ns)) != (file.size_bytes, file.version):
         msg = f"{file.path}: a file must not change while it is tokenised, found another size or modification time"

@@ -1,0 +1,88 @@
+"""Inputs in object stores: which objects an address stands for."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from trackbed.errors import ArgumentError
+from trackbed.files import is_partial_name
+from trackbed.files.stores import (
+    Address,
+    ObjectStamp,
+    list_objects,
+    parse_address,
+    stamp_of_object,
+    stamps_of_objects,
+)
+from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX
+
+__all__ = ["Listed", "find_objects", "stamps_of"]
+
+_AT_ONCE: Final = 4096
+_UNLISTED: Final = ("http", "https")
+_SEAL: Final = get_seal_path("")
+
+
+class Listed(NamedTuple):
+    """Objects that an address stands for."""
+
+    addresses: list[Address]
+    is_folder: bool
+
+
+def find_objects(text: str) -> Listed:
+    """Returns the object at an address, or those below it, sorted by the parts of their names.
+
+    Files that Trackbed writes are left out of a folder.
+
+    Raises:
+        ArgumentError: there is neither an object nor a folder, or the address cannot be used.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    address = parse_address(text)
+    if address.key and not address.key.endswith("/"):
+        try:
+            stamp_of_object(address)
+        except FileNotFoundError:
+            if address.scheme in _UNLISTED:
+                raise
+        else:
+            return Listed([address], is_folder=False)
+    names = [name for name, _ in list_objects(address) if not name.endswith("/")]
+    if not names:
+        msg = f"{text}: an input must be an object or a folder of objects, found nothing"
+        raise ArgumentError(msg)
+    own = set(_own(names))
+    kept = sorted((name for name in names if name not in own), key=lambda name: name.split("/"))
+    return Listed([parse_address(name) for name in kept], is_folder=True)
+
+
+def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
+    """Yields the stamp of each object.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    remaining = iter(addresses)
+    while some := list(islice(remaining, _AT_ONCE)):
+        for found in stamps_of_objects(some):
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+
+def _own(names: list[str]) -> Iterator[str]:
+    """Yields the pairs, seals and lists of shards among the names of a folder."""
+    listed = set(names)
+    for name in names:
+        if is_partial_name(name):
+            yield name
+        if name.endswith(_SEAL):
+            prefix = name.removesuffix(_SEAL)
+            yield name
+            yield from (get_bin_path(prefix), get_idx_path(prefix))
+            stem = prefix.rpartition("-of-")[0].rpartition("-")[0]
+            if f"{stem}{SHARD_LIST_SUFFIX}" in listed:
+                yield f"{stem}{SHARD_LIST_SUFFIX}"
