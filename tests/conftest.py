@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
 from indexed_pair import Pair
-from store_servers import bucket, deaf_store, moto_endpoint, proxy  # noqa: F401 - fixtures for all folders
+from store_servers import bucket, deaf_store, moto_endpoint, proxy, web_server  # noqa: F401 - fixtures for all folders
 
 # A fixture that lives as long as the test is fine where every example writes files of its own.
 _QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -3,6 +3,8 @@
 `conftest.py` imports the fixtures, for all folders.
 """
 
+import asyncio
+import hashlib
 import http.client
 import http.server
 import logging
@@ -265,3 +267,85 @@ def seconds_of(call):
     except Exception as error:
         found = error
     return found, time.monotonic() - started
+
+
+class Relay:
+    """Passes bytes on to a server, and delays its answers; thousands of requests a second.
+
+    Args:
+        endpoint: URL of the server.
+        delay_seconds: time that is added to each answer.
+    """
+
+    def __init__(self, endpoint, delay_seconds):
+        self._target, self._delay = urlsplit(endpoint), delay_seconds
+        ready = threading.Event()
+
+        async def serve():
+            server = await asyncio.start_server(self._handle, "127.0.0.1", 0, backlog=1024)
+            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            ready.set()
+            await server.serve_forever()
+
+        threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+        ready.wait()
+
+    async def _handle(self, reader, writer):
+        answers, requests = await asyncio.open_connection(self._target.hostname, self._target.port)
+        loop = asyncio.get_running_loop()
+
+        async def pass_requests():
+            while data := await reader.read(1 << 16):
+                requests.write(data)
+            requests.close()
+
+        async def pass_answers():
+            while data := await answers.read(1 << 20):
+                loop.call_later(self._delay, writer.write, data)
+            loop.call_later(self._delay, writer.close)
+
+        await asyncio.gather(pass_requests(), pass_answers(), return_exceptions=True)
+
+
+@pytest.fixture
+def web_server(tmp_path):
+    """URL of a web server that answers ranges of the files in `tmp_path`, with an ETag of their contents."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            path = tmp_path / unquote(self.path[1:])
+            if not path.is_file():
+                return self.give(404, b"", {})
+            raw = path.read_bytes()
+            tag = f'"{hashlib.sha256(raw).hexdigest()[:16]}"'
+            if self.headers.get("If-Match", tag) != tag:
+                return self.give(412, b"", {})
+            span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if span is None:
+                return self.give(200, raw, {"ETag": tag})
+            start, stop = int(span[1]), min(int(span[2]) + 1, len(raw))
+            if start >= len(raw):
+                return self.give(416, b"", {"Content-Range": f"bytes */{len(raw)}"})
+            head = {"ETag": tag, "Content-Range": f"bytes {start}-{stop - 1}/{len(raw)}"}
+            return self.give(206, raw[start:stop], head)
+
+        do_HEAD = do_GET
+
+        def give(self, status, raw, fields):
+            self.send_response_only(status)
+            for name, value in {**fields, "Content-Length": str(len(raw))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(raw)
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()

@@ -1,6 +1,7 @@
 """Samples of pairs in object stores against those of the same pairs on a disk, for generated configurations."""
 
 import copy
+import json
 import os
 import warnings
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from trackbed.files.stores import parse_address
 from trackbed.loading import BatchLoader
 
 FULL = os.environ.get("TRACKBED_TIER") == "full"
-EXAMPLES = 50 if FULL else 12
+EXAMPLES, FEW = (50, 12) if FULL else (12, 5)
 
 
 @dataclass(frozen=True)
@@ -149,18 +150,41 @@ def run(examples, folder, store, record_property):
     assert sum(filter(None, counts)) >= examples
 
 
-def test_samples_from_a_bucket_are_those_of_the_disk(tmp_path, bucket, record_property):
+def uploads(bucket, root_of):
+    """Returns a function that copies the pairs of a case into a bucket, and returns their folder's address."""
     serial = iter(range(10**9))
 
     def store(folder, num_pairs):
-        root = f"case{next(serial)}"
+        key = f"case{next(serial)}"
         for number in range(num_pairs):
-            upload(bucket, folder / str(number), f"{root}/{number}")
-        return bucket.text(root)
+            upload(bucket, folder / str(number), f"{key}/{number}")
+        return root_of(key)
 
-    run(EXAMPLES, tmp_path / "case", store, record_property)
+    return store
+
+
+def test_samples_from_a_bucket_are_those_of_the_disk(tmp_path, bucket, record_property):
+    run(EXAMPLES, tmp_path / "case", uploads(bucket, bucket.text), record_property)
+
+
+@pytest.mark.slow
+def test_samples_from_radosgw_are_those_of_the_disk(tmp_path, ceph_bucket, record_property):
+    run(50, tmp_path / "case", uploads(ceph_bucket, ceph_bucket.text), record_property)
+
+
+def test_samples_from_a_web_server_are_those_of_the_disk(tmp_path, web_server, record_property):
+    pytest.importorskip("obstore")
+    run(FEW, tmp_path / "case", lambda folder, _: f"{web_server}/{folder.relative_to(tmp_path)}", record_property)
 
 
 def test_samples_at_addresses_of_files_are_those_of_the_disk(tmp_path, record_property):
     pytest.importorskip("obstore")
-    run(6, tmp_path / "case", lambda folder, _: parse_address(f"file://{folder}").text, record_property)
+    run(FEW, tmp_path / "case", lambda folder, _: parse_address(f"file://{folder}").text, record_property)
+
+
+def test_samples_through_multi_storage_client_are_those_of_the_disk(tmp_path, monkeypatch, record_property):
+    pytest.importorskip("multistorageclient")
+    profile = {"storage_provider": {"type": "file", "options": {"base_path": str(tmp_path)}}}
+    (tmp_path / "msc.json").write_text(json.dumps({"profiles": {"disk": profile}}))
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
+    run(FEW, tmp_path / "case", lambda folder, _: f"msc://disk/{folder.relative_to(tmp_path)}", record_property)

@@ -207,6 +207,8 @@ def test_a_helper_that_is_killed_in_a_request_is_an_error(a, proxy):
         proxy_is_slow = polling(lambda _done: [os.kill(one.pid, signal.SIGKILL) for one in helpers()])
         with proxy_is_slow, pytest.raises(StoreError, match="helper program of this forked process must answer"):
             fetch([a])
+        while helpers():  # it is ending
+            time.sleep(0.01)
         return bytes(fetch([a])[0])
 
     assert run_in_fork(lambda: bytes(fetch([a])[0])) == DATA[100:300]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from contracts.source import DATA, SourceContract
 from stored_pairs import StoredPath
-from trackbed.errors import StoreError
+from trackbed.errors import FormatError, StoreError
 from trackbed.tokens.stored.source import StoredSource, join_ranges, read_spans
 
 
@@ -39,6 +39,32 @@ class TestStoredSource(SourceContract):
         sources = [self.open_source(path), self.open_source(other)]
         found = read_spans(np.uint16, [(sources[1], 2, 10), (sources[0], 1, 0)])
         assert [one.tobytes() for one in found] == [DATA[::-1][10:14], DATA[:2]]
+
+
+class TestStoredSourceOfAWebServer(SourceContract):
+    may_refuse_a_replacement = True
+
+    @pytest.fixture
+    def path(self, tmp_path, web_server):
+        self.root = web_server
+        (tmp_path / "data.bin").write_bytes(DATA)
+        return tmp_path / "data.bin"
+
+    @pytest.fixture
+    def source(self, path):
+        return self.open_source(path)
+
+    def open_source(self, path):
+        return StoredSource.open(f"{self.root}/data.bin" if path.name == "data.bin" else f"{self.root}/none")
+
+    def test_what_is_not_inside_the_file_is_refused_with_both_sizes(self, source):
+        with pytest.raises(FormatError, match=r"http://.*/data\.bin: .*\[0, 101\).* 100"):
+            source.read(np.uint8, 101, 0)
+
+    def test_a_file_that_takes_the_name_is_not_read(self, source, path):
+        path.write_bytes(bytes(10))
+        with pytest.raises(StoreError, match=r"/data\.bin: the object must be the one that was opened"):
+            source.read(np.uint8, 100, 0)
 
 
 class TestStoredSourceOfFiles(SourceContract):
