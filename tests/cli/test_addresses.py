@@ -135,3 +135,23 @@ def test_mapping_is_refused_where_it_is_asked_for(output_of, addresses, tmp_path
     path = blend_file(tmp_path / "a", [f'path = "{addresses[0]}"'])
     path.write_text(path.read_text() + "[options]\nmmap_bin_files = true\n")
     assert "mmap must be False for a pair in an object store" in output_of("build", path, code=1)
+
+
+def test_shards_in_a_bucket_are_merged_and_read_by_their_list(output_of, bucket, tmp_path):
+    lines = "".join(json.dumps({"text": f"text number {at}"}) + "\n" for at in range(300))
+    bucket.put("raw/corpus.jsonl", lines.encode())
+    (tmp_path / "corpus.jsonl").write_text(lines)
+    common = ["--tokenizer", "bytes", "--append-eod", "--workers", "1"]
+    output_of("preprocess", bucket.text("raw"), "-o", bucket.text("tokens/c"), "--shard-bytes", "2KB", *common)
+    output_of("preprocess", tmp_path / "corpus.jsonl", "-o", tmp_path / "whole", *common)
+    output_of("merge", bucket.text("tokens/c.toml"), "-o", tmp_path / "merged")
+    assert (tmp_path / "merged.bin").read_bytes() == (tmp_path / "whole_text_document.bin").read_bytes()
+    assert (tmp_path / "merged.idx").read_bytes() == (tmp_path / "whole_text_document.idx").read_bytes()
+    assert output_of("verify", "--content", bucket.text("tokens/c.toml")).count(": ok: ") == 5
+    stored = blend_file(tmp_path / "a", [f'group = "{bucket.text("tokens/c.toml")}"'])
+    local = blend_file(tmp_path / "b", [f'path = "{tmp_path}/merged"'])
+    for path in (stored, local):
+        path.write_text(path.read_text().replace("eod = 100\nvocab_size = 101", "eod = 256\nvocab_size = 257"))
+        output_of("build", path)
+    samples = [json.loads(output_of("show", path, "--sample", "3", "--json"))["origins"] for path in (stored, local)]
+    assert [origin["text"] for origin in samples[0]] == [origin["text"] for origin in samples[1]]

@@ -1,7 +1,5 @@
 """`trackbed merge`: merging of several pairs into one."""
 
-from pathlib import Path
-
 import click
 
 from trackbed.cli.parse import idx_cache_option
@@ -33,7 +31,7 @@ def merge(
     if json_key is not None and not lists:
         msg = "--json-key needs a list of shards"
         raise click.UsageError(msg)
-    shards = {name: read_shard_list(Path(name), key=json_key) for name in lists}
+    shards = {name: read_shard_list(name, key=json_key) for name in lists}
     names = [prefix for name in prefixes for prefix in shards.get(name, [name])]
     pairs = find_pairs(names, exclude=output)
     with show_progress("merging") as progress:

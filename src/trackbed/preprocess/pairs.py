@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError
-from trackbed.files import read_regular
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens import get_idx_path
-from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, parse_shard_list
+from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_all_shards
 from trackbed.tokens.stored.find import find_stored_pairs, object_exists
 
 __all__ = ["find_pairs"]
@@ -37,8 +36,7 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
         if path.suffix in _SUFFIXES:
             prefixes.append(str(path.with_suffix("")))
         elif path.suffix == SHARD_LIST_SUFFIX and not Path(get_idx_path(name)).exists():
-            groups = parse_shard_list(read_regular(path), where=name)
-            prefixes += [str(path.parent / prefix) for group in groups.values() for prefix in group]
+            prefixes += read_all_shards(path)
         elif path.is_dir() and not Path(get_idx_path(name)).exists():
             prefixes += _pairs_in(path, exclude)
         else:
@@ -47,6 +45,8 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
 
 
 def _stored_pairs(name: str) -> list[str]:
+    if name.endswith(SHARD_LIST_SUFFIX):
+        return read_all_shards(name)
     prefix = name.removesuffix(".bin").removesuffix(".idx")
     is_folder = prefix == name and (name.endswith("/") or not object_exists(parse_address(get_idx_path(name))))
     return find_stored_pairs(name) if is_folder else [prefix]

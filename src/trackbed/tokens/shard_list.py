@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import read_regular
+from trackbed.files import read_regular, stores
+from trackbed.files.stores import is_address, parse_address
 
-__all__ = ["SHARD_LIST_SUFFIX", "ShardList", "is_shard_list", "parse_shard_list", "read_shard_list", "shard_list_text"]
+__all__ = [
+    "SHARD_LIST_SUFFIX",
+    "ShardList",
+    "is_shard_list",
+    "parse_shard_list",
+    "read_all_shards",
+    "read_shard_list",
+    "shard_list_text",
+]
 
 SHARD_LIST_SUFFIX: Final = ".toml"
 _MARK: Final = "# Shards written by trackbed preprocess."
 _GROUP: Final = "group"
+_MOST_BYTES: Final = 64 << 20
 
 ShardList = Mapping[str, tuple[str, ...]]
 """Prefixes of the pairs of each key, in order; the key is empty if the list has one key without a name."""
@@ -41,20 +51,38 @@ def is_shard_list(path: Path) -> bool:
         return file.read(len(_MARK)) == _MARK.encode()
 
 
-def read_shard_list(path: Path, *, key: str | None = None) -> list[str]:
+def read_shard_list(path: str | Path, *, key: str | None = None) -> list[str]:
     """Returns the prefixes that a list names, below its folder.
 
     Args:
-        path: path of the list.
+        path: path or address of the list.
         key: key of the texts; may be None if the list has one key.
 
     Raises:
         FormatError: the file is no list of shards.
         ArgumentError: it has no such key, or several and none was named.
         OSError: it cannot be read.
+        StoreError: an object store refuses, or does not answer in time.
     """
-    groups = parse_shard_list(read_regular(path), where=str(path))
-    return [str(path.parent / name) for name in _group_of(groups, key, where=str(path))]
+    groups = _read(path)
+    return [_below(path, name) for name in _group_of(groups, key, where=str(path))]
+
+
+def read_all_shards(path: str | Path) -> list[str]:
+    """Returns the prefixes of all keys of a list, below its folder; see `read_shard_list`."""
+    return [_below(path, name) for group in _read(path).values() for name in group]
+
+
+def _read(path: str | Path) -> ShardList:
+    if is_address(path):
+        _, raw = stores.read_object(parse_address(str(path)), most_bytes=_MOST_BYTES)
+    else:
+        raw = read_regular(path)
+    return parse_shard_list(raw, where=str(path))
+
+
+def _below(path: str | Path, name: str) -> str:
+    return f"{str(path).rpartition('/')[0]}/{name}" if is_address(path) else str(Path(path).parent / name)
 
 
 def parse_shard_list(raw: bytes, *, where: str) -> ShardList:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from trackbed.builder.blend_file.description import DatasetEntry
 from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_shard_list
@@ -92,13 +92,15 @@ def _read_key(table: TableReader, *, is_list: bool) -> str | None:
 
 
 def _listed_shards(table: TableReader, folder: Path, path: str, key: str | None) -> tuple[str, ...]:
-    """Returns the prefixes in a list of shards, relative to the folder of the blend file."""
+    """Returns the prefixes in a list of shards, relative to the folder of the blend file, or addresses."""
     below = Path(path).parent
     try:
-        found = read_shard_list(folder / path, key=key)
-    except (ArgumentError, FormatError, OSError) as error:
+        found = read_shard_list(path if is_address(path) else folder / path, key=key)
+    except (ArgumentError, FormatError, StoreError, OSError) as error:
         table.refuse("group", f"must name a list of shards, found {error}")
         return (path,)
+    if is_address(path):
+        return tuple(map(escape, found))
     return tuple(escape(str(below / Path(prefix).relative_to((folder / path).parent))) for prefix in found)
 
 
