@@ -102,17 +102,22 @@ def pause_at(folder, way, entries, call, number, meanwhile):
     """Run a build that waits at that call until `meanwhile` has returned. Returns whether it came to that call."""
     process = start(folder, way, entries, "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGSTOP:when={number}")
     with process:
-        assert process.stdout.readline() == "begins\n"
-        (traced,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        deadline = time.monotonic() + 60
-        while process.poll() is None and not _is_stopped(traced):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        has_come = process.poll() is None
-        if has_come:
-            meanwhile()
-            os.kill(int(traced), signal.SIGCONT)
-        errors = finish(process)
+        try:
+            assert process.stdout.readline() == "begins\n"
+            (traced,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            deadline = time.monotonic() + 60
+            while process.poll() is None and not _is_stopped(traced):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            has_come = process.poll() is None
+            if has_come:
+                meanwhile()
+                os.kill(int(traced), signal.SIGCONT)
+            errors = finish(process)
+        except BaseException:  # the tracer waits for a stopped process for ever
+            for one in (*Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split(), process.pid):
+                os.kill(int(one), signal.SIGKILL)
+            raise
     assert process.returncode == 0, errors
     return has_come
 
