@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt quality native-test docs clean
+.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt bench-stores quality native-test docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +88,9 @@ bench-grads: $(VENV)/bench.done ## Training steps, collectives and hooks of two 
 
 bench-ckpt: $(VENV)/bench.done ## Saves and loads of 2 GB and of 20,000 small tensors, against their peers: half an hour, and 10 GB of disk
 	$(BIN)/python -m benchmarks.checkpoints
+
+bench-stores: $(VENV)/bench.done ## Samples from an S3 server on loopback, against obstore and megatron-core: five minutes; needs root and Ceph
+	$(BIN)/python tests/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality

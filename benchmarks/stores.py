@@ -1,4 +1,4 @@
-"""`python -m benchmarks.stores`: samples from an S3 server on loopback, against obstore and megatron-core, as Markdown.
+"""`make bench-stores`: samples from an S3 server on loopback, against obstore and megatron-core, as Markdown.
 
 The server is the one that `AWS_ENDPOINT_URL` names, with the credentials of the environment. A pair of 1 GB of tokens,
 4,096 tokens a sample; each figure is a median, and the peers take turns in one process. obstore makes the requests that

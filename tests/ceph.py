@@ -1,12 +1,15 @@
 """Ceph's radosgw on 127.0.0.1: a monitor, one storage daemon in memory, and the S3 server, each one process.
 
 Needs root and Debian's packages: `apt-get install radosgw ceph-mon ceph-osd ceph-common ceph-base`.
+`python tests/ceph.py COMMAND...` runs a command beside one, which its environment names.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -165,3 +168,24 @@ def ceph_bucket(ceph_endpoint, monkeypatch):
     """A new bucket of radosgw, which the environment names."""
     use_endpoint(monkeypatch, ceph_endpoint)
     return S3Bucket(ceph_endpoint)
+
+
+def main():
+    """Runs a command beside a server, and exits with its status."""
+    if why_not():
+        sys.exit(why_not())
+    with tempfile.TemporaryDirectory() as folder:
+        server = Ceph(folder)
+        try:
+            server.start()
+            S3Bucket.wait(server.endpoint)
+            names = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}
+            endpoint = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+            status = subprocess.run(sys.argv[1:], env={**os.environ, **names, **endpoint}, check=False).returncode
+        finally:
+            server.stop()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
