@@ -21,7 +21,7 @@ from trackbed.tokens.shard_list import read_shard_list
 TEXT = st.text(st.sampled_from("ab. C\n"), max_size=30)
 RECORDS = st.lists(st.tuples(TEXT, TEXT), max_size=6)
 KEYS = st.sampled_from([("text",), ("title",), ("text", "title")])
-MOST_SHARDS = 5  # each waits for the disk
+MOST_SHARDS = 4  # each waits for the disk
 INPUTS = st.lists(st.tuples(st.sampled_from(["jsonl", "gz", "parquet"]), RECORDS), min_size=1, max_size=5)
 
 

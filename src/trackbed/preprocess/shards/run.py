@@ -44,7 +44,8 @@ from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
 
 __all__ = ["preprocess_shards"]
 
-_THREADS: Final = 16  # they wait for the file system
+_THREADS: Final = 16  # they wait for the file system, or the store
+_STORE_THREADS: Final = 64
 _AT_ONCE: Final = 1024
 _PROBE: Final = "driver"
 _NOT_NEEDED: Final = frozenset({Writer.dead, Writer.elsewhere})
@@ -170,7 +171,7 @@ def _task(plan: ShardPlan, inputs: Inputs, shard: int) -> ShardTask:
 def _look_up(spec: ShardSpec, plan: ShardPlan, inputs: Inputs) -> Iterator[tuple[int, tuple[Seal, ...] | None]]:
     """Yields each shard with its seals, or None if it is not finished."""
     shards = iter(range(len(plan)))
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_STORE_THREADS if is_address(spec.output) else _THREADS) as pool:
         while some := list(islice(shards, _AT_ONCE)):
             found = pool.map(lambda shard: find_shard(spec, _task(plan, inputs, shard)), some)
             yield from zip(some, found, strict=True)
