@@ -47,7 +47,7 @@ class _Fetched:
     size_bytes: int = 0
     seconds: float = 0.0
     is_too_large: bool = False
-    """True if the group needs more bytes than may be fetched ahead; its batches are fetched one by one."""
+    """True if the group needs more bytes than may be fetched ahead, or failed; its batches are fetched one by one."""
 
 
 def fetch_ahead(
@@ -135,8 +135,8 @@ def _fetch(dataset: Gathering, indices: Sequence[Sequence[int]], left: threading
             held = 0
             return found
     except (TrackbedError, OSError, IndexError, ValueError, TypeError) as error:
-        logger.debug("fetching ahead failed, the batch is fetched again: %s", error)
-        return _Fetched()
+        logger.debug("fetching ahead failed, its batches are fetched one by one: %s", error)
+        return _Fetched(is_too_large=True)  # perhaps for the time that a call may take
     finally:
         BUDGET.free_ahead(held)
 
