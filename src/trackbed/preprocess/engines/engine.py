@@ -20,7 +20,7 @@ class Attempt:
     result: Any = None
     error: Exception | None = None
     death: str | None = None
-    """How the worker died."""
+    """Description of the end of a worker that died."""
     is_certain: bool = True
     """False if the worker may have died of another task."""
 

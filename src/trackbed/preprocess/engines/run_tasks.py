@@ -26,7 +26,7 @@ class FailedAttempt:
     attempt: int
     """Number of the attempt, from 1."""
     how: str
-    """How the worker died."""
+    """Description of the end of the worker."""
 
 
 def run_tasks(

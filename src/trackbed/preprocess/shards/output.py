@@ -37,7 +37,7 @@ _MAX_SEAL_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How the shard at a prefix must have been made."""
+    """Recipe that the shard at a prefix must have."""
 
     prefix: str
     recipe: dict[str, Any]
