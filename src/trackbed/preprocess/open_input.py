@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import BinaryIO, Final
 
 from trackbed.errors import FormatError
-from trackbed.files.stores import Address, ObjectRange, ObjectStamp, fetch
+from trackbed.files import stores
+from trackbed.files.stores import Address, ObjectRange, ObjectStamp
 from trackbed.preprocess.inputs import InputFile
 
 __all__ = ["chunk_bytes_of", "open_input"]
@@ -110,6 +111,6 @@ class _ObjectReader(io.RawIOBase):
             ObjectRange(self._address, self._stamp, start, min(start + _RANGE_BYTES, stop))
             for start in range(self._position, stop, _RANGE_BYTES)
         ]
-        parts = fetch(ranges)
+        parts = stores.fetch(ranges)
         self._block = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         self._block_start = self._position

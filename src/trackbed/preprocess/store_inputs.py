@@ -5,15 +5,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
-from trackbed.files import is_partial_name
-from trackbed.files.stores import (
-    Address,
-    ObjectStamp,
-    list_objects,
-    parse_address,
-    stamp_of_object,
-    stamps_of_objects,
-)
+from trackbed.files import is_partial_name, stores
+from trackbed.files.stores import Address, ObjectStamp, parse_address
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX
 
@@ -43,13 +36,13 @@ def find_objects(text: str) -> Listed:
     address = parse_address(text)
     if address.key and not address.key.endswith("/"):
         try:
-            stamp_of_object(address)
+            stores.stamp_of_object(address)
         except FileNotFoundError:
             if address.scheme in _UNLISTED:
                 raise
         else:
             return Listed([address], is_folder=False)
-    names = [name for name, _ in list_objects(address) if not name.endswith("/")]
+    names = [name for name, _ in stores.list_objects(address) if not name.endswith("/")]
     if not names:
         msg = f"{text}: an input must be an object or a folder of objects, found nothing"
         raise ArgumentError(msg)
@@ -67,7 +60,7 @@ def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
     """
     remaining = iter(addresses)
     while some := list(islice(remaining, _AT_ONCE)):
-        for found in stamps_of_objects(some):
+        for found in stores.stamps_of_objects(some):
             if isinstance(found, Exception):
                 raise found
             yield found

@@ -12,6 +12,7 @@ import pytest
 
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError
+from trackbed.files import stores
 from trackbed.preprocess import PreprocessConfig, preprocess
 from trackbed.preprocess.inputs import find_inputs
 from trackbed.preprocess.open_input import open_input
@@ -189,22 +190,21 @@ def test_the_first_seal_in_a_bucket_wins(bucket):
 
 def test_a_seal_that_appears_during_the_upload_is_accepted_or_refused_by_its_recipe(bucket, monkeypatch):
     """Another worker publishes between the first look at the seal and the conditional put."""
-    from trackbed.preprocess.shards import output
 
     def put_after_another(address, raw, *, recipe):
-        monkeypatch.setattr(output, "put_if_absent", original)
+        monkeypatch.setattr(stores, "put_if_absent", original)
         another = shard_in(bucket, recipe=recipe)
         publish(another, built(another))
         return original(address, raw)
 
-    original = output.put_if_absent
-    monkeypatch.setattr(output, "put_if_absent", lambda *arguments: put_after_another(*arguments, recipe=RECIPE))
+    original = stores.put_if_absent
+    monkeypatch.setattr(stores, "put_if_absent", lambda *arguments: put_after_another(*arguments, recipe=RECIPE))
     shard = shard_in(bucket)
     assert publish(shard, built(shard)).made_by == made_by(RECIPE)
     for suffix in SUFFIXES:
         bucket.delete(f"c{suffix}")
     other = {"tokenizer": "other"}
-    monkeypatch.setattr(output, "put_if_absent", lambda *arguments: put_after_another(*arguments, recipe=other))
+    monkeypatch.setattr(stores, "put_if_absent", lambda *arguments: put_after_another(*arguments, recipe=other))
     with pytest.raises(ArgumentError, match='found tokenizer: "other", now "bytes"'):
         publish(shard, built(shard))
 
@@ -217,11 +217,9 @@ def test_a_shard_of_another_recipe_is_replaced_on_demand_and_loses_its_seal_firs
         publish(other, built(other))
     other = shard_in(bucket, recipe={"tokenizer": "other"}, overwrite=True)
     seen = []
-    from trackbed.preprocess.shards import output
-
-    original = output.put_file
+    original = stores.put_file
     monkeypatch.setattr(
-        output, "put_file", lambda *arguments: (seen.append(set(bucket.keys())), original(*arguments))[1]
+        stores, "put_file", lambda *arguments: (seen.append(set(bucket.keys())), original(*arguments))[1]
     )
     assert publish(other, built(other, (7,))).recipe == {"tokenizer": "other"}
     assert all("c.trackbed.json" not in keys for keys in seen)

@@ -13,17 +13,8 @@ import numpy as np
 
 from trackbed.cache.entry import differences
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import claim, flush_to_disk, publish
-from trackbed.files.stores import (
-    Address,
-    delete_object,
-    is_address,
-    parse_address,
-    put_file,
-    put_if_absent,
-    read_object,
-    stamps_of_objects,
-)
+from trackbed.files import claim, flush_to_disk, publish, stores
+from trackbed.files.stores import Address, is_address, parse_address
 from trackbed.preprocess.shards.spec import made_by
 from trackbed.tokens import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from trackbed.tokens.commit import PairFiles, locked_pair
@@ -181,7 +172,7 @@ class StoreShard:
         """See `Shard`."""
         seal = self._address(get_seal_path)
         try:
-            found = parse_seal(read_object(seal, most_bytes=_MAX_SEAL_BYTES)[1], where=seal.text)
+            found = parse_seal(stores.read_object(seal, most_bytes=_MAX_SEAL_BYTES)[1], where=seal.text)
         except FileNotFoundError:
             return None
         except FormatError:
@@ -191,7 +182,7 @@ class StoreShard:
         if not self.wanted.accept(found):
             return None
         sizes = []
-        for stamp in stamps_of_objects([self._address(get_bin_path), self._address(get_idx_path)]):
+        for stamp in stores.stamps_of_objects([self._address(get_bin_path), self._address(get_idx_path)]):
             if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
                 raise stamp
             sizes.append(None if isinstance(stamp, Exception) else stamp.size_bytes)
@@ -219,11 +210,11 @@ class StoreShard:
     def _commit(self, partials: PairFiles, finals: PairFiles) -> None:  # noqa: ARG002  the files have no local names
         if self.find() is not None:
             return
-        delete_object(self._address(get_seal_path))
-        put_file(self._address(get_bin_path), partials.bin)
-        put_file(self._address(get_idx_path), partials.idx)
+        stores.delete_object(self._address(get_seal_path))
+        stores.put_file(self._address(get_bin_path), partials.bin)
+        stores.put_file(self._address(get_idx_path), partials.idx)
         # If False, the caller looks at the seal that is there: that of another worker, or our own after a lost answer.
-        put_if_absent(self._address(get_seal_path), partials.seal.read_bytes())
+        stores.put_if_absent(self._address(get_seal_path), partials.seal.read_bytes())
 
     def _address(self, path_of: Callable[[str], str]) -> Address:
         return parse_address(path_of(self.wanted.prefix))

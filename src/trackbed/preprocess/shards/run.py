@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from trackbed import __version__
 from trackbed.errors import ArgumentError, TrackbedError
-from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, write_new
+from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
-from trackbed.files.stores import is_address, parse_address, put_bytes
+from trackbed.files.stores import is_address, parse_address
 from trackbed.preprocess.checks import check_inputs, check_outputs
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
@@ -218,7 +218,7 @@ def _write_list(spec: ShardSpec) -> None:
     names = [[Path(prefix).name for prefix in spec.prefixes(shard)] for shard in range(spec.num_shards)]
     text = shard_list_text({key: [row[number] for row in names] for number, key in enumerate(spec.json_keys)})
     if is_address(spec.output):
-        put_bytes(parse_address(f"{spec.output}{SHARD_LIST_SUFFIX}"), text.encode())
+        stores.put_bytes(parse_address(f"{spec.output}{SHARD_LIST_SUFFIX}"), text.encode())
         return
     final = Path(f"{spec.output}{SHARD_LIST_SUFFIX}")
     clear_dead_partials(final.parent, final_name=final.name)
