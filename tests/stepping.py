@@ -104,15 +104,17 @@ def pause_at(folder, way, entries, call, number, meanwhile):
     with process:
         try:
             assert process.stdout.readline() == "begins\n"
-            (traced,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            traced = (
+                Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            )  # none if it has ended
             deadline = time.monotonic() + 60
-            while process.poll() is None and not _is_stopped(traced):
+            while traced and process.poll() is None and not _is_stopped(traced[0]):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
-            has_come = process.poll() is None
+            has_come = bool(traced) and process.poll() is None
             if has_come:
                 meanwhile()
-                os.kill(int(traced), signal.SIGCONT)
+                os.kill(int(traced[0]), signal.SIGCONT)
             errors = finish(process)
         except BaseException:  # the tracer waits for a stopped process for ever
             for one in (*Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split(), process.pid):
