@@ -1,7 +1,11 @@
 """Bytes of batches that are fetched ahead."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ import torch
 from blends import build, gpt_config, write_pair
 from stored_pairs import upload
 from trackbed.datasets.gathering import Gathering
-from trackbed.errors import StoreError
+from trackbed.errors import ArgumentError, StoreError
 from trackbed.kernels import FetchedBytes
 from trackbed.loading import BatchLoader, MegatronPretrainingSampler
 from trackbed.loading.fetch_ahead import fetch_ahead
@@ -37,7 +41,7 @@ class Slow(Gathering):
 
 
 def ahead(jobs, dataset, *, together=1):
-    return fetch_ahead(jobs, dataset, indices_of=lambda job: [job], together=lambda _: together)
+    return fetch_ahead(jobs, dataset, threading.Event(), indices_of=lambda job: [job], together=lambda _: together)
 
 
 def test_batches_come_in_order_and_groups_grow_while_they_are_late():
@@ -201,3 +205,60 @@ def test_an_object_that_is_replaced_ends_the_iteration_with_its_name(stored, buc
     with pytest.raises(StoreError, match=r"corpus\.bin: the object must be the one that was opened"):
         for _ in loader:
             pass
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_a_loader_is_closed_at_once_while_its_store_does_not_answer(stored, proxy, monkeypatch, delay):
+    _, remote = stored("instant")
+    remote.gather([0])
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "20")
+    proxy.stall_seconds = 20
+    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    batches = iter(loader)
+    next(batches)
+    proxy.faults[:] = ["stall"] * 1000
+    time.sleep(delay)  # the prefetch thread waits meanwhile
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 2
+    while BUDGET._ahead and time.monotonic() - started < 2:  # the thread that fetches looks every 50 ms
+        time.sleep(0.01)
+    assert BUDGET._ahead == 0
+
+
+EXIT = """
+import os, sys, threading, time
+from blends import build, gpt_config
+from trackbed.loading import BatchLoader
+
+address, folder, deaf = sys.argv[1:]
+options = {"mmap_bin_files": False, "object_storage_cache_path": folder}
+data = build(gpt_config(None, blend=([address], None), split="1", order="instant", **options), (300, 0, 0))[0]
+data.gather([0])
+os.environ.update({"AWS_ENDPOINT_URL_S3": deaf, "TRACKBED_STORE_TIMEOUT": "20"})
+batches = iter(BatchLoader(data, [[0, 1], [2, 3]] * 50))
+threading.Thread(target=lambda: next(batches), daemon=True).start()
+time.sleep(1)
+print("exits", flush=True)
+"""
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_store(stored, tmp_path, bucket, deaf_store):
+    deaf = os.environ["AWS_ENDPOINT_URL_S3"]
+    address = upload(bucket, write_pair(tmp_path / "one", [30] * 400), "one")
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    environment = {**os.environ, "AWS_ENDPOINT_URL_S3": bucket.endpoint, "PYTHONPATH": paths}
+    command = [sys.executable, "-W", "ignore", "-c", EXIT, address, str(tmp_path / "copies"), deaf]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "exits\n"
+        started = time.monotonic()
+        assert process.wait(timeout=60) == 0
+    assert time.monotonic() - started < 5
+
+
+def test_a_position_that_does_not_exist_is_an_error_in_its_place(stored):
+    _, remote = stored("instant")
+    batches = iter(BatchLoader(remote, [[0, 1], [2, 3], [2**63, 1]]))
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(ArgumentError):
+        next(batches)

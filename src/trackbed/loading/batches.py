@@ -4,9 +4,10 @@ Shapes: B samples of a batch, K datasets of a blend.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from trackbed.datasets.data_checksum import DataChecksum
 from trackbed.datasets.gathering import Gathering
 from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
+from trackbed.files.stores.pool import ends_with
+from trackbed.kernels import FetchedBytes
 from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies
@@ -114,7 +117,8 @@ class BatchLoader:
         self._state = self._position()
         run: ReadAhead[_PreparedBatch] | None = None
         try:
-            run = self._run = ReadAhead(self._make, self._ahead)
+            left = threading.Event()
+            run = self._run = ReadAhead(partial(self._make, left), self._ahead, on_end=left.set)
             while (batch := self._next(run)) is not None:
                 yield batch
                 del batch
@@ -192,32 +196,35 @@ class BatchLoader:
         else:
             self.sampler.load_state_dict(state)
 
-    def _make(self) -> Iterator[_PreparedBatch]:
-        """Gathers the batches, usually on the prefetch thread."""
+    def _make(self, left: threading.Event) -> Iterator[_PreparedBatch]:
+        """Gathers the batches, usually on the prefetch thread, until `left` is set."""
         copies = None if self._device is None else DeviceCopies(self._device)
         jobs = ((indices, self._position()) for indices in self.sampler)
-        with contextlib.closing(self._with_bytes(jobs)) as ready:
+        with contextlib.closing(self._with_bytes(jobs, left)) as ready:
             for (indices, state), fetched in ready:
-                memory = self._memory(len(indices))
-                batch = self.dataset.gather(indices, memory, num_threads=self._num_threads, **fetched)
-                del memory
+                batch = self._gather(indices, fetched, left)
                 tokens = self._tokens(batch)
                 lent = self._ring.lend(batch)
                 del batch
                 yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
                 del lent
 
-    def _with_bytes(self, jobs: Iterable[_Job]) -> Generator[tuple[_Job, dict[str, Any]]]:
-        """Yields batches to gather, each with the argument `fetched` if there are pairs in object stores."""
+    def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, left: threading.Event) -> Batch:
+        memory = self._memory(len(indices))
+        if fetched is None:
+            return self.dataset.gather(indices, memory, num_threads=self._num_threads)
+        with ends_with(left):
+            return self.dataset.gather(indices, memory, num_threads=self._num_threads, fetched=fetched)
+
+    def _with_bytes(
+        self, jobs: Iterable[_Job], left: threading.Event
+    ) -> Generator[tuple[_Job, FetchedBytes | None], None, None]:
+        """Yields batches to gather, each with bytes if there are pairs in object stores."""
         if not self._is_stored:
             for job in jobs:
-                yield job, {}
+                yield job, None
             return
-        with contextlib.closing(
-            fetch_ahead(jobs, self.dataset, indices_of=lambda job: job[0], together=self._together)
-        ) as ready:
-            for job, fetched in ready:
-                yield job, {"fetched": fetched}
+        yield from fetch_ahead(jobs, self.dataset, left, indices_of=lambda job: job[0], together=self._together)
 
     def _together(self, job: _Job) -> int:
         """Number of batches that have samples of the same blocks, in the order "instant"."""

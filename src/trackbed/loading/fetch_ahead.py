@@ -10,33 +10,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextvars import copy_context
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 
-from trackbed.cancellation import check_cancelled, polling
 from trackbed.datasets.gathering import Gathering
-from trackbed.errors import TrackbedError
+from trackbed.files.stores.pool import LeftError, WaitingPool, result_of
 from trackbed.kernels import FetchedBytes
 from trackbed.tokens.stored.budget import BUDGET
 
 __all__ = ["fetch_ahead"]
 
 _Job = TypeVar("_Job")
-_POLL_SECONDS: Final = 0.05
 _WEIGHT: Final = 0.25
 """Weight of the last measurement in the averages of the two times."""
 _NOTHING: Final = FetchedBytes()
 
 logger = logging.getLogger(__name__)
-
-
-class _LeftError(Exception):
-    """The iteration was left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +46,11 @@ class _Fetched:
 def fetch_ahead(
     jobs: Iterable[_Job],
     dataset: Gathering,
+    left: threading.Event,
     *,
     indices_of: Callable[[_Job], Sequence[int]],
     together: Callable[[_Job], int],
-) -> Generator[tuple[_Job, FetchedBytes]]:
+) -> Generator[tuple[_Job, FetchedBytes], None, None]:
     """Yields each job with bytes for its batch, in order. Bytes that are missing are left to `gather`.
 
     A group has as many batches as are taken while a group is fetched (both times are measured), or as `together` says
@@ -65,17 +59,18 @@ def fetch_ahead(
     Args:
         jobs: batches, taken as they are needed.
         dataset: the dataset.
+        left: ends all waits once it is set; set when the iteration ends.
         indices_of: returns the positions of a job.
         together: returns the number of batches whose ranges are close to each other, at least 1.
 
     Raises:
+        LeftError: `left` was set.
         Exception: an error of `jobs`, raised after the batches before it.
     """
-    left = threading.Event()
     source, failure = iter(jobs), None
     groups: deque[tuple[list[_Job], Future[_Fetched]]] = deque()
     pace = _Pace()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="trackbed-fetch")
+    pool = WaitingPool(1, "trackbed-fetch", left=left)
     try:
         while True:
             while failure is None and len(groups) < 2:
@@ -89,14 +84,14 @@ def fetch_ahead(
                     failure = error
                 if group:
                     indices = [indices_of(job) for job in group]
-                    groups.append((group, pool.submit(copy_context().run, _fetch, dataset, indices, left)))
+                    groups.append((group, pool.submit(partial(_fetch, dataset, indices))))
                     pace.grow()
             if not groups:
                 if failure is not None and not isinstance(failure, StopIteration):
                     raise failure
                 return
             group, future = groups[0]
-            fetched = _await(future)
+            fetched = result_of(future, left=left)
             pace.fetched(fetched, len(group))
             for job in group:
                 started = time.perf_counter()
@@ -106,39 +101,33 @@ def fetch_ahead(
             BUDGET.free_ahead(fetched.size_bytes)
             del fetched
     finally:
-        left.set()
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.leave()
         for _, future in groups:
             if not future.cancel():
                 future.add_done_callback(_free)
 
 
-def _fetch(dataset: Gathering, indices: Sequence[Sequence[int]], left: threading.Event) -> _Fetched:
+def _fetch(dataset: Gathering, indices: Sequence[Sequence[int]]) -> _Fetched:
     """Fetches the bytes of a group. An error is left to the batch that it affects, which meets it, too."""
-
-    def poll(_done: int) -> None:
-        if left.is_set():
-            raise _LeftError
-
     started = time.perf_counter()
     held = 0
     try:
-        with polling(poll):
-            ranges = dataset.missing_ranges(np.concatenate([np.asarray(some, dtype=np.int64) for some in indices]))
-            if ranges is None:
-                return _Fetched()
-            size_bytes = int((ranges[:, 2] - ranges[:, 1]).sum())
-            if not BUDGET.hold_ahead(size_bytes):
-                return _Fetched(is_too_large=True)
-            held = size_bytes
-            found = _Fetched(dataset.fetch(ranges), size_bytes, time.perf_counter() - started)
-            held = 0
-            return found
-    except (TrackbedError, OSError, IndexError, ValueError, TypeError) as error:
+        ranges = dataset.missing_ranges(np.concatenate([np.asarray(some, dtype=np.int64) for some in indices]))
+        if ranges is None:
+            return _Fetched()
+        size_bytes = int((ranges[:, 2] - ranges[:, 1]).sum())
+        if not BUDGET.hold_ahead(size_bytes):
+            return _Fetched(is_too_large=True)
+        held = size_bytes
+        content = dataset.fetch(ranges)
+    except LeftError:
+        BUDGET.free_ahead(held)
+        raise
+    except Exception as error:  # noqa: BLE001  whatever it is, the batch raises it
+        BUDGET.free_ahead(held)
         logger.debug("fetching ahead failed, its batches are fetched one by one: %s", error)
         return _Fetched(is_too_large=True)  # perhaps for the time that a call may take
-    finally:
-        BUDGET.free_ahead(held)
+    return _Fetched(content, held, time.perf_counter() - started)
 
 
 def _free(future: "Future[_Fetched]") -> None:
@@ -178,13 +167,3 @@ class _Pace:
 
 def _average(before: float, now: float) -> float:
     return now if not before else (1 - _WEIGHT) * before + _WEIGHT * now
-
-
-def _await(future: "Future[Any]") -> Any:
-    while True:
-        try:
-            return future.result(timeout=_POLL_SECONDS)
-        except FutureTimeoutError:
-            if future.done():
-                return future.result()
-            check_cancelled()

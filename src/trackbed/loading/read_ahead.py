@@ -47,10 +47,13 @@ class ReadAhead(Generic[Item]):
     Args:
         make: returns the iterator. Thread and consumer advance it in turn, never at the same time.
         depth: number of items to prefetch, at least 1.
+        on_end: called when the thread is to end, so that an item which takes long can be given up.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Item]], depth: int) -> None:
-        self._queue = _Queue(make, depth)
+    def __init__(
+        self, make: Callable[[], Iterator[Item]], depth: int, *, on_end: Callable[[], object] = lambda: None
+    ) -> None:
+        self._queue = _Queue(make, depth, on_end)
         self._process = os.getpid()
         self._is_over = False
         # Ends the thread if the constructor is interrupted, as the caller then has no object to close.
@@ -97,7 +100,7 @@ class ReadAhead(Generic[Item]):
                     return False
                 self._queue.await_end()
             self._is_over = True
-            self._queue = _Queue(lambda: iter(()), depth=0)  # drops prefetched items
+            self._queue = _Queue(lambda: iter(()), 0, lambda: None)  # drops prefetched items
         return True
 
     def end(self) -> None:
@@ -111,10 +114,12 @@ class _Queue:
     Args:
         make: returns the iterator.
         depth: number of items to prefetch.
+        on_end: called by `end`.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Any]], depth: int) -> None:
+    def __init__(self, make: Callable[[], Iterator[Any]], depth: int, on_end: Callable[[], object]) -> None:
         self._make = make
+        self._on_end = on_end
         self._depth = depth
         self._items: Iterator[Any] | None = None
         self._ready: deque[object] = deque()
@@ -181,6 +186,7 @@ class _Queue:
     def end(self) -> None:
         """End the thread after its current item."""
         self._is_over = True
+        self._on_end()
         self._wakeups.put(None)
 
     def _add(self) -> None:

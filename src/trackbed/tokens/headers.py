@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from trackbed.errors import StoreError
 from trackbed.files import Stamp, read_stamps
 from trackbed.files.stores import is_address
 from trackbed.tokens.format import PairHeader, read_ends
@@ -21,13 +22,19 @@ def read_headers(prefixes: Iterable[str], *, idx_cache: str | None = None) -> di
     Args:
         prefixes: of pairs; may be repeated.
         idx_cache: folder of copies of `.idx` objects; without one, pairs at addresses are left out.
+
+    Raises:
+        StoreError: an object store refuses, or does not answer in time.
     """
     wanted = list(dict.fromkeys(prefixes))
     stored = [prefix for prefix in wanted if is_address(prefix)] if idx_cache is not None else []
     found = _read_files([prefix for prefix in wanted if not is_address(prefix)])
     if stored and idx_cache is not None:
-        answers = zip(stored, open_stored_pairs(stored, idx_cache), strict=True)
-        found.update((prefix, header) for prefix, header in answers if isinstance(header, PairHeader))
+        for prefix, answer in zip(stored, open_stored_pairs(stored, idx_cache), strict=True):
+            if isinstance(answer, StoreError):  # asking again would take as long
+                raise answer
+            if isinstance(answer, PairHeader):
+                found[prefix] = answer
     return found
 
 

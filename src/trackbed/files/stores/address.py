@@ -46,7 +46,7 @@ def parse_address(text: str) -> Address:
     A user, password, query or fragment may be a secret, so an address with one is not repeated in the error.
 
     Raises:
-        ArgumentError: it has another scheme, no bucket, a control character, or one of these.
+        ArgumentError: it has another scheme, no bucket, a port, a control character, an empty part, or one of these.
 
     >>> parse_address("s3://bucket/a/b.bin")[1:]
     ('s3', 'bucket', 'a/b.bin')
@@ -70,13 +70,21 @@ def parse_address(text: str) -> Address:
             f"an address must have no user, password, query or fragment, found one with a {secret} (not repeated here)"
         )
         raise ArgumentError(msg)
-    if parts.scheme not in SCHEMES:
-        msg = f"{text}: the scheme must be one of {', '.join(SCHEMES)}, found {parts.scheme or 'none'}"
+    if parts.scheme not in SCHEMES or not text.startswith(f"{parts.scheme}:"):
+        msg = f"{text}: the scheme must be one of {', '.join(SCHEMES)}, found {text.partition(':')[0]}"
         raise ArgumentError(msg)
     is_file = parts.scheme == "file"
     if bool(parts.netloc) is is_file or (is_file and not parts.path.startswith("/")):
         wanted = "file:///path" if is_file else f"{parts.scheme}://bucket/key"
         msg = f"{text}: an address must have the form {wanted}, found another"
         raise ArgumentError(msg)
+    if ":" in parts.netloc and parts.scheme not in ("http", "https"):
+        msg = f"{text}: an address must have no port, found one: servers are named by their endpoint"
+        raise ArgumentError(msg)
     key = parts.path if is_file else parts.path.removeprefix("/")
+    names = key.removeprefix("/").split("/") if is_file else key.split("/")
+    wrong = [name for name in names[:-1] if not name] + [name for name in names if name in (".", "..")]
+    if wrong:
+        msg = f"{text}: a key must have no empty part, and none of '.' and '..', found {wrong[0]!r}"
+        raise ArgumentError(msg)
     return Address(text, parts.scheme, parts.netloc, key)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.address import Address
@@ -40,10 +41,28 @@ _LONGEST_CONNECT_SECONDS: Final = 5.0
 
 
 def endpoint_of(address: Address) -> str:
-    """Returns the endpoint that the environment gives for an address, or nothing."""
+    """Returns the endpoint that the environment gives for an address, or nothing.
+
+    Raises:
+        ArgumentError: it is no URL of a server, or has a user, password, query or fragment, and is not repeated.
+    """
     if address.scheme != "s3":
         return ""
-    return next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
+    name = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
+    if name is None:
+        return ""
+    endpoint = os.environ[name]
+    try:
+        parts = urlsplit(endpoint)
+        is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        has_secret = any((parts.username, parts.password, parts.query, parts.fragment))
+    except ValueError:
+        is_plain = has_secret = False
+    if has_secret or not is_plain or not endpoint.isprintable() or " " in endpoint:
+        found = "one with a user, password, query or fragment" if has_secret else "another"
+        msg = f"{name} must be the URL of a server, such as https://s3.example.org, found {found} (not repeated here)"
+        raise ArgumentError(msg)
+    return endpoint
 
 
 def open_bucket(address: Address) -> Bucket:

@@ -12,9 +12,8 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -35,6 +34,7 @@ from trackbed.files import (
     write_new,
 )
 from trackbed.files.stores import Address, ObjectStamp
+from trackbed.files.stores.pool import WaitingPool, result_of
 
 __all__ = ["StoredIndex", "await_marks", "fetch_indexes"]
 
@@ -239,13 +239,12 @@ def fetch_indexes(wanted: Sequence[tuple[StoredIndex, ObjectStamp]]) -> list[Pat
     """
     if len(wanted) < 2:
         return [index.fetch(stamp) for index, stamp in wanted]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), thread_name_prefix="trackbed-idx") as pool:
-        futures = [pool.submit(copy_context().run, index.fetch, stamp) for index, stamp in wanted]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = WaitingPool(min(_AT_ONCE, len(wanted)), "trackbed-idx")
+    try:
+        futures = [pool.submit(partial(index.fetch, stamp)) for index, stamp in wanted]
+        return [result_of(future) for future in futures]
+    finally:
+        pool.leave()
 
 
 def _note_marks(_folder: str, items: list[tuple[StoredIndex, ObjectStamp]]) -> None:

@@ -35,7 +35,8 @@ def open_stored_pairs(prefixes: Sequence[str], folder: str) -> list[PairHeader |
         _copied_ends(index, next(found_warm)) if is_copied else None
         for index, is_copied in zip(indexes, copied, strict=True)
     ]
-    cold = [number for number, found in enumerate(ends) if found is None]
+    is_there = [isinstance(stamp, (ObjectStamp, FileNotFoundError)) for stamp in stamps]  # else its store is not
+    cold = [number for number, found in enumerate(ends) if found is None and is_there[number]]
     for number, found in zip(cold, _fetch_ends([indexes[number].address for number in cold]), strict=True):
         ends[number] = found
     return [_header_of(*one) for one in zip(ends, stamps, strict=False)]

@@ -67,7 +67,7 @@ class StoredSource:
 def read_spans(
     dtype: type[np.number[Any]], spans: Sequence[tuple[StoredSource, int, int]]
 ) -> list[npt.NDArray[np.number[Any]]]:
-    """Returns arrays of tokens, all of which are requested together.
+    """Returns arrays of tokens, which are requested together; in parts, if they exceed the bytes of a read.
 
     Args:
         dtype: type of the tokens.
@@ -87,7 +87,11 @@ def read_spans(
             msg = f"{where}, which has {sources[number].stamp.size_bytes}"
             raise FormatError(msg)
     joined = join_ranges(np.array(ranges, dtype=np.int64).reshape(-1, 3))
-    with BUDGET.held(int((joined[:, 2] - joined[:, 1]).sum())):
+    size_bytes = int((joined[:, 2] - joined[:, 1]).sum())
+    if size_bytes > BUDGET.half and len(spans) > 1:
+        middle = len(spans) // 2
+        return read_spans(dtype, spans[:middle]) + read_spans(dtype, spans[middle:])
+    with BUDGET.held(size_bytes):
         found = fetch_ranges(sources, joined)
         return [_cut(found, *one).view(dtype) for one in ranges]
 

@@ -1,0 +1,101 @@
+"""Threads that wait for a store, and that nobody has to wait for: their calls end once the pool is left."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextvars import Context, copy_context
+from typing import Any, Final, TypeVar
+
+from trackbed.cancellation import check_cancelled, polling
+
+__all__ = ["LeftError", "WaitingPool", "ends_with", "result_of"]
+
+_Result = TypeVar("_Result")
+_Call = tuple[Context, Callable[[], Any], "Future[Any]"]
+_POLL_SECONDS: Final = 0.05
+
+
+class LeftError(Exception):
+    """The pool was left: the result of a call is not wanted any more."""
+
+
+class WaitingPool:
+    """Threads that end with the program, unlike those of `concurrent.futures`, for which it waits.
+
+    Args:
+        num_threads: at least 1.
+        name: name of the threads.
+        left: event that ends the calls, and the threads; set by `leave`.
+    """
+
+    def __init__(self, num_threads: int, name: str, *, left: threading.Event | None = None) -> None:
+        self._left = left or threading.Event()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._num_threads = num_threads
+        for _ in range(num_threads):
+            threading.Thread(target=_serve, args=(self._calls, self._left), name=name, daemon=True).start()
+
+    def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
+        """Has a thread make a call, in a copy of the caller's context."""
+        future: Future[_Result] = Future()
+        self._calls.put((copy_context(), call, future))
+        return future
+
+    def leave(self) -> None:
+        """Ends the calls at their next poll, and the threads. Does not wait for them."""
+        self._left.set()
+        for _ in range(self._num_threads):
+            self._calls.put(None)
+
+
+@contextlib.contextmanager
+def ends_with(left: threading.Event) -> Iterator[None]:
+    """Ends waits for a store inside the block once `left` is set.
+
+    Raises:
+        LeftError: it was set.
+    """
+
+    def poll(_done: int) -> None:
+        if left.is_set():
+            raise LeftError
+
+    with polling(poll):
+        yield
+
+
+def _serve(calls: "queue.SimpleQueue[_Call | None]", left: threading.Event) -> None:
+    def work(call: Callable[[], Any]) -> Any:
+        with ends_with(left):
+            check_cancelled()
+            return call()
+
+    while (item := calls.get()) is not None:
+        context, call, future = item
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(context.run(work, call))
+        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(error)
+
+
+def result_of(future: "Future[_Result]", *, left: threading.Event | None = None) -> _Result:
+    """Waits for a result; looks for cancellation, and for `left`, every 50 ms.
+
+    Raises:
+        LeftError: `left` was set.
+        Exception: the call, or the poll of the caller, raised it.
+    """
+    while True:
+        try:
+            return future.result(timeout=_POLL_SECONDS)
+        except FutureTimeoutError:
+            if future.done():
+                return future.result()
+            if left is not None and left.is_set():
+                raise LeftError from None
+            check_cancelled()
