@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
@@ -99,6 +99,7 @@ class ReadAhead(Generic[Item]):
                 if self._queue.thread is threading.current_thread():
                     return False
                 self._queue.await_end()
+                self._queue.close_items()
             self._is_over = True
             self._queue = _Queue(lambda: iter(()), 0, lambda: None)  # drops prefetched items
         return True
@@ -173,6 +174,11 @@ class _Queue:
                 self._ended.get(timeout=_END_SECONDS)
         if self.thread is not None:
             self.thread.join()  # returns at once
+
+    def close_items(self) -> None:
+        """Close the iterator, if it is a generator, so that it frees what it holds. The thread has ended."""
+        if isinstance(self._items, Generator):
+            self._items.close()
 
     def _fill_up(self) -> None:
         seconds = _IDLE_SECONDS
