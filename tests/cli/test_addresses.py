@@ -1,6 +1,9 @@
 """Commands with pairs at addresses."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -61,7 +64,7 @@ def test_folders_files_and_prefixes_are_verified_and_sealed(output_of, bucket, a
 def test_what_is_missing_is_named(output_of, bucket, addresses):
     bucket.delete("corpora/pair2_text_document.bin")
     assert f"missing {addresses[2]}.bin" in output_of("verify", addresses[2], code=1)
-    assert "a folder must have .bin and .idx objects, found none" in output_of(
+    assert "there must be a pair, or a folder with .bin and .idx objects, found neither" in output_of(
         "verify", bucket.text("nothing/"), code=1
     )
 
@@ -155,3 +158,24 @@ def test_shards_in_a_bucket_are_merged_and_read_by_their_list(output_of, bucket,
         output_of("build", path)
     samples = [json.loads(output_of("show", path, "--sample", "3", "--json"))["origins"] for path in (stored, local)]
     assert [origin["text"] for origin in samples[0]] == [origin["text"] for origin in samples[1]]
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_the_end_of_a_program_meets_no_thread_of_the_store(addresses, tmp_path, count):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(count):
+        command = [sys.executable, "-m", "trackbed", "verify", *addresses]
+        assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_shards_that_are_cut_in_another_way_are_not_left_beside_new_ones(output_of, bucket, tmp_path, is_stored):
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": f"text {at}"}) + "\n" for at in range(300)))
+    output = bucket.text("tokens/c") if is_stored else str(tmp_path / "c")
+    common = ["preprocess", tmp_path / "corpus.jsonl", "-o", output, "--tokenizer", "bytes", "--workers", "1"]
+    output_of(*common, "--shard-bytes", "2KB")
+    error = output_of(*common, "--shard-bytes", "4KB", code=1)
+    assert "must have no shards that are cut in another way, found some of 4, now 2" in error
+    output_of("seal", f"{output}-00000-of-00004_text_document")
+    assert "finished before 4" in output_of(*common, "--shard-bytes", "2KB")
+    output_of(*common, "--shard-bytes", "4KB", "--overwrite")

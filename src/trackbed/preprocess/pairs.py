@@ -48,7 +48,9 @@ def _stored_pairs(name: str) -> list[str]:
     if name.endswith(SHARD_LIST_SUFFIX):
         return read_all_shards(name)
     prefix = name.removesuffix(".bin").removesuffix(".idx")
-    is_folder = prefix == name and (name.endswith("/") or not object_exists(parse_address(get_idx_path(name))))
+    is_folder = prefix == name and (
+        name.endswith("/") or not parse_address(name).key or not object_exists(parse_address(get_idx_path(name)))
+    )
     return find_stored_pairs(name) if is_folder else [prefix]
 
 

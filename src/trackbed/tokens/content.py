@@ -1,6 +1,7 @@
 """The whole content of a pair, on a disk or in an object store: for checks, seals and copies."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
@@ -76,13 +77,14 @@ class PairContent:
         if self._source is None:
             return checksum_file(Path(self.bin_path), progress=progress)
         checksum = Checksum()
-        for piece in self.read_bin():
-            checksum.update(piece)
-            if progress is not None:
-                progress(len(piece))
+        with contextlib.closing(self.read_bin()) as pieces:
+            for piece in pieces:
+                checksum.update(piece)
+                if progress is not None:
+                    progress(len(piece))
         return checksum
 
-    def read_bin(self) -> Iterator[memoryview]:
+    def read_bin(self) -> Generator[memoryview, None, None]:
         """Yields the bytes of the `.bin` in order, in pieces that are valid until the next one.
 
         Raises:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,6 +93,7 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
         data=content.checksum_bin(progress),
         index=content.checksum_idx(progress),
     )
+    made = _with_recipe(made, get_seal_path(path_prefix))
     if is_address(path_prefix):
         stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(made))
         return made
@@ -106,6 +107,17 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
     finally:
         partial.unlink(missing_ok=True)
     return made
+
+
+def _with_recipe(made: Seal, path: str) -> Seal:
+    """Returns a seal with what the old one says about how the pair was made, if its bytes are the same."""
+    try:
+        old = read_seal(path)
+    except (FormatError, FileNotFoundError):
+        return made
+    if (old.bin, old.idx) != (made.bin, made.idx):
+        return made
+    return replace(made, **{name: getattr(old, name) for name in _OPTIONAL})
 
 
 def write_seal(sealed: Seal, path: Path) -> None:

@@ -4,6 +4,7 @@ Shapes: N sequences, D documents, T tokens.
 """
 
 import array
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -197,8 +198,9 @@ class IndexedDatasetBuilder:
             msg = f"{path_prefix}: the dtype must be {self.dtype} as in {self._bin_path}, found {index.dtype.__name__}"
             raise ArgumentError(msg)
         self._data.check_open()
-        for piece in content.read_bin():
-            self._data.append(piece)
+        with contextlib.closing(content.read_bin()) as pieces:
+            for piece in pieces:
+                self._data.append(piece)
         self._append_index(index)
         return content.bin_bytes
 

@@ -1,5 +1,6 @@
 """Processes that were forked from one that has made requests make theirs through a helper program."""
 
+import contextlib
 import os
 import signal
 import time
@@ -40,7 +41,11 @@ def a(bucket):
 
 def helpers():
     """The helper programs of this process and of its children."""
-    return [one for one in psutil.Process().children(recursive=True) if "stores.helper" in " ".join(one.cmdline())]
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            found += [one] if "stores.helper" in " ".join(one.cmdline()) else []
+    return found
 
 
 def alive(pid):

@@ -159,7 +159,10 @@ def test_options_that_do_not_fit_an_address_are_refused_without_a_request(addres
     assert proxy.log == []
 
 
-@pytest.mark.parametrize("fields", [{"path_to_idx_cache": ""}, {"path_to_idx_cache": "x", "bin_chunk_nbytes": 0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"path_to_idx_cache": ""}, {"path_to_idx_cache": "s3://a/b"}, {"path_to_idx_cache": "x", "bin_chunk_nbytes": 0}],
+)
 def test_options_out_of_range_are_refused(fields):
     with pytest.raises(ArgumentError, match=f"{list(fields)[-1]} must be"):
         ObjectStorageConfig(**fields)

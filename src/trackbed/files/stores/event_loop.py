@@ -1,6 +1,8 @@
 """One event loop for all requests of a process, on a thread of its own."""
 
 import asyncio
+import atexit
+import contextlib
 import os
 import threading
 import time
@@ -19,6 +21,9 @@ LOOK_SECONDS: Final = 0.05
 """Seconds between two looks for Ctrl-C, and for failures of other ranks."""
 _GRACE_SECONDS: Final = 0.3
 """Seconds after its deadline in which a request reports its own error."""
+_CLOSE_SECONDS: Final = 1.0
+_LEAVE_SECONDS: Final = 0.05
+"""Seconds in which threads of obstore leave Python: they need microseconds, and the lock of the interpreter."""
 
 
 class OutOfTimeError(StoreError):
@@ -44,13 +49,37 @@ class _Loop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def get(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._found is None:
                 self._found = asyncio.new_event_loop()
-                threading.Thread(target=self._found.run_forever, name="trackbed-stores", daemon=True).start()
+                self._thread = threading.Thread(target=self._found.run_forever, name="trackbed-stores", daemon=True)
+                self._thread.start()
             return self._found
+
+    def close(self) -> None:
+        """Cancels all requests, and waits until no thread of obstore is inside Python.
+
+        Such a thread tells the loop that its request is done. If the interpreter ends meanwhile, the program aborts.
+        """
+        with self._lock:
+            loop, thread = self._found, self._thread
+        if loop is None or thread is None or not thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(timeout=_CLOSE_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_CLOSE_SECONDS)
+        time.sleep(_LEAVE_SECONDS)
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 _loop = _Loop()
@@ -100,3 +129,8 @@ def _forget_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_parent)
+
+
+@atexit.register
+def _close() -> None:
+    _loop.close()

@@ -5,7 +5,6 @@ It is started by `helper_process.py`, answers each call on a thread, and ends wh
 
 import mmap
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from trackbed.cancellation import polling
 from trackbed.files.stores.address import Address
-from trackbed.files.stores.helper_messages import Failure, Page, Progress, Result, receive_call, send
+from trackbed.files.stores.helper_messages import Failure, Page, Progress, Result, is_readable, receive_call, send
 from trackbed.files.stores.listing import list_pages
 from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, stamps_of_objects
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
@@ -60,7 +59,7 @@ def _answer(connection: socket.socket) -> None:
 
 def _check_caller(connection: socket.socket, _done: int) -> None:
     """Looks whether the caller still waits. It sends nothing after its call, so that only an end can be read."""
-    if select.select([connection], [], [], 0)[0]:
+    if is_readable(connection, 0):
         raise _CallerGoneError
 
 

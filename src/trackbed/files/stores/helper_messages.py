@@ -5,12 +5,24 @@ The control socket, which is the helper's standard input, carries one call socke
 """
 
 import pickle
+import select
 import socket
 import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Call", "Failure", "Page", "Progress", "Result", "receive", "receive_call", "send", "send_call"]
+__all__ = [
+    "Call",
+    "Failure",
+    "Page",
+    "Progress",
+    "Result",
+    "is_readable",
+    "receive",
+    "receive_call",
+    "send",
+    "send_call",
+]
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -49,6 +61,13 @@ class Failure:
     """Error of the call."""
 
     error: Exception
+
+
+def is_readable(connection: socket.socket, seconds: float) -> bool:
+    """Waits until there is something to receive, or the other end has closed. Unlike `select`, for any descriptor."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
 
 
 def send(connection: socket.socket, message: object) -> None:

@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import mmap
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.event_loop import LOOK_SECONDS, OutOfTimeError
-from trackbed.files.stores.helper_messages import Call, Failure, Page, Progress, Result, receive, send_call
+from trackbed.files.stores.helper_messages import Call, Failure, Page, Progress, Result, is_readable, receive, send_call
 from trackbed.files.stores.retries import timeout_seconds
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 
@@ -181,7 +180,7 @@ def _call(
 def _messages(connection: socket.socket, deadline: float | None = None) -> Iterator[Any]:
     """Yields the messages of the helper up to the result. The wait looks for Ctrl-C and cancellation."""
     while True:
-        while not select.select([connection], [], [], LOOK_SECONDS)[0]:
+        while not is_readable(connection, LOOK_SECONDS):
             check_cancelled()
             if deadline is not None and time.monotonic() > deadline:
                 where = "the helper program of this forked process"

@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from trackbed.preprocess.tokenise import BatchTokenizer
 from trackbed.preprocess.tokenizer import absolute_name
 from trackbed.tokens import DType
 from trackbed.tokens.commit import LOCK_SUFFIX, locked_pair
+from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
 
@@ -72,6 +74,7 @@ def preprocess_shards(
         failures.append(None)
         on_failure(failed)
 
+    _check_others(config, output, len(plan))
     with _probe(output) as probe:
         spec = _spec(config, tokenizer, splitter, plan, output, probe)
         totals = Totals(inputs, spec, plan)
@@ -122,6 +125,29 @@ def _with_absolute_paths(inputs: Inputs) -> Inputs:
 
 def _absolute_output(config: PreprocessConfig) -> str:
     return config.output if is_address(config.output) else str(Path(config.output).absolute())
+
+
+def _check_others(config: PreprocessConfig, output: str, num_shards: int) -> None:
+    """Raises ArgumentError if there are shards of this output that are cut in another way: a pattern would match both.
+
+    With `config.overwrite` they stay where they are.
+    """
+    if config.overwrite:
+        return
+    name = re.compile(re.escape(output.rpartition("/")[2]) + r"-\d{5,}-of-(\d{5,})_.*" + re.escape(get_seal_path("")))
+    folder = output.rpartition("/")[0]
+    if is_address(output):
+        names = [address for address, _ in stores.list_objects(parse_address(f"{folder}/"))]
+    else:
+        names = os.listdir(folder)  # noqa: PTH208  names are all that is wanted
+    found = [match[1] for match in (name.fullmatch(one.rpartition("/")[2]) for one in names) if match is not None]
+    other = next((number for number in found if int(number) != num_shards), None)
+    if other is not None:
+        msg = (
+            f"{output}: the output must have no shards that are cut in another way, found some of {int(other)}, "
+            f"now {num_shards}; remove them, or --overwrite leaves them beside the new ones"
+        )
+        raise ArgumentError(msg)
 
 
 def _spec(
@@ -181,6 +207,9 @@ def _look_up(spec: ShardSpec, plan: ShardPlan, inputs: Inputs) -> Iterator[tuple
 def _probe(output: str) -> Iterator[Probe | None]:
     """Writes a file beside an output on a disk, which every worker looks for."""
     if is_address(output):
+        probe = parse_address(f"{output}.{secrets.token_hex(8)}.{_PROBE}")
+        stores.put_bytes(probe, b"")  # a store that cannot be written to is an error before any work
+        stores.delete_object(probe)
         yield None
         return
     final = Path(f"{output}.{_PROBE}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError
+from trackbed.files.stores import is_address
 
 __all__ = ["ObjectStorageConfig", "S3Config", "default_idx_cache"]
 
@@ -32,6 +33,9 @@ class ObjectStorageConfig:
         folder = self.path_to_idx_cache
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in os.fspath(folder):
             msg = f"path_to_idx_cache must be the path of a folder, found {folder!r}"
+            raise ArgumentError(msg)
+        if is_address(folder):
+            msg = f"path_to_idx_cache must be a folder on this host, found the address {folder}"
             raise ArgumentError(msg)
         if type(self.bin_chunk_nbytes) is not int or self.bin_chunk_nbytes < 1:
             msg = f"bin_chunk_nbytes must be a whole number of at least 1, found {self.bin_chunk_nbytes!r}"

@@ -65,6 +65,6 @@ def find_stored_pairs(folder: str) -> list[str]:
         if address.endswith(suffix) and "/" not in address.removeprefix(base)
     }
     if not found:
-        msg = f"{folder}: a folder must have .bin and .idx objects, found none"
+        msg = f"{folder}: there must be a pair, or a folder with .bin and .idx objects, found neither"
         raise ArgumentError(msg)
     return sorted(found)
