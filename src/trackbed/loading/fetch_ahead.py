@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """What was fetched for a group of batches."""
+    """Bytes that were fetched for a group of batches."""
 
     content: FetchedBytes = _NOTHING
     size_bytes: int = 0
@@ -123,7 +123,7 @@ def _fetch(dataset: Gathering, indices: Sequence[Sequence[int]]) -> _Fetched:
     except LeftError:
         BUDGET.free_ahead(held)
         raise
-    except Exception as error:  # noqa: BLE001  whatever it is, the batch raises it
+    except Exception as error:  # noqa: BLE001  the batch raises it
         BUDGET.free_ahead(held)
         logger.debug("fetching ahead failed, its batches are fetched one by one: %s", error)
         return _Fetched(is_too_large=True)  # perhaps for the time that a call may take

@@ -277,7 +277,7 @@ class IndexEnds:
     last_border: int
     """The last document border, which must be N."""
     stamp: Stamp | ObjectStamp
-    """What tells the file, or the object, from another that takes its place."""
+    """Identity of the file or object: another one that takes its place has another stamp."""
     changed_ns: int
     """Nanoseconds since 1970 at which the file last changed in any way; unlike the time of the last write, archives and
     `rsync -t` cannot set it. 0 for an object."""

@@ -130,7 +130,7 @@ class IndexedDataset:
 
     @property
     def bin_stamp(self) -> Stamp | ObjectStamp:
-        """What tells the `.bin` from another that takes its place."""
+        """Identity of the `.bin`: another one that takes its place has another stamp."""
         return self._bin_stamp
 
     @property

@@ -27,7 +27,7 @@ _THREADS_FOR_STORES: Final = 16
 
 
 class _Opener(NamedTuple):
-    """What pairs in object stores are opened with."""
+    """Options and headers for opening pairs in object stores."""
 
     storage: ObjectStorageConfig | None
     headers: Mapping[str, PairHeader]

@@ -32,7 +32,7 @@ def main() -> None:
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:
-            os._exit(0)  # with all threads, whose requests nobody waits for
+            os._exit(0)  # with all threads, whose results are not needed
         connection = socket.socket(fileno=descriptors[0])
         threading.Thread(target=_answer, args=(connection,), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Threads that wait for a store, and that nobody has to wait for: their calls end once the pool is left."""
+"""Threads that wait for a store. Their calls end once the pool is left, and the program need not wait for them."""
 
 import contextlib
 import queue

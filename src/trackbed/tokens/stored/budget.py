@@ -42,7 +42,7 @@ class FetchBudget:
 
     @contextlib.contextmanager
     def held(self, size_bytes: int) -> Iterator[None]:
-        """Holds so many bytes for a read; waits until they are free.
+        """Holds bytes for a read; waits until they are free.
 
         Raises:
             Exception: the poll of the caller raised it.
@@ -61,7 +61,7 @@ class FetchBudget:
                 self._freed.notify_all()
 
     def hold_ahead(self, size_bytes: int) -> bool:
-        """Holds so many bytes that are to be fetched ahead, if they are free. Returns True if they are held."""
+        """Holds bytes that are to be fetched ahead, if they are free. Returns True if they are held."""
         with self._freed:
             if self._ahead + size_bytes > self.half:
                 return False
