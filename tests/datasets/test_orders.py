@@ -16,7 +16,7 @@ from trackbed.datasets.gpt_indices import GPTIndices
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import InstantOrder, Permutation, largest_remainders
 from trackbed.tokens import IndexedDataset
-from trackbed.tokens.format import HEADER_BYTES
+from trackbed.tokens.idx_header import HEADER_BYTES
 
 S = 16
 

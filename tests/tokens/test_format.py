@@ -7,7 +7,7 @@ import pytest
 
 from trackbed.errors import FormatError
 from trackbed.tokens import IndexedDataset, open_index, verify
-from trackbed.tokens.format import HEADER_BYTES, Header, encode_header
+from trackbed.tokens.idx_header import HEADER_BYTES, Header, encode_header
 
 # Sequences of 3, 0 and 2 int32 tokens in the documents [0, 2) and [2, 3), with the modes 1, 0 and -1.
 GOLDEN_HEADER = (

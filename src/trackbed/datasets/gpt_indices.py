@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec
-from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import ARRAYS
 from trackbed.datasets.low_level import check_documents, data_stamps, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
@@ -25,6 +24,7 @@ from trackbed.index.samples import sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.index.visits import visit_indices
 from trackbed.kernels import available_threads, count_tokens
+from trackbed.tokens.length_checksum import checksum_lengths
 
 __all__ = ["MOST_VISITS", "SMALL_COST", "GPTIndices"]
 

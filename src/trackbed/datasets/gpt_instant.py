@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.gpt_visits import VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
 from trackbed.datasets.low_level import check_documents
@@ -23,6 +22,7 @@ from trackbed.index.epochs import stretches_per_epoch
 from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.kernels import Visits
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
+from trackbed.tokens.length_checksum import checksum_lengths
 
 __all__ = ["InstantSamples", "StoredSample"]
 
@@ -203,6 +203,8 @@ class InstantSamples:
     def checksum(self) -> str:
         """Returns the CRC-32 of the split's document lengths. Reads them."""
         start, stop = self.run
+        if isinstance(self.dataset, IndexedDataset) and (start, stop) == (0, self.dataset.index.sequence_count):
+            return self.dataset.index.checksum_lengths()
         return checksum_lengths(self.dataset.sequence_lengths[start:stop])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec
-from trackbed.datasets.data_checksum import checksum_lengths
 from trackbed.datasets.low_level import data_stamps, most_tokens, num_documents
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import ranges
 from trackbed.kernels import build_mapping
+from trackbed.tokens.length_checksum import checksum_lengths
 
 __all__ = ["ARRAYS", "MaskedIndices"]
 

@@ -5,12 +5,11 @@ Shapes: N sequences, D documents; the file holds D + 1 document borders.
 
 import hashlib
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +28,15 @@ from trackbed.files import (
 )
 from trackbed.files.stores import ObjectStamp
 from trackbed.tokens.commit import interruption
-from trackbed.tokens.dtype import DType
+from trackbed.tokens.idx_header import HEADER_BYTES, MAGIC, Header, decode_header
+from trackbed.tokens.length_checksum import checksum_lengths
 from trackbed.tokens.stored.index_cache import StoredIndex
 
 __all__ = [
-    "HEADER_BYTES",
-    "Header",
     "IndexEnds",
     "PairHeader",
     "SequenceIndex",
     "as_format_error",
-    "encode_header",
     "ends_of",
     "is_indexed",
     "map_file",
@@ -47,10 +44,6 @@ __all__ = [
     "read_ends",
 ]
 
-MAGIC: Final = b"MMIDIDX\x00\x00"
-VERSION: Final = 1
-_FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 1
-HEADER_BYTES: Final = _FIELDS.size
 _MOST_READ: Final = 1024
 """Files per kernel call, which limits its buffers to 8 MiB."""
 
@@ -71,64 +64,6 @@ class as_format_error:  # noqa: N801  used like a function; a generator would ta
             where = error.filename or self._path
             msg = f"{where}: both files of a pair must be readable, found: {error.strerror}"
             raise FormatError(msg) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Contents of the first 34 bytes of an `.idx`."""
-
-    dtype: type[np.number[Any]]
-    sequence_count: int
-    document_count: int
-    """Number of document borders, one more than the number of documents."""
-
-    @property
-    def pointers_at(self) -> int:
-        """Byte offset of the pointers, which follow the lengths."""
-        return HEADER_BYTES + 4 * self.sequence_count
-
-    @property
-    def borders_at(self) -> int:
-        """Byte offset of the document borders, which follow the pointers."""
-        return self.pointers_at + 8 * self.sequence_count
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file without modes; modes add one byte per sequence."""
-        return self.borders_at + 8 * self.document_count
-
-
-def encode_header(header: Header) -> bytes:
-    """The 34 bytes of `header`."""
-    code = DType.code_from_dtype(header.dtype)
-    return _FIELDS.pack(MAGIC, VERSION, code, header.sequence_count, header.document_count)
-
-
-def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
-    """Decodes the header from the first bytes of the file at `path`.
-
-    Raises:
-        FormatError: too few bytes, another magic or version, an unknown dtype code, or no document border.
-    """
-    if len(raw) < HEADER_BYTES:
-        msg = f"{path}: an index header has {HEADER_BYTES} bytes, this file has {len(raw)}"
-        raise FormatError(msg)
-    magic, version, code, sequences, borders = _FIELDS.unpack(raw[:HEADER_BYTES])
-    if magic != MAGIC:
-        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}"
-        raise FormatError(msg)
-    if version != VERSION:
-        msg = f"{path}: the version must be {VERSION}, found {version}"
-        raise FormatError(msg)
-    try:
-        dtype = DType.dtype_from_code(code)
-    except ValueError:
-        msg = f"{path}: the dtype code must be in [1, {len(DType)}], found {code}"
-        raise FormatError(msg) from None
-    if borders < 1:
-        msg = f"{path}: document_count must be at least 1, found {borders}"
-        raise FormatError(msg)
-    return Header(dtype, sequences, borders)
 
 
 def is_indexed(path_prefix: str) -> bool:
@@ -231,6 +166,12 @@ class SequenceIndex:
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
         """`[N]` tokens in each sequence."""
         return self._mapped[HEADER_BYTES : self.ends.header.pointers_at].view("<i4")
+
+    def checksum_lengths(self) -> str:
+        """Returns the CRC-32 of all lengths; the copy of an object keeps it, so that they are not read again."""
+        if self.stored is not None and isinstance(self.ends.stamp, ObjectStamp):
+            return self.stored.checksum_lengths(self.ends.stamp)
+        return checksum_lengths(self.sequence_lengths)
 
     @cached_property
     def sequence_pointers(self) -> npt.NDArray[np.int64]:

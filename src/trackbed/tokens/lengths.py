@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from trackbed.files import Stamp, read_parts
 from trackbed.files.stores import ObjectStamp
-from trackbed.tokens.format import HEADER_BYTES, SequenceIndex
+from trackbed.tokens.format import SequenceIndex
+from trackbed.tokens.idx_header import HEADER_BYTES
 from trackbed.tokens.stored.index_cache import fetch_indexes
 
 __all__ = ["fetch_copies", "read_lengths"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.files import Checksum, Writeback
-from trackbed.tokens.format import Header, encode_header
+from trackbed.tokens.idx_header import Header, encode_header
 
 __all__ = ["write_index"]
 

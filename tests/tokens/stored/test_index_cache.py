@@ -13,10 +13,12 @@ import pytest
 
 from built_pair import build
 from stored_pairs import open_stored, upload
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.files.stores import stamp_of_object
 from trackbed.megatron.object_storage import get_index_cache_path
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig
-from trackbed.tokens.stored.index_cache import await_marks
+from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.stored.index_cache import StoredIndex, await_marks
 
 SCRIPT = Path(__file__).with_name("fetch_index.py")
 
@@ -159,3 +161,31 @@ def test_stores_with_one_bucket_name_have_copies_of_their_own(monkeypatch, local
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     _ = open_stored(address, cache).sequence_lengths
     assert len(list(cache.rglob("*.json"))) == 2
+
+
+def test_the_side_file_has_the_checksum_of_the_lengths(local, address, cache):
+    stored = open_stored(address, cache)
+    wanted = checksum_lengths(local.sequence_lengths)
+    assert stored.index.checksum_lengths() == local.index.checksum_lengths() == wanted
+    side = json.loads(side_of(cache).read_text())
+    assert side["lengths_crc32"] == wanted
+    side_of(cache).write_text(json.dumps({**side, "lengths_crc32": "0000abcd"}))
+    assert open_stored(address, cache).index.checksum_lengths() == "0000abcd"  # the lengths are not read again
+
+
+def test_a_side_file_without_the_checksum_of_the_lengths_is_not_used(local, address, cache, proxy):
+    _ = open_stored(address, cache).sequence_lengths
+    side = json.loads(side_of(cache).read_text())
+    del side["lengths_crc32"]
+    side_of(cache).write_text(json.dumps(side))
+    assert open_stored(address, cache).sequence_lengths.tolist() == local.sequence_lengths.tolist()
+    assert whole_fetches(proxy, local.index.ends.size_bytes) == 2
+
+
+@pytest.mark.parametrize("head", [b"MMIDIDX\x00\x01" + bytes(60), None])
+def test_an_object_that_is_no_index_leaves_no_copy(bucket, local, cache, head):
+    raw = Path(local.index.path).read_bytes()
+    address = bucket.put("web/corpus.idx", raw[:1000] if head is None else head)
+    with pytest.raises(FormatError, match=r"s3://.*web/corpus.idx: (the magic|5000 lengths must end in the file)"):
+        StoredIndex(address, str(cache)).fetch(stamp_of_object(address))
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["lock"]

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
+
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import (
@@ -35,6 +38,8 @@ from trackbed.files import (
 )
 from trackbed.files.stores import Address, ObjectStamp
 from trackbed.files.stores.pool import WaitingPool, result_of
+from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
+from trackbed.tokens.length_checksum import checksum_lengths
 
 __all__ = ["StoredIndex", "await_marks", "fetch_indexes"]
 
@@ -54,6 +59,8 @@ class _Side:
     endpoint: str
     tag: str
     idx: FileSum
+    lengths_crc32: str
+    """CRC-32 of the lengths, in eight hexadecimal digits."""
     boot: str
     is_on_disk: bool
     """True once the copy is known to survive a loss of power."""
@@ -77,7 +84,7 @@ class _Side:
             found = cls(**{**record, "idx": FileSum.from_json(record["idx"])})
         except (OSError, FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        texts = (found.address, found.endpoint, found.tag, found.boot)
+        texts = (found.address, found.endpoint, found.tag, found.lengths_crc32, found.boot)
         return found if all(type(text) is str for text in texts) and type(found.is_on_disk) is bool else None
 
 
@@ -130,6 +137,7 @@ class StoredIndex:
         Raises:
             ArgumentError: the folder cannot be written to.
             StoreError: the object was replaced, or the store does not give it.
+            FormatError: the object does not begin as an `.idx` does.
         """
         found = self.find(stamp)
         if found is not None:
@@ -159,6 +167,7 @@ class StoredIndex:
             finally:
                 os.close(descriptor)
             found = FileSum.of(checksum_file(partial))
+            lengths_crc32 = checksum_lengths(_lengths_in(partial, self.address.text))
             copied.side.unlink(missing_ok=True)
             publish(partial, copied.idx)
         except BaseException:
@@ -169,6 +178,7 @@ class StoredIndex:
             endpoint=stores.endpoint_of(self.address),
             tag=stamp.tag,
             idx=found,
+            lengths_crc32=lengths_crc32,
             boot=boot_id(),
             is_on_disk=False,
         )
@@ -176,6 +186,17 @@ class StoredIndex:
         self._remove_others(copied)
         _MARKS.add([(os.fspath(self._place), (self, stamp))])
         return copied.idx
+
+    def checksum_lengths(self, stamp: ObjectStamp) -> str:
+        """Returns the CRC-32 of all lengths of a version of the object, which is copied first if there is no copy.
+
+        Raises:
+            FormatError: the copy was removed meanwhile.
+            Exception: as `fetch`.
+        """
+        path = self.fetch(stamp)
+        side = self._fitting(_Side.read(self._copy(stamp).side))
+        return checksum_lengths(_lengths_in(path, self.address.text)) if side is None else side.lengths_crc32
 
     def mark(self, stamp: ObjectStamp) -> None:
         """Records that a copy is on the disk."""
@@ -276,6 +297,18 @@ def _as_name(part: str) -> str:
     if len(name) > _LONGEST_NAME:
         name = f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(part.encode()).hexdigest()[:16]}"
     return name
+
+
+def _lengths_in(path: Path, where: str) -> npt.NDArray[np.int32]:
+    """Returns the lengths in a copy, mapped; `where` is named in errors."""
+    with path.open("rb") as file:
+        header = decode_header(file.read(HEADER_BYTES), path=where)
+    if header.pointers_at > path.stat().st_size:
+        msg = f"{where}: {header.sequence_count} lengths must end in the file, found {path.stat().st_size} bytes"
+        raise FormatError(msg)
+    if not header.sequence_count:
+        return np.empty(0, dtype="<i4")
+    return np.memmap(path, dtype="<i4", mode="r", offset=HEADER_BYTES, shape=(header.sequence_count,))
 
 
 def _size_of(path: Path) -> int:

@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.files import RawIndexEnds, read_index_ends, stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
-from trackbed.tokens.format import HEADER_BYTES, Header, IndexEnds, PairHeader, decode_header, ends_of
+from trackbed.tokens.format import IndexEnds, PairHeader, ends_of
+from trackbed.tokens.idx_header import HEADER_BYTES, Header, decode_header
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.stored.index_cache import StoredIndex
 

@@ -1,0 +1,76 @@
+"""The header of an `.idx`, and where its arrays lie (docs/formats/indexed.md)."""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from trackbed.errors import FormatError
+from trackbed.tokens.dtype import DType
+
+__all__ = ["HEADER_BYTES", "MAGIC", "Header", "decode_header", "encode_header"]
+
+MAGIC: Final = b"MMIDIDX\x00\x00"
+VERSION: Final = 1
+_FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 1
+HEADER_BYTES: Final = _FIELDS.size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Contents of the first 34 bytes of an `.idx`."""
+
+    dtype: type[np.number[Any]]
+    sequence_count: int
+    document_count: int
+    """Number of document borders, one more than the number of documents."""
+
+    @property
+    def pointers_at(self) -> int:
+        """Byte offset of the pointers, which follow the lengths."""
+        return HEADER_BYTES + 4 * self.sequence_count
+
+    @property
+    def borders_at(self) -> int:
+        """Byte offset of the document borders, which follow the pointers."""
+        return self.pointers_at + 8 * self.sequence_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file without modes; modes add one byte per sequence."""
+        return self.borders_at + 8 * self.document_count
+
+
+def encode_header(header: Header) -> bytes:
+    """The 34 bytes of `header`."""
+    code = DType.code_from_dtype(header.dtype)
+    return _FIELDS.pack(MAGIC, VERSION, code, header.sequence_count, header.document_count)
+
+
+def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
+    """Decodes the header from the first bytes of the file at `path`.
+
+    Raises:
+        FormatError: too few bytes, another magic or version, an unknown dtype code, or no document border.
+    """
+    if len(raw) < HEADER_BYTES:
+        msg = f"{path}: an index header has {HEADER_BYTES} bytes, this file has {len(raw)}"
+        raise FormatError(msg)
+    magic, version, code, sequences, borders = _FIELDS.unpack(raw[:HEADER_BYTES])
+    if magic != MAGIC:
+        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}"
+        raise FormatError(msg)
+    if version != VERSION:
+        msg = f"{path}: the version must be {VERSION}, found {version}"
+        raise FormatError(msg)
+    try:
+        dtype = DType.dtype_from_code(code)
+    except ValueError:
+        msg = f"{path}: the dtype code must be in [1, {len(DType)}], found {code}"
+        raise FormatError(msg) from None
+    if borders < 1:
+        msg = f"{path}: document_count must be at least 1, found {borders}"
+        raise FormatError(msg)
+    return Header(dtype, sequences, borders)
