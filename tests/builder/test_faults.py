@@ -14,6 +14,7 @@ import pytest
 from blends import build, gpt_config, write_pair
 from generated import files_in
 from launching import QUIET, environments, free_port
+from slurm import running_slurm
 from tidy import remove_folder
 
 pytestmark = pytest.mark.dist
@@ -43,11 +44,13 @@ class Host:
     Args:
         folder: where they are made.
         corpus: holds the pairs `0`, `1`, ...
+        launcher: starts the ranks.
         size: how many ranks there are.
     """
 
-    def __init__(self, folder, corpus, size=3):
+    def __init__(self, folder, corpus, launcher=None, size=3):
         self.folder = folder
+        self.launcher = launcher
         self.cache = folder / "cache"
         self.cache.mkdir(parents=True)
         for name in ("clean", *(f"rank{rank}" for rank in range(size))):
@@ -97,35 +100,75 @@ def wanted(corpus, tmp_path_factory):
         return Host(tmp_path_factory.mktemp("alone"), corpus).build_again(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with running_slurm(tmp_path_factory.mktemp("srun") / "slurm") as slurm:
+        yield slurm
+
+
+@pytest.fixture(params=["torchrun", pytest.param("srun", marks=pytest.mark.slow)])
+def launcher(request):
+    """Starts the ranks of a build, each in its folder, and returns what each reported."""
+    return start_each if request.param == "torchrun" else Srun(request.getfixturevalue("slurm"))
+
+
 @pytest.fixture
-def host(tmp_path, corpus):
-    return Host(tmp_path / "host", corpus)
+def host(tmp_path, corpus, launcher):
+    return Host(tmp_path / "host", corpus, launcher)
 
 
-def run(host, *, who, size=3, launcher="torch", hangs=False, **changes):
+def run(host, *, who, size=3, hangs=False, **changes):
     """What each rank reported. The rank `who` is killed when the others have ended if it `hangs`."""
+    folders = [host.folder / f"rank{rank}" for rank in range(size)]
     request = json.dumps({**REQUEST, "who": who, **changes})
+    return host.launcher([sys.executable, "-W", "ignore", str(RANK), request], folders, who if hangs else None)
+
+
+def start_each(command, folders, hanging):
+    """Launches the ranks with the variables that torchrun sets."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(RANK), request],
-            env=environment,
-            cwd=host.folder / f"rank{rank}",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        for rank, environment in enumerate(environments(size, launcher))
+        for folder, environment in zip(folders, environments(len(folders)), strict=True)
     ]
     deadline = time.monotonic() + LIMIT_SECONDS
     try:
         for rank, process in enumerate(processes):
-            if not (hangs and rank == who):
+            if rank != hanging:
                 process.wait(timeout=deadline - time.monotonic())
     finally:
         for process in processes:
             process.send_signal(signal.SIGKILL)
         outputs = [process.communicate() for process in processes]
     return [reported(*output) for output in outputs]
+
+
+class Srun:
+    """Launches the ranks by srun, on two nodes; a rank that fails does not end the others."""
+
+    def __init__(self, slurm):
+        self.slurm = slurm
+
+    def __call__(self, command, folders, hanging):
+        # The status is written by another process, as the rank may be killed.
+        in_folder = 'cd "$1"/rank"$SLURM_PROCID" && shift && { "$@" >output 2>errors; echo $? >status; }'
+        options = ["-N2", f"-n{len(folders)}", "--kill-on-bad-exit=0", "--wait=0", "--job-name", folders[0].parent.name]
+        srun = subprocess.Popen(
+            ["srun", *options, "bash", "-c", in_folder, "bash", str(folders[0].parent), *command],
+            env={**self.slurm.environment, **QUIET},
+        )
+        deadline = time.monotonic() + LIMIT_SECONDS
+        waited = [folder / "status" for rank, folder in enumerate(folders) if rank != hanging]
+        try:
+            while not all(path.exists() for path in waited):
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(srun.args, LIMIT_SECONDS)
+                time.sleep(0.02)
+        finally:
+            self.slurm.run("scancel", "--signal=KILL", "--name", folders[0].parent.name, check=False)
+            srun.wait(timeout=20)
+        return [reported(*((folder / name).read_text() for name in ("output", "errors"))) for folder in folders]
 
 
 def reported(output, errors):
@@ -266,8 +309,9 @@ def test_damage_found_by_one_rank_is_heard_in_the_middle_of_the_others_long_kern
     assert list(files_in(host.cache)) == []
 
 
-def test_under_torchrun_nothing_is_left_behind(host, wanted, monkeypatch):
+def test_under_torchrun_nothing_is_left_behind(tmp_path, corpus, wanted, monkeypatch):
     """Neither processes, when the launcher has ended, nor unfinished files, when the next build has."""
+    host = Host(tmp_path / "host", corpus)
     request = json.dumps({**REQUEST, "who": 1, "mode": "kill", "moment": "during"})
     torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=3"]
     place = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
@@ -297,12 +341,12 @@ def processes_in(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_happens_to_whom_and_when_no_rank_hangs(host, corpus, seed, tmp_path, monkeypatch):
+def test_whatever_happens_to_whom_and_when_no_rank_hangs(launcher, corpus, seed, tmp_path, monkeypatch):
     draw = random.Random(seed)
     sizes = {"sizes": [3_000_000, 50, 50]}
     wanted = Host(tmp_path / "alone", corpus).build_again(monkeypatch, **sizes)
     for turn in range(10):
-        host = Host(tmp_path / f"host{turn}", corpus)
+        host = Host(tmp_path / f"host{turn}", corpus, launcher)
         mode, who = draw.choice(["raise", "kill", "stop", "hang"]), draw.randrange(3)
         # At some time a thread opens the pipe, which stops no other thread: that would be no fault.
         moment = draw.choice(["before", "during", "after", *(["some time"] if mode != "hang" else [])])

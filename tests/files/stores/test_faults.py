@@ -1,6 +1,7 @@
 """Faults on the way to a store: the right bytes, or in time an error that names address and reason."""
 
 import random
+from itertools import count
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ class Run:
         self.addresses = [bucket.put(f"{seed}/{number}", raw) for number, raw in enumerate(self.data)]
         self.stamps = [stamp_of_object(address) for address in self.addresses]
         self.replaced = None
+        self.is_replaced_in_flight = False
 
     def ranges(self):
         for _ in range(self.random.randint(1, 12)):
@@ -41,13 +43,14 @@ class Run:
         wanted = list(self.ranges())
         for raw, (number, one) in zip(fetch([one for _, one in wanted]), wanted, strict=True):
             assert raw == self.data[number][one.start : one.stop]
-        assert self.replaced is None or all(one.start == one.stop for n, one in wanted if n == self.replaced)
+        is_old = self.replaced is None or self.is_replaced_in_flight
+        assert is_old or all(one.start == one.stop for n, one in wanted if n == self.replaced)
 
     def heads(self):
         for number, found in enumerate(fetch_heads(self.addresses, 4096)):
             if isinstance(found, Exception):
                 raise found
-            is_new = number == self.replaced
+            is_new = number == self.replaced and (not self.is_replaced_in_flight or found[0] != self.stamps[number])
             assert is_new or found[0] == self.stamps[number]
             assert found[1] == (self.data[number][::-1] if is_new else self.data[number])[:4096]
 
@@ -55,13 +58,25 @@ class Run:
         with self.path.open("wb") as file:
             fetch_to_file(self.addresses[0], self.stamps[0], file.fileno())
         assert self.path.read_bytes() == self.data[0]
-        assert self.replaced != 0
+        assert self.replaced != 0 or self.is_replaced_in_flight
+
+    def replace(self, number):
+        self.bucket.put(self.addresses[number].key, self.data[number][::-1])
+        self.replaced = number
+
+    def replace_in_flight(self):
+        """Has the proxy replace an object when the second request, or a later one, has arrived."""
+        self.is_replaced_in_flight = True
+        number, left = self.random.randrange(3), count(-self.random.randint(1, 4))
+        self.proxy.look = lambda _headers: self.replace(number) if next(left) == 0 else None
 
     def check(self):
         call = self.random.choice([self.fetch, self.fetch, self.heads, self.whole])
-        if self.random.random() < 0.1:
-            self.replaced = self.random.randrange(3)
-            self.bucket.put(f"{self.addresses[self.replaced].key}", self.data[self.replaced][::-1])
+        draw = self.random.random()
+        if draw < 0.1:
+            self.replace(self.random.randrange(3))
+        elif draw < 0.25:
+            self.replace_in_flight()
         else:
             # A stamp is what a server says, so that another tag shows only later.
             known = [fault for fault in FAULTS if fault != "tag" or call != self.heads]
@@ -69,11 +84,14 @@ class Run:
             self.proxy.faults[:] = self.random.choices(kinds, k=self.random.randint(1, 25))
         found, seconds = seconds_of(call)
         self.proxy.faults.clear()
+        self.proxy.look = lambda _headers: None
         assert seconds < TIMEOUT_SECONDS + 1
         if found is not None:
             assert isinstance(found, (StoreError, FileNotFoundError)), found
             assert any(one.text in str(found) for one in self.addresses)
             assert any(reason in str(found) for reason in REASONS), found
+        if self.is_replaced_in_flight and self.replaced is not None:
+            return f"in flight: {type(found).__name__}"
         return type(found).__name__
 
     def read_on(self):
@@ -105,7 +123,7 @@ def run_all(seeds, bucket, monkeypatch, path):
     proxy.close()
     assert counts["NoneType"] > len(seeds) / 10  # most calls succeed in the end
     assert counts["StoreError"] > 0
-    return counts
+    assert {"in flight: NoneType", "in flight: StoreError"} & counts.keys()
 
 
 def test_faults(bucket, monkeypatch, tmp_path):
