@@ -18,7 +18,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from trackbed.datasets.gathering import Gathering
-from trackbed.files.stores.pool import LeftError, WaitingPool, result_of
+from trackbed.files.stores.pool import LeftError, WaitingPool, ends_with
+from trackbed.files.stores.waiting import result_of
 from trackbed.kernels import FetchedBytes
 from trackbed.tokens.stored.budget import BUDGET
 
@@ -91,7 +92,8 @@ def fetch_ahead(
                     raise failure
                 return
             group, future = groups[0]
-            fetched = result_of(future, left=left)
+            with ends_with(left):
+                fetched = result_of(future)
             pace.fetched(fetched, len(group))
             for job in group:
                 started = time.perf_counter()

@@ -8,17 +8,14 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, TypeVar
 
-from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
+from trackbed.files.stores.waiting import is_done_by
 
-__all__ = ["LOOK_SECONDS", "OutOfTimeError", "result_of", "run_until", "submit"]
+__all__ = ["OutOfTimeError", "result_by", "run_until", "submit"]
 
 _Result = TypeVar("_Result")
-LOOK_SECONDS: Final = 0.05
-"""Seconds between two looks for Ctrl-C, and for failures of other ranks."""
 _GRACE_SECONDS: Final = 0.3
 """Seconds after its deadline in which a request reports its own error."""
 _CLOSE_SECONDS: Final = 1.0
@@ -90,37 +87,29 @@ def submit(work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
     return asyncio.run_coroutine_threadsafe(work, _loop.get())
 
 
-def result_of(future: Future[_Result], deadline: float, where: str) -> _Result:
+def result_by(deadline: float, future: Future[_Result], *, where: str) -> _Result:
     """Waits for requests, and returns their result. They are cancelled if the wait ends early.
 
     Args:
-        future: the requests.
         deadline: time of `time.monotonic` at which they are given up.
+        future: the requests.
         where: the address, for the error.
 
     Raises:
         StoreError: the time is over.
         Exception: the requests, or the poll of the caller, raised it.
     """
-    deadline += _GRACE_SECONDS
     try:
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return future.result(timeout=max(0.0, min(left, LOOK_SECONDS)))
-            except FutureTimeoutError:
-                if future.done():  # the requests raised a TimeoutError of their own
-                    return future.result()
-                if left <= 0:
-                    raise OutOfTimeError(where, "no answer") from None
-            check_cancelled()
+        if not is_done_by(deadline + _GRACE_SECONDS, future):
+            raise OutOfTimeError(where, "no answer")
+        return future.result()
     finally:
         future.cancel()
 
 
 def run_until(deadline: float, work: Coroutine[Any, Any, _Result], *, where: str) -> _Result:
-    """Runs requests, and returns their result; see `result_of`."""
-    return result_of(submit(work), deadline, where)
+    """Runs requests, and returns their result; see `result_by`."""
+    return result_by(deadline, submit(work), where=where)
 
 
 def _forget_parent() -> None:

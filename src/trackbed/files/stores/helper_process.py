@@ -21,10 +21,11 @@ from typing import Any, Final
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
 from trackbed.files.stores.address import Address
-from trackbed.files.stores.event_loop import LOOK_SECONDS, OutOfTimeError
+from trackbed.files.stores.event_loop import OutOfTimeError
 from trackbed.files.stores.helper_messages import Call, Failure, Page, Progress, Result, is_readable, receive, send_call
 from trackbed.files.stores.retries import timeout_seconds
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+from trackbed.files.stores.waiting import LOOK_SECONDS
 
 __all__ = ["call", "fetch", "fetch_heads", "fetch_to_file", "list_pages", "put_file", "stamps_of_objects"]
 

@@ -5,17 +5,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from trackbed.cancellation import check_cancelled, polling
 
-__all__ = ["LeftError", "WaitingPool", "ends_with", "result_of"]
+__all__ = ["LeftError", "WaitingPool", "ends_with"]
 
 _Result = TypeVar("_Result")
 _Call = tuple[Context, Callable[[], Any], "Future[Any]"]
-_POLL_SECONDS: Final = 0.05
 
 
 class LeftError(Exception):
@@ -81,21 +79,3 @@ def _serve(calls: "queue.SimpleQueue[_Call | None]", left: threading.Event) -> N
             future.set_result(context.run(work, call))
         except BaseException as error:  # noqa: BLE001  raised where the result is asked for
             future.set_exception(error)
-
-
-def result_of(future: "Future[_Result]", *, left: threading.Event | None = None) -> _Result:
-    """Waits for a result; looks for cancellation, and for `left`, every 50 ms.
-
-    Raises:
-        LeftError: `left` was set.
-        Exception: the call, or the poll of the caller, raised it.
-    """
-    while True:
-        try:
-            return future.result(timeout=_POLL_SECONDS)
-        except FutureTimeoutError:
-            if future.done():
-                return future.result()
-            if left is not None and left.is_set():
-                raise LeftError from None
-            check_cancelled()

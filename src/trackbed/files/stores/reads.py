@@ -17,7 +17,7 @@ from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import helper_process
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import Answer, Bucket
-from trackbed.files.stores.event_loop import OutOfTimeError, result_of, run_until, submit
+from trackbed.files.stores.event_loop import OutOfTimeError, result_by, run_until, submit
 from trackbed.files.stores.forked import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
 from trackbed.files.stores.retries import replaced, retry_until, timeout_seconds
@@ -204,7 +204,7 @@ def fetch_to_file(
             start_next()
         while running:
             start, deadline, future = running.popleft()
-            raw = result_of(future, deadline, address.text)
+            raw = result_by(deadline, future, where=address.text)
             _write(descriptor, raw, start)
             done = start + len(raw)
             del raw, future

@@ -4,11 +4,14 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from trackbed.preprocess.worker_process import JobResult, run_job
 
-__all__ = ["Attempt", "Engine", "run_pickled"]
+__all__ = ["ASKED", "Attempt", "Engine", "ask_one_worker", "run_pickled"]
+
+ASKED: Final = -1
+"""Number of the task that `ask_hosts` runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends the tasks in flight, as far as the engine can, and frees what it holds."""
+
+
+def ask_one_worker(engine: Engine, task: Any) -> list[Attempt]:
+    """Runs a task in one worker of an engine that cannot address hosts, and waits for it."""
+    engine.start(ASKED, task)
+    found: list[Attempt] = []
+    while not found:
+        found = engine.wait(1)
+    return found
 
 
 def run_pickled(work: bytes, task: bytes) -> JobResult:

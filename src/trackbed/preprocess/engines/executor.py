@@ -3,15 +3,13 @@
 import pickle
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
-from typing import Any, Final
+from typing import Any
 
 from trackbed.errors import TrackbedError
-from trackbed.preprocess.engines.engine import Attempt, run_pickled
+from trackbed.preprocess.engines.engine import Attempt, ask_one_worker, run_pickled
 from trackbed.preprocess.worker_process import JobResult
 
 __all__ = ["ExecutorEngine"]
-
-_ASKED: Final = -1
 
 
 class ExecutorEngine:
@@ -35,11 +33,7 @@ class ExecutorEngine:
 
     def ask_hosts(self, task: Any) -> list[Attempt]:
         """Runs a task once, wherever the executor does."""
-        self.start(_ASKED, task)
-        found: list[Attempt] = []
-        while not found:
-            found = self.wait(1)
-        return found
+        return ask_one_worker(self, task)
 
     def start(self, number: int, task: Any) -> None:
         """Submits a task.

@@ -5,14 +5,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import wait
-from typing import Any, Final
+from typing import Any
 
-from trackbed.preprocess.engines.engine import Attempt, run_pickled
+from trackbed.preprocess.engines.engine import Attempt, ask_one_worker, run_pickled
 from trackbed.preprocess.worker_process import WorkerDiedError, WorkerProcess, start_workers
 
 __all__ = ["ProcessEngine"]
-
-_ASKED: Final = -1
 
 
 class ProcessEngine:
@@ -31,11 +29,7 @@ class ProcessEngine:
 
     def ask_hosts(self, task: Any) -> list[Attempt]:
         """Runs a task in one process of this host."""
-        self.start(_ASKED, task)
-        found: list[Attempt] = []
-        while not found:
-            found = self.wait(1)
-        return found
+        return ask_one_worker(self, task)
 
     def start(self, number: int, task: Any) -> None:
         """Queues a task for the next idle process."""

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trackbed.datasets.extras import require
-from trackbed.preprocess.engines.engine import Attempt, run_pickled
+from trackbed.preprocess.engines.engine import ASKED, Attempt, run_pickled
 
 __all__ = ["RayEngine"]
 
 _REFRESH_SECONDS: Final = 5.0
-_ASKED: Final = -1
 
 
 class RayEngine:
@@ -70,7 +69,7 @@ class RayEngine:
             if node["Alive"] and node["Resources"].get("CPU"):
                 there = strategies.NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
                 reference = self._run.options(num_cpus=0, scheduling_strategy=there).remote(self._work, raw)
-                self._in_flight[reference] = _ASKED
+                self._in_flight[reference] = ASKED
         ended: list[Attempt] = []
         while self._in_flight:
             ended += self.wait(1)

@@ -112,18 +112,11 @@ class FolderShard:
     def find(self) -> Seal | None:
         """See `Shard`."""
         prefix = self.wanted.prefix
-        try:
-            found = read_seal(Path(get_seal_path(prefix)))
-        except FileNotFoundError:
-            return None
-        except FormatError:
-            if self.wanted.overwrite:
-                return None
-            raise
-        if not self.wanted.accept(found):
-            return None
-        sizes = [_size_of(path(prefix)) for path in (get_bin_path, get_idx_path)]
-        return found if sizes == [found.bin.size_bytes, found.idx.size_bytes] else None
+        return _finished(
+            self.wanted,
+            read=lambda: read_seal(Path(get_seal_path(prefix))),
+            sizes=lambda: [_size_of(path(prefix)) for path in (get_bin_path, get_idx_path)],
+        )
 
     def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
         """See `Shard`."""
@@ -170,23 +163,7 @@ class StoreShard:
 
     def find(self) -> Seal | None:
         """See `Shard`."""
-        seal = self._address(get_seal_path)
-        try:
-            found = parse_seal(stores.read_object(seal, most_bytes=_MAX_SEAL_BYTES)[1], where=seal.text)
-        except FileNotFoundError:
-            return None
-        except FormatError:
-            if self.wanted.overwrite:
-                return None
-            raise
-        if not self.wanted.accept(found):
-            return None
-        sizes = []
-        for stamp in stores.stamps_of_objects([self._address(get_bin_path), self._address(get_idx_path)]):
-            if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
-                raise stamp
-            sizes.append(None if isinstance(stamp, Exception) else stamp.size_bytes)
-        return found if sizes == [found.bin.size_bytes, found.idx.size_bytes] else None
+        return _finished(self.wanted, read=self._read_seal, sizes=self._sizes)
 
     def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
         """See `Shard`."""
@@ -216,8 +193,42 @@ class StoreShard:
         # If False, the caller looks at the seal that is there: that of another worker, or our own after a lost answer.
         stores.put_if_absent(self._address(get_seal_path), partials.seal.read_bytes())
 
+    def _read_seal(self) -> Seal:
+        seal = self._address(get_seal_path)
+        return parse_seal(stores.read_object(seal, most_bytes=_MAX_SEAL_BYTES)[1], where=seal.text)
+
+    def _sizes(self) -> list[int | None]:
+        """Returns the sizes of `.bin` and `.idx`; None for one that is missing."""
+        sizes: list[int | None] = []
+        for stamp in stores.stamps_of_objects([self._address(get_bin_path), self._address(get_idx_path)]):
+            if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
+                raise stamp
+            sizes.append(None if isinstance(stamp, Exception) else stamp.size_bytes)
+        return sizes
+
     def _address(self, path_of: Callable[[str], str]) -> Address:
         return parse_address(path_of(self.wanted.prefix))
+
+
+def _finished(wanted: Wanted, *, read: Callable[[], Seal], sizes: Callable[[], list[int | None]]) -> Seal | None:
+    """Returns the seal of a finished shard; see `Shard.find`.
+
+    Args:
+        wanted: how it must have been made.
+        read: returns its seal.
+        sizes: returns the sizes of its `.bin` and `.idx`; None for one that is missing.
+    """
+    try:
+        found = read()
+    except FileNotFoundError:
+        return None
+    except FormatError:
+        if wanted.overwrite:
+            return None
+        raise
+    if not wanted.accept(found):
+        return None
+    return found if sizes() == [found.bin.size_bytes, found.idx.size_bytes] else None
 
 
 def _still_there(shard: Shard) -> Seal:

@@ -37,7 +37,8 @@ from trackbed.files import (
     write_new,
 )
 from trackbed.files.stores import Address, ObjectStamp
-from trackbed.files.stores.pool import WaitingPool, result_of
+from trackbed.files.stores.pool import WaitingPool
+from trackbed.files.stores.waiting import result_of
 from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
 from trackbed.tokens.length_checksum import checksum_lengths
 
