@@ -157,6 +157,7 @@ class Srun:
         srun = subprocess.Popen(
             ["srun", *options, "bash", "-c", in_folder, "bash", str(folders[0].parent), *command],
             env={**self.slurm.environment, **QUIET},
+            cwd=folders[0].parent,
         )
         deadline = time.monotonic() + LIMIT_SECONDS
         waited = [folder / "status" for rank, folder in enumerate(folders) if rank != hanging]
