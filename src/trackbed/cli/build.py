@@ -1,7 +1,6 @@
 """`trackbed build`: building the indices of a blend ahead of the job."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -111,16 +110,13 @@ def build(
 def _config(
     blend: "MeasuredBlend", cache: str | None, threads: int | None, identity: "MegatronIdentity | None"
 ) -> "GPTDatasetConfig":
-    from trackbed.kernels import available_threads
+    from trackbed.comm.launch import threads_per_rank
 
     config = blend.config(tokenizer=_tokenizer(blend, identity), cache=cache)
     if config.path_to_cache is None and config.order != "instant":
         msg = f"{blend.file.path}: cache must name a folder for the indices, found none: give --cache FOLDER"
         raise ArgumentError(msg)
-    # torchrun sets the number of processes that share the cores; srun gives each its own cores.
-    sharing = os.environ.get("LOCAL_WORLD_SIZE", "")
-    fair = available_threads() // int(sharing) if sharing.isdecimal() and int(sharing) else available_threads()
-    config.num_dataset_builder_threads = threads or max(fair, 1)
+    config.num_dataset_builder_threads = threads or threads_per_rank()
     return config
 
 

@@ -13,7 +13,6 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from trackbed import __version__
 from trackbed.cli.blend import blend
 from trackbed.cli.build import build
 from trackbed.cli.cache import cache
@@ -28,6 +27,7 @@ from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
 from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
+from trackbed.version import __version__
 
 __all__ = ["main", "trackbed"]
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
@@ -19,8 +19,9 @@ from trackbed.comm.torch import is_served_by_agent
 from trackbed.comm.torch_store import connect_to, share_store
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
+from trackbed.kernels import available_threads
 
-__all__ = ["Launch", "group_from_environment", "has_several_ranks", "parse_launch"]
+__all__ = ["Launch", "group_from_environment", "has_several_ranks", "parse_launch", "threads_per_rank"]
 
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 _SERIAL: Final = count()
@@ -44,7 +45,9 @@ class Launch:
     """Identifies this start of the ranks among all that use the same address."""
 
 
-def group_from_environment(timeout_seconds: float | None = None, *, secret: bytes | None = None) -> Group:
+def group_from_environment(
+    timeout_seconds: float | None = None, *, secret: bytes | None = None, shares_port: bool = False
+) -> Group:
     """Group of the ranks that torchrun or Slurm's srun started; `SOLO` if this is the only rank or neither was used.
 
     The ranks connect at their first collective. `torch.distributed` need not be initialised. The rendezvous store
@@ -54,11 +57,15 @@ def group_from_environment(timeout_seconds: float | None = None, *, secret: byte
     Args:
         timeout_seconds: see `Group.timeout_seconds`; by default ten minutes.
         secret: see `StoreGroup`; without one, every process that reaches the store is trusted.
+        shares_port: True if `torch.distributed` may be initialised later with the same variables. The store then
+            listens at MASTER_ADDR, where torch expects one, even if all ranks are on one host.
 
     Raises:
         ArgumentError: a variable is missing or invalid.
     """
     launch = parse_launch(os.environ)
+    if launch is not None and shares_port and "WORLD_SIZE" in os.environ and os.environ.get("MASTER_ADDR"):
+        launch = replace(launch, host=os.environ["MASTER_ADDR"])
     if launch is None or launch.size == 1:
         return SOLO
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
@@ -81,6 +88,15 @@ def has_several_ranks() -> bool:
     """
     launch = parse_launch(os.environ)
     return launch is not None and launch.size > 1
+
+
+def threads_per_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns the fair share of this process of the CPUs available to it, at least 1.
+
+    torchrun says how many ranks share them; srun gives each its own.
+    """
+    sharing = environment.get("LOCAL_WORLD_SIZE", "")
+    return max(1, available_threads() // int(sharing)) if sharing.isdecimal() and int(sharing) else available_threads()
 
 
 def parse_launch(environment: Mapping[str, str]) -> Launch | None:
@@ -163,7 +179,8 @@ def _serve(host: str, port: int) -> str:
     """Serves the store until this process ends. Returns the address at which it listens.
 
     Other ranks may already use a second group while this process, done with the first, has yet to create it. So a
-    process that creates two groups serves both from one store.
+    process that creates two groups serves both from one store; `torch.distributed` uses it, too, if it is
+    initialised in this process with the same port.
     """
     listener = listen_at(own_addresses(host, os.environ), port)
     address = str(listener.getsockname()[0])
@@ -171,7 +188,13 @@ def _serve(host: str, port: int) -> str:
     # torch owns the descriptor from here on.
     _SERVED.append(
         TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timeout,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
         )
     )
     return address

@@ -29,7 +29,7 @@ from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
-from trackbed.datasets.megatron import MegatronDataset, description_now
+from trackbed.datasets.megatron import MegatronDataset, description_now, samples_text
 from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError
@@ -40,6 +40,9 @@ from trackbed.index.splits import normalize
 __all__ = ["BlendedDataset", "blend"]
 
 logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 4
+"""Datasets that a `repr` lists."""
 
 _Dataset = torch.utils.data.Dataset[Any]
 _ORDERS: Final[Mapping[str, Callable[[BlendSpec], BlendOrder]]] = {
@@ -192,6 +195,17 @@ class BlendedDataset(_Dataset, Gathering):
     def __len__(self) -> int:
         """N, samples in the blend."""
         return self._num_samples
+
+    def __repr__(self) -> str:
+        """Says what the blend holds; of many datasets, the first ones."""
+        total = sum(self.weights) or 1.0
+        parts = [
+            f"{weight / total:.1%} {dataset.dataset_path}"
+            for dataset, weight in zip(self.datasets[:_MOST_SHOWN], self.weights, strict=False)
+        ]
+        more = [f"{len(self.datasets) - _MOST_SHOWN:,} more"] if len(self.datasets) > _MOST_SHOWN else []
+        samples = samples_text(self, self.config)
+        return f"<{type(self).__name__}: {self.split.name}, {samples}, from {', '.join([*parts, *more])}>"
 
     def locate(self, idx: int) -> tuple[int, int]:
         """Returns the dataset of the sample at a position, and the index that the dataset's `__getitem__` takes for it.

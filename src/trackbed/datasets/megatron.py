@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, Final
@@ -19,7 +19,7 @@ from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = ["LowLevelDataset", "MegatronDataset", "description_now", "padding_id"]
+__all__ = ["LowLevelDataset", "MegatronDataset", "description_now", "padding_id", "samples_text"]
 
 LowLevelDataset = Any
 """Source of samples: an `IndexedDataset`, or any object that the hooks of a subclass accept."""
@@ -30,6 +30,15 @@ _NO_PADDING_ID: Final = -1  # no token has it
 
 # torch's Dataset is generic; Megatron Core's classes inherit from it without a parameter.
 _Dataset = torch.utils.data.Dataset[Any]
+
+
+def samples_text(dataset: Sized, config: BlendedMegatronDatasetConfig) -> str:
+    """Returns the number and length of the samples of a dataset; without the number if that cannot be determined."""
+    try:
+        number = f"{len(dataset):,} samples"
+    except Exception:  # noqa: BLE001  a repr does not raise, and indices may be damaged or not there yet
+        number = "samples"
+    return f"{number} of {config.sequence_length:,} tokens"
 
 
 class MegatronDataset(ABC, _Dataset):
@@ -131,6 +140,11 @@ class MegatronDataset(ABC, _Dataset):
     def can_give(self, num_samples: int) -> bool:
         """True if there are at least `num_samples` samples."""
         return num_samples <= len(self)
+
+    def __repr__(self) -> str:
+        """Says what the dataset holds."""
+        where = "" if self.dataset_path is None else f", from {self.dataset_path}"
+        return f"<{type(self).__name__}: {self.index_split.name}, {samples_text(self, self.config)}{where}>"
 
     @abstractmethod
     def __len__(self) -> int:

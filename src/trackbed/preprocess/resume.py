@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed import __version__
 from trackbed.cache import fingerprint
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
@@ -31,6 +30,7 @@ from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
+from trackbed.version import __version__
 
 __all__ = ["SavedState", "UnfinishedFolder", "decisions"]
 

@@ -6,7 +6,7 @@ from trackbed.builder.blend_file.draws import StageDraws
 from trackbed.builder.blend_file.measure import MeasuredBlend, measure_blend
 from trackbed.builder.blend_file.members import Member
 from trackbed.builder.blend_file.plan import BlendPlan, DatasetPlan, SplitPlan, plan_blend
-from trackbed.builder.blend_file.read import read_blend_file
+from trackbed.builder.blend_file.read import read_blend_file, read_blend_table, with_tokenizer
 from trackbed.builder.blend_file.sizes import samples_for
 from trackbed.builder.blend_file.tokenizer import StatedTokenizer
 
@@ -27,5 +27,7 @@ __all__ = [
     "parse_count",
     "plan_blend",
     "read_blend_file",
+    "read_blend_table",
     "samples_for",
+    "with_tokenizer",
 ]

@@ -3,6 +3,8 @@
 import os
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ from trackbed.datasets.config import ORDERS
 from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.index.splits import Split, convert_split_vector_to_split_matrix, parse_and_normalize_split
 
-__all__ = ["VERSION", "read_blend_file"]
+__all__ = ["VERSION", "read_blend_file", "read_blend_table", "with_tokenizer"]
 
 VERSION: Final = 1
 """Supported version of the format."""
@@ -59,12 +61,40 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
         OSError: the file cannot be read.
     """
     path = Path(path)
-    table, lines = _parse(path)
+    return _read(path, path.parent, *_parse(path))
+
+
+def read_blend_table(table: Mapping[str, Any], *, where: str) -> BlendFile:
+    """Reads the content of a blend file from a mapping. Paths in it are relative to the working directory.
+
+    Args:
+        table: the keys of a blend file, as `tomllib` returns them, without `version`.
+        where: takes the place of the file's name in errors.
+
+    Raises:
+        BlendFileError: invalid settings; lists all problems.
+    """
+    return _read(Path(where), Path(), {"version": VERSION, **table}, {})
+
+
+def with_tokenizer(file: BlendFile, setting: Any) -> BlendFile:
+    """Returns a blend file with another value of its key `tokenizer`; paths are relative to the working directory.
+
+    Raises:
+        BlendFileError: the value is invalid; lists all problems.
+    """
+    problems = Problems(file.path, {})
+    entry = read_tokenizer(TableReader({"tokenizer": setting}, (), problems), Path())
+    problems.stop()
+    return replace(file, tokenizer=entry)
+
+
+def _read(path: Path, folder: Path, table: Mapping[str, Any], lines: dict[KeyPath, int]) -> BlendFile:
     problems = Problems(path, lines)
     reader = TableReader(table, (), problems)
     reader.need("version", one_of([VERSION]), VERSION)
     problems.stop()  # another version has other keys
-    fields = _fields(reader, path.parent)
+    fields = _fields(reader, folder)
     reader.refuse_unknown()
     problems.stop()
     return BlendFile(path=path, lines=lines, **fields)

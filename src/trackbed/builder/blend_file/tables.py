@@ -99,7 +99,7 @@ class Problems:
 
     Args:
         path: path of the file, for messages.
-        lines: line numbers of its keys.
+        lines: line numbers of its keys; none if the settings do not come from a file.
     """
 
     def __init__(self, path: Path, lines: Mapping[KeyPath, int]) -> None:
@@ -114,7 +114,8 @@ class Problems:
             at = at[:-1]
         line = self._lines.get(at, 1)
         name = ".".join(key for key in where if isinstance(key, str) and key)
-        problem = f"{self._path}:{line}: {name}{' ' if name else ''}{text}"
+        place = f"{self._path}:{line}" if self._lines else f"{self._path}"
+        problem = f"{place}: {name}{' ' if name else ''}{text}"
         self._found.append((line, _shortened(" ".join(problem.splitlines()))))
 
     def stop(self) -> None:

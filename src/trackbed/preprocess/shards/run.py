@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed import __version__
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
@@ -43,6 +42,7 @@ from trackbed.tokens.commit import LOCK_SUFFIX, locked_pair
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
+from trackbed.version import __version__
 
 __all__ = ["preprocess_shards"]
 

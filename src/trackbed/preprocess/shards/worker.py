@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from trackbed import __version__
 from trackbed.datasets.tokenizers.adapter import OpenedAs
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.preprocess.inputs import InputFile
@@ -24,6 +23,7 @@ from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.preprocess.tokenizer import open_fastest_tokenizer
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.seal import Seal
+from trackbed.version import __version__
 
 __all__ = ["ShardWorker", "find_shard"]
 

@@ -1,0 +1,263 @@
+"""The names of `trackbed` itself: datasets of a blend, and loaders that know their rank."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+from trackbed.builder.blend_file import MeasuredBlend, read_blend_table, with_tokenizer
+from trackbed.cancellation import polling
+from trackbed.comm import SOLO, Group
+from trackbed.comm.launch import group_from_environment, parse_launch, threads_per_rank
+from trackbed.comm.torch import current_group
+from trackbed.datasets import BlendedDataset, GPTDataset
+from trackbed.errors import ArgumentError
+from trackbed.loading import BatchLoader as _BatchLoader
+from trackbed.loading import MegatronPretrainingSampler
+
+if TYPE_CHECKING:
+    from trackbed.datasets.tokenizers.kinds import AnyTokenizer
+
+__all__ = ["BatchLoader", "SplitDataset", "Splits", "open_blend"]
+
+SplitDataset = GPTDataset | BlendedDataset
+"""Dataset of a split: of one pair, or a blend."""
+_WHERE = "trackbed.open_blend"
+
+
+class Splits:
+    """Datasets of training, validation and test.
+
+    Args:
+        name: name of the blend, for errors.
+        train: dataset of training; None if the blend has none.
+        valid: dataset of validation, or a list of them; None if the blend has none.
+        test: dataset of test; None if the blend has none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        train: SplitDataset | None,
+        valid: SplitDataset | list[SplitDataset] | None,
+        test: SplitDataset | None,
+    ) -> None:
+        self._name = name
+        self._found = {"train": train, "valid": valid, "test": test}
+
+    @property
+    def train(self) -> SplitDataset:
+        """Dataset of training.
+
+        Raises:
+            ArgumentError: the blend has none.
+        """
+        return self._one("train")
+
+    @property
+    def valid(self) -> SplitDataset:
+        """Dataset of validation.
+
+        Raises:
+            ArgumentError: the blend has none, or `multiple_validation_sets`.
+        """
+        return self._one("valid")
+
+    @property
+    def test(self) -> SplitDataset:
+        """Dataset of test.
+
+        Raises:
+            ArgumentError: the blend has none.
+        """
+        return self._one("test")
+
+    @property
+    def validation_sets(self) -> list[SplitDataset]:
+        """Datasets of validation: several with `multiple_validation_sets`, else at most one."""
+        found = self._found["valid"]
+        if isinstance(found, list):
+            return found
+        return [] if found is None else [found]
+
+    def _one(self, split: str) -> SplitDataset:
+        found = self._found[split]
+        if isinstance(found, list):
+            msg = f"{self._name}: split {split!r} has several datasets, which validation_sets lists"
+            raise ArgumentError(msg)
+        if found is None:
+            known = ", ".join(repr(name) for name, one in self._found.items() if one is not None)
+            msg = f"{self._name}: the blend must have a split {split!r}, found {known}; its shares are set by split"
+            raise ArgumentError(msg)
+        return found
+
+    def __repr__(self) -> str:
+        """Lists the datasets."""
+        lines = [f"  {name}: {found!r}" for name, found in self._found.items() if found is not None]
+        return "\n".join([f"Splits of {self._name}", *lines])
+
+
+def open_blend(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    prefixes: Mapping[str, float] | Sequence[str] | None = None,
+    sequence_length: int | None = None,
+    split: str | None = None,
+    size: int | Mapping[str, int | str] | None = None,
+    tokenizer: "str | os.PathLike[str] | Mapping[str, Any] | AnyTokenizer | None" = None,
+    cache: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    order: Literal["megatron", "balanced", "instant"] | None = None,
+) -> Splits:
+    """Opens the datasets of a blend, and builds indices that are missing.
+
+    Collective over the ranks of `torch.distributed` if it is initialised, else over those that a launcher has started
+    (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Slurm's variables): each builds its part of the indices, and if
+    one fails, all raise an error that names it.
+
+    Args:
+        path: a blend file (docs/formats/blend-file.md). The arguments from `prefixes` to `order`, except `tokenizer`
+            and `cache`, take its place if it is None, and must be omitted otherwise.
+        prefixes: prefixes of pairs, or their addresses, with weights; or a list of prefixes, all of whose samples are
+            used once.
+        sequence_length: S, tokens of a sample, at least 1.
+        split: shares of training, validation and test in every pair, such as "98,1,1"; by default all is training.
+        size: samples of training, or a mapping with the keys of the table `size` of a blend file, such as
+            `{"train_tokens": "2B", "valid": 100}`. Required with weights.
+        tokenizer: what a blend file has under this key, such as "tokenizer.json" or "bytes", or an object with `eod`,
+            `pad`, `vocab_size` and `unique_identifiers`. Replaces that of the file; required if the file has none.
+        cache: folder of the indices; replaces that of the file.
+        seed: seed of every shuffle, in `[0, 2**32)`; 1234 by default.
+        order: order of the samples; "megatron" by default.
+
+    Raises:
+        BlendFileError: settings are invalid, or data are missing or damaged; lists all problems.
+        PlanError: the data cannot give the samples asked for.
+        CacheError: an index cannot be read, built or written.
+        CollectiveError: among several ranks, one of them failed, or they ask for different blends.
+    """
+    settings = {"prefixes": prefixes, "sequence_length": sequence_length, "split": split, "size": size}
+    settings |= {"seed": seed, "order": order}
+    group = _group()
+    with group.guarded("opening the blend") as step, polling(step.poll):
+        blend, opened = _measured(path, settings, tokenizer, None if cache is None else os.fspath(cache))
+        config = blend.config(tokenizer=opened, cache=None if cache is None else os.fspath(cache))
+        if "num_dataset_builder_threads" not in blend.file.options:
+            config.num_dataset_builder_threads = threads_per_rank()
+        builder = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config, group=group)
+    return Splits(str(blend.file.path), *builder.build())
+
+
+def _measured(
+    path: str | os.PathLike[str] | None, settings: Mapping[str, Any], tokenizer: Any, cache: str | None
+) -> tuple[MeasuredBlend, Any]:
+    """Returns the blend, and the tokenizer if it was given as an object."""
+    given = [name for name, value in settings.items() if value is not None]
+    if path is None and settings["prefixes"] is None:
+        msg = f"{_WHERE}: must have the path of a blend file, or prefixes, found neither"
+        raise ArgumentError(msg)
+    if path is not None and given:
+        msg = f"{_WHERE}: a blend file must state these itself, found them given beside it: {', '.join(given)}"
+        raise ArgumentError(msg)
+    file = read_blend_file(path) if path is not None else read_blend_table(_table(settings, cache), where=_WHERE)
+    is_setting = isinstance(tokenizer, (str, os.PathLike, Mapping))
+    if is_setting:
+        file = with_tokenizer(file, os.fspath(tokenizer) if isinstance(tokenizer, os.PathLike) else tokenizer)
+    blend = measure_blend(file)
+    plan_blend(blend).problems.stop()
+    return blend, None if is_setting else tokenizer
+
+
+def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
+    """Returns the arguments as the keys of a blend file."""
+    prefixes, size = settings["prefixes"], settings["size"]
+    if isinstance(prefixes, str):
+        prefixes = [prefixes]
+    weights = prefixes if isinstance(prefixes, Mapping) else {}
+    datasets = [
+        {"path": prefix, "name": prefix, **({"weight": weights[prefix]} if prefix in weights else {})}
+        for prefix in map(os.fspath, prefixes)
+    ]
+    given = {name: settings[name] for name in ("sequence_length", "seed", "order") if settings[name] is not None}
+    return {
+        **given,
+        "split": settings["split"] or "1",
+        "dataset": datasets,
+        **({} if size is None else {"size": dict(size) if isinstance(size, Mapping) else {"train": size}}),
+        **({} if cache is None else {"cache": cache}),
+    }
+
+
+def _group() -> Group:
+    """Returns the ranks of `torch.distributed`, else those of the launcher."""
+    group = current_group() or group_from_environment(shares_port=True)
+    return SOLO if group.size == 1 else group
+
+
+class BatchLoader(_BatchLoader):
+    """Loader of the batches of this rank, in the order of `MegatronPretrainingSampler`, with prefetch.
+
+    Of each step, the samples of rank 0 come first in the dataset, then those of rank 1, and so on: together they are
+    what one rank with a batch of all of them would read. Rank and number of ranks are those of `torch.distributed` if
+    it is initialised, else those of the launcher. A state resumes on any number of ranks.
+
+    Args:
+        dataset: dataset of the samples.
+        batch_size: samples per rank and step, at least 1.
+        drop_last: True to drop samples at the end that do not fill up a step of all ranks. If False, each rank gets its
+            part of them, which may be empty.
+        ahead: see `trackbed.loading.BatchLoader`, as for the following arguments.
+        num_threads: threads that gather a batch; None for this rank's share of the CPUs.
+        pinned: True for page-locked memory.
+        device: CUDA device to which batches are copied.
+
+    Raises:
+        ArgumentError: an argument is out of range, or the dataset has too few samples for a step.
+    """
+
+    def __init__(
+        self,
+        dataset: SplitDataset,
+        *,
+        batch_size: int,
+        drop_last: bool = True,
+        ahead: int = 2,
+        num_threads: int | None = None,
+        pinned: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        rank, size = _place()
+        self._step = batch_size * size
+        self._drop_last = drop_last
+        if isinstance(dataset, (GPTDataset, BlendedDataset)) and drop_last and len(dataset) < self._step:
+            msg = (
+                f"dataset must have at least {self._step:,} samples, one step of {size} ranks with batch_size "
+                f"{batch_size}, found {len(dataset):,}; drop_last=False returns them"
+            )
+            raise ArgumentError(msg)
+        sampler = MegatronPretrainingSampler(
+            len(dataset), 0, batch_size, rank, size, drop_last, fingerprint=getattr(dataset, "fingerprint", None)
+        )
+        super().__init__(
+            dataset,
+            sampler,
+            ahead=ahead,
+            num_threads=num_threads or threads_per_rank(),
+            pinned=pinned,
+            device=device,
+        )
+
+    def __len__(self) -> int:
+        """Number of steps of a whole iteration."""
+        return len(self.dataset) // self._step if self._drop_last else -(-len(self.dataset) // self._step)
+
+
+def _place() -> tuple[int, int]:
+    """Returns the rank of this process, and the number of ranks."""
+    group = current_group()
+    if group is not None:
+        return group.rank, group.size
+    launch = parse_launch(os.environ)
+    return (0, 1) if launch is None else (launch.rank, launch.size)

@@ -1,0 +1,222 @@
+"""The names of `trackbed` itself, on one rank and on several."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import trackbed
+from built_pair import build
+from launching import run_script
+from trackbed.errors import ArgumentError, BlendFileError
+from trackbed.tokens import IndexedDataset
+
+BLEND = """version = 1
+sequence_length = 16
+split = "90,10"
+tokenizer = "bytes"
+cache = "cache"
+size = {train = 100, valid = 10}
+
+[[dataset]]
+path = "a"
+weight = 0.7
+
+[[dataset]]
+path = "b"
+weight = 0.3
+"""
+RANK = """
+import json, os, sys
+import trackbed
+
+splits = trackbed.open_blend("blend.toml")
+loader = trackbed.BatchLoader(splits.train, batch_size=2)
+if len(sys.argv) > 1:
+    loader.load_state_dict(json.loads(sys.argv[1]))
+for number, batch in enumerate(loader, 1):
+    if number == 5:
+        break
+print(json.dumps({"tokens": batch["tokens"].tolist(), "state": loader.state_dict()}))
+if "RANK" in os.environ:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")  # at the port that open_blend has used
+    again = trackbed.BatchLoader(trackbed.open_blend("blend.toml").valid, batch_size=1)
+    assert len(again) == 10 // dist.get_world_size()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for seed, name in enumerate("ab"):
+        rng = np.random.default_rng(seed)
+        build(tmp_path / name, [rng.integers(0, 256, size).tolist() for size in rng.integers(0, 40, 300)], np.uint16)
+    (tmp_path / "blend.toml").write_text(BLEND)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def of_prefixes(**changes):
+    asked = {"prefixes": {"a": 0.7, "b": 0.3}, "sequence_length": 16, "split": "90,10", "tokenizer": "bytes"}
+    return trackbed.open_blend(**{**asked, "size": {"train": 100, "valid": 10}, "cache": "cache", **changes})
+
+
+def test_a_blend_file_and_its_keys_give_the_same_datasets(folder):
+    first, second = trackbed.open_blend("blend.toml"), of_prefixes()
+    assert first.train.fingerprint == second.train.fingerprint
+    assert (len(first.train), len(first.valid)) == (100, 10)
+    assert first.valid[3]["tokens"].tolist() == second.valid[3]["tokens"].tolist()
+
+
+@pytest.mark.parametrize("order", ["megatron", "balanced", "instant"])
+def test_seed_and_order_are_those_of_a_blend_file(folder, order):
+    (folder / "other.toml").write_text(f'seed = 5\norder = "{order}"\n{BLEND}')
+    wanted = trackbed.open_blend(folder / "other.toml").train
+    found = of_prefixes(seed=5, order=order, prefixes={str(folder / "a"): 0.7, str(folder / "b"): 0.3}).train
+    assert [found[k]["tokens"].tolist() for k in range(9)] == [wanted[k]["tokens"].tolist() for k in range(9)]
+
+
+def test_a_list_of_prefixes_gives_every_sample_once(folder):
+    splits = of_prefixes(prefixes=["a"], split=None, size=None)
+    tokens = int(IndexedDataset("a").sequence_lengths.sum())
+    assert len(splits.train) == (tokens - 1) // 16
+    assert type(splits.train).__name__ == "GPTDataset"
+
+
+def test_a_split_that_the_blend_lacks_is_an_error_that_names_the_others(folder):
+    with pytest.raises(ArgumentError, match=r"blend.toml: the blend must have a split 'test', found 'train', 'valid'"):
+        _ = trackbed.open_blend("blend.toml").test
+
+
+def test_several_validation_sets_are_listed(folder):
+    text = BLEND.replace('split = "90,10"\n', "").replace('path = "a"', 'path = "a"\nsplits = ["train", "valid"]')
+    text = text.replace('path = "b"', 'path = "b"\nsplits = ["train", "valid"]')
+    (folder / "sets.toml").write_text(f"{text}\n[options]\nmultiple_validation_sets = true\n")
+    splits = trackbed.open_blend("sets.toml")
+    assert [one.dataset_path for one in splits.validation_sets] == ["a", "b"]
+    with pytest.raises(ArgumentError, match="split 'valid' has several datasets, which validation_sets lists"):
+        _ = splits.valid
+    assert trackbed.open_blend("blend.toml").validation_sets[0].split.name == "valid"
+
+
+@pytest.mark.parametrize("tokenizer", ["null:299", {"eod": 1, "vocab_size": 300}])
+def test_a_tokenizer_replaces_that_of_the_file(folder, tokenizer):
+    assert trackbed.open_blend("blend.toml", tokenizer=tokenizer).train.config.tokenizer.vocab_size == 300
+
+
+def test_an_object_replaces_the_tokenizer_of_the_file(folder):
+    from trackbed.datasets import NullTokenizer
+
+    mine = NullTokenizer(299)
+    assert trackbed.open_blend("blend.toml", tokenizer=mine, cache="mine").train.config.tokenizer is mine
+    assert (folder / "mine").is_dir()
+
+
+def test_datasets_say_what_they_hold(folder):
+    splits = trackbed.open_blend("blend.toml")
+    assert repr(splits.train) == "<BlendedDataset: train, 100 samples of 16 tokens, from 70.0% a, 30.0% b>"
+    assert repr(splits.train.datasets[0]).endswith("samples of 16 tokens, from a>")
+    assert repr(splits).splitlines()[:2] == ["Splits of blend.toml", f"  train: {splits.train!r}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "trackbed.open_blend: must have the path of a blend file, or prefixes, found neither"),
+        (
+            {"path": "blend.toml", "seed": 3, "size": 7},
+            "must state these itself, found them given beside it: size, seed",
+        ),
+        ({"prefixes": ["a"]}, "trackbed.open_blend: sequence_length must be given"),
+        (
+            {"prefixes": {"a": -1}, "sequence_length": 8},
+            "dataset.weight must be a finite number of at least 0, found -1",
+        ),
+        ({"prefixes": {"a": 1}, "sequence_length": 8}, "size must give the size of train, whose datasets have weights"),
+        ({"prefixes": ["a"], "sequence_length": 8, "order": "random"}, "order must be one of 'megatron', "),
+        ({"prefixes": ["a"], "sequence_length": 8}, "trackbed.open_blend: tokenizer must be given"),
+        ({"path": "blend.toml", "tokenizer": {"eod": 1}}, "vocab_size must be given"),
+    ],
+)
+def test_wrong_arguments_are_named(folder, arguments, words):
+    path = arguments.pop("path", None)
+    with pytest.raises((ArgumentError, BlendFileError)) as caught:
+        trackbed.open_blend(path, **arguments)
+    assert words in str(caught.value)
+    assert not (folder / "cache").exists()
+
+
+def test_a_loader_of_too_few_samples_is_refused(folder):
+    train = trackbed.open_blend("blend.toml").train
+    with pytest.raises(ArgumentError, match="at least 101 samples, one step of 1 ranks with batch_size 101, found 100"):
+        trackbed.BatchLoader(train, batch_size=101)
+    (batch,) = trackbed.BatchLoader(train, batch_size=101, drop_last=False)
+    assert batch["tokens"].shape == (100, 16)
+
+
+def test_a_loader_counts_the_batches_that_were_handed_out(folder):
+    loader = trackbed.BatchLoader(trackbed.open_blend("blend.toml").train, batch_size=8)
+    assert len(loader) == 12
+    assert loader.state_dict()["consumed_samples"] == 0
+    for number, batch in enumerate(loader, 1):
+        assert batch["tokens"].shape == (8, 16)
+        assert pickle.loads(pickle.dumps(loader.state_dict()))["consumed_samples"] == 8 * number
+
+
+@pytest.mark.dist
+def test_ranks_read_what_one_rank_would_and_resume_on_another_number(folder):
+    (folder / "rank.py").write_text(RANK)
+    two = [found for (found,) in run_script(folder / "rank.py", 2, limit_seconds=90)]
+    assert two[0]["state"] == two[1]["state"]
+    assert two[0]["state"]["consumed_samples"] == 20
+    loader = trackbed.BatchLoader(trackbed.open_blend("blend.toml").train, batch_size=4)
+    batches = [batch["tokens"].tolist() for batch in loader]
+    assert two[0]["tokens"] + two[1]["tokens"] == batches[4]
+    loader.load_state_dict(two[0]["state"])
+    assert next(iter(loader))["tokens"].tolist() == batches[5]
+    ((one,),) = run_script(folder / "rank.py", 1, json.dumps(two[1]["state"]), limit_seconds=90)
+    assert one["state"]["consumed_samples"] == 30
+    assert one["tokens"] == batches[7][:2]
+
+
+@pytest.mark.dist
+def test_a_pair_that_one_rank_lacks_is_named_on_every_rank(folder):
+    script = (
+        "import os, json, trackbed\n"
+        "try:\n"
+        "    name = 'a' if os.environ['RANK'] == '0' else 'c'\n"
+        "    trackbed.open_blend(prefixes=[name], sequence_length=16, tokenizer='bytes')\n"
+        "except Exception as error:\n"
+        "    print(json.dumps(f'{type(error).__name__}: {error}'))\n"
+    )
+    (folder / "rank.py").write_text(script)
+    (first,), (second,) = run_script(folder / "rank.py", 2, limit_seconds=90)
+    assert first == second
+    assert first.startswith(
+        "CollectiveError: opening the blend: rank 1: BlendFileError: trackbed.open_blend: dataset.path"
+    )
+
+
+def test_the_names_are_those_of_the_layers():
+    from trackbed import checkpoint, grads, optim
+
+    assert trackbed.DistributedDataParallel is grads.DistributedDataParallel
+    assert trackbed.DataParallelOptimizer is optim.DataParallelOptimizer
+    assert (trackbed.save, trackbed.load) == (checkpoint.save, checkpoint.load)
+    assert set(dir(trackbed)) == set(trackbed.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'open_blends'"):
+        _ = trackbed.open_blends
+
+
+def test_importing_trackbed_imports_no_torch_and_takes_no_time():
+    script = (
+        "import sys, time; started = time.perf_counter(); import trackbed; trackbed.__version__\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules); print(time.perf_counter() - started)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 0.15
