@@ -24,6 +24,8 @@ help: ## List the targets
 
 # torch comes first and pinned: whatever asks for it later finds it there.
 $(VENV)/torch.done: constraints.txt
+	@command -v "$${CXX:-g++}" >/dev/null || command -v c++ >/dev/null || command -v clang++ >/dev/null || \
+		{ echo 'Trackbed needs a C++20 compiler such as g++, found none on PATH: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL), conda install gxx (conda)' >&2; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trackbed needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,7 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.launch import group_from_environment, parse_launch, threads_per_rank
 from trackbed.comm.torch import current_group
 from trackbed.datasets import BlendedDataset, GPTDataset
+from trackbed.datasets.config import OrderName
 from trackbed.errors import ArgumentError
 from trackbed.loading import BatchLoader as _BatchLoader
 from trackbed.loading import MegatronPretrainingSampler
@@ -32,20 +33,12 @@ class Splits:
 
     Args:
         name: name of the blend, for errors.
-        train: dataset of training; None if the blend has none.
-        valid: dataset of validation, or a list of them; None if the blend has none.
-        test: dataset of test; None if the blend has none.
+        built: dataset of each of the three, None if the blend has none; of validation also a list of datasets.
     """
 
-    def __init__(
-        self,
-        name: str,
-        train: SplitDataset | None,
-        valid: SplitDataset | list[SplitDataset] | None,
-        test: SplitDataset | None,
-    ) -> None:
+    def __init__(self, name: str, built: Sequence[SplitDataset | list[SplitDataset] | None]) -> None:
         self._name = name
-        self._found = {"train": train, "valid": valid, "test": test}
+        self._found = dict(zip(("train", "valid", "test"), built, strict=True))
 
     @property
     def train(self) -> SplitDataset:
@@ -109,7 +102,7 @@ def open_blend(
     tokenizer: "str | os.PathLike[str] | Mapping[str, Any] | AnyTokenizer | None" = None,
     cache: str | os.PathLike[str] | None = None,
     seed: int | None = None,
-    order: Literal["megatron", "balanced", "instant"] | None = None,
+    order: OrderName | None = None,
 ) -> Splits:
     """Opens the datasets of a blend, and builds indices that are missing.
 
@@ -147,7 +140,7 @@ def open_blend(
         if "num_dataset_builder_threads" not in blend.file.options:
             config.num_dataset_builder_threads = threads_per_rank()
         builder = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config, group=group)
-    return Splits(str(blend.file.path), *builder.build())
+    return Splits(str(blend.file.path), builder.build())
 
 
 def _measured(

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from trackbed.builder.agreement import request_of
 from trackbed.builder.constructors import constructor_of_ours, constructs_in_turn
@@ -32,7 +32,7 @@ from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
 from trackbed.index.splits import Split, split_range
 
-__all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
+__all__ = ["BlendedMegatronDatasetBuilder", "BuiltSplit", "build_generic_dataset"]
 
 _NEVER_CALLED = (
     "_build_blended_dataset_splits",
@@ -50,6 +50,12 @@ _Members = list[list[Any]]
 """For each low-level dataset, the dataset of each split."""
 _Settle = Callable[[Sequence[Any]], None]
 """Called with the datasets that were made."""
+
+
+_Dataset = TypeVar("_Dataset", bound=MegatronDataset)
+
+BuiltSplit: TypeAlias = _Dataset | BlendedDataset | list[_Dataset | BlendedDataset] | None
+"""What is built for a split: a dataset of the class, or a blend of several; a list with `multiple_validation_sets`."""
 
 
 class _Opened(NamedTuple):
@@ -94,7 +100,7 @@ def build_generic_dataset(
         return cls(*args) if wants and not is_first else built
 
 
-class BlendedMegatronDatasetBuilder:
+class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
     """Builds the datasets of all three splits.
 
     Args:
@@ -111,7 +117,7 @@ class BlendedMegatronDatasetBuilder:
 
     def __init__(
         self,
-        cls: type[MegatronDataset],
+        cls: type[_Dataset],
         sizes: Sequence[int | None],
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
@@ -156,7 +162,7 @@ class BlendedMegatronDatasetBuilder:
         tasks = tasks_of([start.requested[number] for number in missing])
         return tasks, plan_tasks(tasks, num_ranks)
 
-    def build(self) -> list[Any]:
+    def build(self) -> list[BuiltSplit[_Dataset]]:
         """The dataset of each split: a `BlendedDataset`, a dataset of class `cls`, or None.
 
         Collective over the group, unless `fast_cache_load`. Indices that are not in the cache are built by all ranks
@@ -181,7 +187,7 @@ class BlendedMegatronDatasetBuilder:
         # A single process waits for no other, and its errors propagate unchanged.
         return self._build_with(SOLO if group is None or group.size == 1 else group, wants)
 
-    def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[Any]:
+    def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[BuiltSplit[_Dataset]]:
         start = Start()
         with group.guarded("building the indices") as step, polling(step.poll):
             path = self.config.path_to_cache
@@ -211,7 +217,9 @@ class BlendedMegatronDatasetBuilder:
         _flush(start)  # last: its thread would slow down what follows
         return built
 
-    def _build(self, settle: _Settle = lambda _built: None, coordinator: Coordinator | None = None) -> list[Any]:
+    def _build(
+        self, settle: _Settle = lambda _built: None, coordinator: Coordinator | None = None
+    ) -> list[BuiltSplit[_Dataset]]:
         """Builds the datasets, whose indices may still be pending.
 
         Args:
@@ -237,7 +245,9 @@ class BlendedMegatronDatasetBuilder:
             msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
             raise PlanError(msg) from error
 
-    def _blend_splits(self, specs: Sequence[SplitSpec | None], members: _Members, settle: _Settle) -> list[Any]:
+    def _blend_splits(
+        self, specs: Sequence[SplitSpec | None], members: _Members, settle: _Settle
+    ) -> list[BuiltSplit[_Dataset]]:
         """Blends the datasets of splits."""
         if any(spec is not None and spec.is_blended and spec.weights is None for spec in specs):
             settle(members)

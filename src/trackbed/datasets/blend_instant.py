@@ -53,7 +53,7 @@ class InstantBlend:
             seed=config.random_seed,
             num_samples=spec.num_samples,
             max_epochs=config.blend_max_epochs if is_training else None,
-            when_exhausted=config.blend_when_exhausted,  # type: ignore[arg-type]  # `staged` checks it
+            when_exhausted=config.blend_when_exhausted,
             block=config.shuffle_block,
             window=config.shuffle_window,
         )

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
@@ -17,7 +17,7 @@ from trackbed.index.splits import (
 )
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["ORDERS", "Blend", "BlendedMegatronDatasetConfig", "Stage"]
+__all__ = ["ORDERS", "Blend", "BlendedMegatronDatasetConfig", "OrderName", "Stage"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,10 @@ _INSTANT_ONLY: Final = {
     "shuffle_window": 1,
 }
 
-ORDERS: Final = ("megatron", "balanced", "instant")
+OrderName = Literal["megatron", "balanced", "instant"]
+"""Order of the samples."""
+
+ORDERS: Final[tuple[OrderName, ...]] = get_args(OrderName)
 
 
 @dataclass
@@ -97,7 +100,7 @@ class BlendedMegatronDatasetConfig:
     defer_npy_index_mmap: bool = False
     """True to open indices on first access to a sample: all of them must be in `path_to_cache`."""
 
-    order: str = field(default="megatron", kw_only=True)
+    order: OrderName = field(default="megatron", kw_only=True)
     """Order of the samples. "megatron": Megatron Core's order, bit for bit. "balanced": a blend in exact proportions,
     shuffled as a whole. "instant": no index is built, and samples are shuffled instead of documents."""
 
@@ -108,7 +111,7 @@ class BlendedMegatronDatasetConfig:
     blend_max_epochs: Sequence[float | None] | None = field(default=None, kw_only=True)
     """`[K]` most epochs of each dataset in the training blend, with `order="instant"`; None for no limit."""
 
-    blend_when_exhausted: str = field(default="raise", kw_only=True)
+    blend_when_exhausted: Literal["raise", "reweight"] = field(default="raise", kw_only=True)
     """Behaviour when a dataset reaches its limit of epochs. "raise": an error at construction. "reweight": the blend
     goes on without the dataset, and a warning names the first such sample."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trackbed.comm import Group
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
@@ -78,8 +79,8 @@ class DistributedDataParallel(torch.nn.Module):
         disable_bucketing: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
         pg_collection: Any = None,
         *,
-        process_group: Any = None,
-        expert_process_group: Any = None,
+        process_group: torch.distributed.ProcessGroup | Group | None = None,
+        expert_process_group: torch.distributed.ProcessGroup | Group | None = None,
         allow_unused: bool = False,
         observer: BucketObserver | None = None,
     ) -> None:

@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trackbed.builder.blend_file.key_lines import KeyPath
 from trackbed.builder.blend_file.tables import Problems
+from trackbed.datasets.config import OrderName
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 from trackbed.tokens import ObjectStorageConfig, default_idx_cache
+
+if TYPE_CHECKING:
+    from trackbed.datasets.gpt import GPTDataset
 
 __all__ = ["BlendFile", "DatasetEntry", "SizeEntry", "StageEntry", "TokenizerEntry"]
 
@@ -88,7 +92,7 @@ class BlendFile:
     path: Path
     seed: int
     sequence_length: int
-    order: str
+    order: OrderName
     split: str | None
     """Shares of training, validation and test in every dataset; None if datasets belong to splits as a whole."""
     cache: str | None
@@ -101,7 +105,7 @@ class BlendFile:
     lines: Mapping[KeyPath, int] = field(repr=False, compare=False)
 
     @property
-    def dataset_class(self) -> Any:
+    def dataset_class(self) -> "type[GPTDataset]":
         """Class of the blended datasets: `GPTDataset`."""
         from trackbed.datasets.gpt import GPTDataset  # imports torch, which a plan does not need
 

@@ -5,7 +5,7 @@ Shapes: K datasets of a split.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.builder.blend_file.description import BlendFile
 from trackbed.builder.blend_file.members import Member, find_members
@@ -22,6 +22,9 @@ from trackbed.index.splits import (
     convert_split_vector_to_split_matrix,
     parse_and_normalize_split,
 )
+
+if TYPE_CHECKING:
+    from trackbed.datasets.gpt import GPTDataset
 
 __all__ = ["MeasuredBlend", "measure_blend"]
 
@@ -41,7 +44,7 @@ class MeasuredBlend:
     """Number of samples of each split, in the form that `BlendedMegatronDatasetBuilder` takes."""
 
     @property
-    def dataset_class(self) -> Any:
+    def dataset_class(self) -> "type[GPTDataset]":
         """Class of the blended datasets."""
         return self.file.dataset_class
 
