@@ -28,6 +28,10 @@ def draw(
     left.plot(steps, list(whole["losses"].values()), color="0.75", linewidth=4, label="uninterrupted")
     for part, label, color in zip(parts, ("until the stop", "resumed in a new process"), ("C0", "C3"), strict=True):
         left.plot([int(step) for step in part["losses"]], list(part["losses"].values()), color=color, label=label)
+    stop = max(int(step) for step in parts[0]["losses"]) + 0.5
+    left.axvline(stop, color="0.4", linestyle="--", linewidth=1)
+    left.annotate("stopped, then\nresumed", (stop, left.get_ylim()[1]), xytext=(5, -4), va="top", color="0.3",
+                  textcoords="offset points")  # fmt: skip
     left.set(xlabel="step", ylabel="training loss (nats per token)", title="Stopped, resumed: the same losses")
     left.legend(frameon=False)
 
