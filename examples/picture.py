@@ -30,8 +30,13 @@ def draw(
         left.plot([int(step) for step in part["losses"]], list(part["losses"].values()), color=color, label=label)
     stop = max(int(step) for step in parts[0]["losses"]) + 0.5
     left.axvline(stop, color="0.4", linestyle="--", linewidth=1)
-    left.annotate("stopped, then\nresumed", (stop, left.get_ylim()[1]), xytext=(5, -4), va="top", color="0.3",
-                  textcoords="offset points")  # fmt: skip
+    left.annotate(
+        "stopped, then resumed",
+        (stop, left.get_ylim()[0]),
+        xytext=(5, 5),
+        color="0.3",
+        textcoords="offset points",
+    )
     left.set(xlabel="step", ylabel="training loss (nats per token)", title="Stopped, resumed: the same losses")
     left.legend(frameon=False)
 

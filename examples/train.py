@@ -41,7 +41,7 @@ class Job:
     sequence_length: int
     seed: int = 1234
     valid_samples: int = 64
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 6e-4
 
 
 def build_datasets(job: Job) -> tuple[list[Any], int]:

@@ -139,3 +139,12 @@ def test_of_many_problems_twenty_are_printed_and_the_others_counted(run, blend):
     lines = found.stderr.splitlines()
     assert (found.exit_code, len(lines), lines[-1]) == (1, 21, "trackbed: and 1,480 more problems")
     assert lines[0].startswith("trackbed: blend.toml:19: dataset.path names gone0: ")
+
+
+def test_the_arguments_of_a_megatron_job_become_a_blend_file(run, tmp_path):
+    arguments = ["blend", "--from-megatron", "--data-path 30 a 70 b --split 98,1,1 --seq-length 8"]
+    printed = run(*arguments).stdout
+    assert run(*arguments, "blend.toml").stdout == "blend.toml is written; trackbed blend blend.toml shows its plan\n"
+    assert (tmp_path / "blend.toml").read_text() == printed
+    assert run(*arguments, "blend.toml").stderr == "trackbed: blend.toml: must be a new file, found one that is there\n"
+    assert "Missing argument 'BLEND.toml'" in run("blend").stderr

@@ -41,11 +41,6 @@ def test_the_example_is_read_and_built(data):
     assert len(train) >= 5 * 512
 
 
-def test_the_readmes_example_is_read(data):
-    (data / "blend.toml").write_text(example(ROOT / "README.md"))
-    assert len(measure_blend(read_blend_file("blend.toml")).members) == 3
-
-
 def test_the_page_lists_the_options_that_there_are():
     section = PAGE.split("## `[options]`")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", section)) - {"GPTDatasetConfig"} == set(OPTIONS)

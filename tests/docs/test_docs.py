@@ -59,6 +59,17 @@ def test_the_reference_lists_the_names_of_a_facade(facade):
     assert set(re.findall(r"^### `(\w+)`$", section, flags=re.MULTILINE)) == set(names)
 
 
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    code = " ".join(re.sub(r'"\s*\n\s*f?"', "", code).split())
+    messages = re.findall(r"^### `(.*)`$", page, flags=re.MULTILINE)
+    assert len(messages) >= 20
+    for message in messages:
+        for part in message.split("..."):
+            assert part.strip() in code, message
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if ">>> " in page.read_text()], ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -68,18 +79,94 @@ def test_examples_give_what_the_page_says(page):
     assert failed == 0
 
 
-def test_the_readmes_commands_and_programs_run(tmp_path):
+@pytest.fixture(scope="module")
+def first_hour(tmp_path_factory):
+    """A folder in which the README's commands have run, and its blend file and programs lie."""
+    folder = tmp_path_factory.mktemp("readme")
     for name, word in (("web", "page"), ("books", "chapter")):
         texts = [f"{word} {number}: the quick brown fox jumps over the lazy dog. " * 40 for number in range(400)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (shell,) = snippets("bash")
     for line in shell.strip().splitlines():
         program, *arguments = line.split("#")[0].split()
         assert program == "trackbed"
-        subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=tmp_path, check=True, capture_output=True)
-    programs = "\n".join(snippets("python"))
-    checks = "\nassert len(train) >= 1000 and batch['tokens'].shape == (4, 512) and state['consumed_samples'] == 4"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", programs + checks], cwd=tmp_path, check=True)
+        subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=folder, check=True, capture_output=True)
+    (blend,) = snippets("toml")
+    (folder / "blend.toml").write_text(blend)
+    for command in ("blend", "build"):
+        subprocess.run([sys.executable, "-m", "trackbed", command, "blend.toml"], cwd=folder, check=True)
+    for name, program in zip(("program.py", "train.py"), snippets("python"), strict=False):
+        (folder / name).write_text(program)
+    return folder
+
+
+def torchrun(folder, program, ranks):
+    """What a program prints on so many ranks."""
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    found = subprocess.run(
+        [*launcher, "--nproc-per-node", str(ranks), program],
+        cwd=folder,
+        check=False,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_the_readmes_first_program_runs_and_resumes_on_another_number_of_ranks(first_hour):
+    assert len([line for line in (first_hour / "program.py").read_text().splitlines() if line]) <= 12
+    (first_hour / "position.json").unlink(missing_ok=True)
+    for ranks, consumed in ((1, 8), (2, 24), (1, 32)):
+        output = torchrun(first_hour, "program.py", ranks)
+        assert output.count("torch.Size([8, 512]) torch.Size([8, 512])") == ranks
+        assert json.loads((first_hour / "position.json").read_text())["consumed_samples"] == consumed
+
+
+def test_the_readmes_training_goes_on_on_another_number_of_ranks(first_hour):
+    assert len([line for line in (first_hour / "train.py").read_text().splitlines() if line]) <= 40
+    first, second = torchrun(first_hour, "train.py", 2), torchrun(first_hour, "train.py", 1)
+    losses = dict(re.findall(r"step (\d+): loss ([\d.]+)", first + second))
+    assert list(losses) == [str(step) for step in range(20, 201, 20)]
+    assert float(losses["200"]) < 0.7 * float(losses["20"])
+
+
+def test_the_readmes_programs_have_types(first_hour):
+    subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "program.py", "train.py"], cwd=first_hour, check=True, timeout=300
+    )
+
+
+def test_the_readmes_way_into_megatron_runs():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", snippets("python")[2]], check=True)
+
+
+RECIPES = snippets("python", (ROOT / "docs" / "how-to" / "use-with-other-trainers.md").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_the_recipes_for_other_trainers_run(first_hour, number):
+    program = f"def main():\n{textwrap.indent(RECIPES[number], '    ')}\nif __name__ == '__main__':\n    main()\n"
+    (first_hour / "recipe.py").write_text(program)  # worker processes import it
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "recipe.py"], cwd=first_hour, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip().endswith(("24", "8", "}]", "True"))
+
+
+@pytest.mark.dist
+def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
+    before, after = snippets("python", (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text())
+    ends = "\nprint([f'{p.sum().item():.4f}' for p in module.parameters()])\n"
+    for name, program in (("before", before), ("after", after)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "program.py").write_text(program + ends)
+    found = {name: torchrun(tmp_path / name, "program.py", 2) for name in ("before", "after")}
+    assert found["before"].count("\n") == found["after"].count("\n") == 2
+    assert set(found["before"].splitlines()) == set(found["after"].splitlines())  # the same model
 
 
 @pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5"])
@@ -109,8 +196,8 @@ def test_every_make_target_that_is_named_exists():
 
 def test_the_readme_says_what_was_measured_and_where():
     figures = README.split("## Figures")[1].split("## ")[0]
-    assert "| times better |" in figures
-    assert re.search(r"on .*, \d+ cores, \d+ GiB", figures)
+    assert re.search(r"\d+ cores and \d+ GiB", figures)
+    assert set(re.findall(r"`make ([a-z-]+)`", figures)) == {"bench", "bench-full", "bench-grads", "bench-ckpt"}
 
 
 def test_the_page_on_training_runs_alone_and_its_loop_on_two_ranks(tmp_path):

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from trackbed.version import __version__
+
 
 def run(program):
     """Output of a program."""
@@ -262,3 +264,14 @@ def test_installing_after_megatron_core_says_what_it_imports(statement):
     )
     assert "must come before megatron.core is imported, which imports megatron.core.dist_checkpointing; found" in found
     assert "imported by early_bird" in found
+
+
+def test_it_logs_what_is_active():
+    program = """
+        import logging, sys, trackbed.megatron
+        form = "%(name)s %(levelname)s %(message)s"
+        logging.basicConfig(level=logging.INFO, format=form, stream=sys.stdout)
+        trackbed.megatron.install(parts=("datasets",))
+        trackbed.megatron.install(parts=("datasets",))
+        """
+    assert run(program) == f"trackbed INFO megatron.core.datasets: Trackbed {__version__} is active"

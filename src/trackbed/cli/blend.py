@@ -1,6 +1,7 @@
 """`trackbed blend`: the plan of a blend file."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -33,7 +34,11 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 @click.command()
-@click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
+@click.argument("path", metavar="BLEND.toml", required=False, type=click.Path(dir_okay=False))
+@click.option(
+    "--from-megatron", metavar="ARGUMENTS",
+    help="Write BLEND.toml from the arguments of a Megatron-LM job, all in quotes; without BLEND.toml, print it.",
+)  # fmt: skip
 @click.option("--tokens", type=_Count(), metavar="COUNT", help="Number of tokens to train on, such as 2T, 1.5B or 20M.")
 @click.option("--samples", type=_Count(), metavar="COUNT", help="Number of samples to train on.")
 @click.option("--all", "show_all", is_flag=True, help="Show every dataset, not only the largest ones.")
@@ -41,8 +46,9 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @idx_cache_option
 def blend(
-    path: str,
+    path: str | None,
     *,
+    from_megatron: str | None,
     tokens: int | None,
     samples: int | None,
     show_all: bool,
@@ -57,6 +63,12 @@ def blend(
     """
     from trackbed.builder.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
 
+    if from_megatron is not None:
+        _convert(from_megatron, path)
+        return
+    if path is None or not Path(path).exists():
+        msg = "Missing argument 'BLEND.toml'." if path is None else f"File '{path}' does not exist."
+        raise click.UsageError(msg)
     if tokens is not None and samples is not None:
         msg = "--tokens and --samples exclude each other"
         raise click.UsageError(msg)
@@ -77,6 +89,23 @@ def blend(
 
         draw_plan(plan, plot)
     plan.problems.stop()
+
+
+def _convert(arguments: str, path: str | None) -> None:
+    """Prints the blend file of a job's arguments, or writes it to a new file."""
+    from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
+
+    text = blend_of_megatron_arguments(arguments, folder="." if path is None else Path(path).parent)
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        msg = f"{path}: must be a new file, found one that is there"
+        raise ArgumentError(msg) from None
+    click.echo(f"{path} is written; trackbed blend {path} shows its plan")
 
 
 def _to_json(plan: "BlendPlan") -> str:

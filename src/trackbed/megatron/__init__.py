@@ -5,6 +5,7 @@ For each part of the table, `trackbed.megatron.core.<part>.*` contains Trackbed'
 Trackbed.
 """
 
+import logging
 import sys
 from collections.abc import Collection
 from typing import Final, Literal
@@ -13,10 +14,12 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.megatron.finder import Finder
 from trackbed.megatron.importers import importers_of
 from trackbed.megatron.table import MODULES, PARTS, part_of
+from trackbed.version import __version__
 
 __all__ = ["install"]
 
 _MEGATRON: Final = "megatron.core"
+_logger = logging.getLogger("trackbed")
 _IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
 """Parts that `import megatron.core` imports."""
 
@@ -59,6 +62,8 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         sys.meta_path[sys.meta_path.index(installed[0])] = finder
     else:
         sys.meta_path.insert(0, finder)
+    active = [part for part in PARTS if any(part_of(path) == part for path in finder.modules)]
+    _logger.info("megatron.core.%s: Trackbed %s is active", f", {_MEGATRON}.".join(active), __version__)
 
 
 def _require_not_imported(paths: Collection[str]) -> None:

@@ -1,0 +1,221 @@
+"""Blend file of the arguments of a Megatron-LM job."""
+
+import argparse
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from trackbed.errors import ArgumentError
+from trackbed.files.stores import is_address
+from trackbed.index.splits import get_blend_from_list
+
+__all__ = ["blend_of_megatron_arguments"]
+
+_WHERE: Final = "arguments of Megatron-LM"
+_LEGACY_SPLIT: Final = "969, 30, 1"
+"""Split of Megatron-LM when the job gives none."""
+_PREFIX_LISTS: Final = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_SPLITS: Final = ("train", "valid", "test")
+_FLAGS: Final = {
+    "reset_position_ids": "reset_position_ids",
+    "reset_attention_mask": "reset_attention_mask",
+    "eod_mask_loss": "eod_mask_loss",
+    "full_validation": "full_validation",
+    "multiple_validation_sets": "multiple_validation_sets",
+}
+"""Options by the flags that set them."""
+_TOKENIZERS: Final = ("HuggingFaceTokenizer", "SentencePieceTokenizer", "NullTokenizer")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser that raises errors of this package."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises an error."""
+        msg = f"{_WHERE}: {message}"
+        raise ArgumentError(msg)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name in _PREFIX_LISTS:
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs="*")
+    for name in ("data-args-path", "per-split-data-args-path", "split", "data-cache-path", "tokenizer-type"):
+        parser.add_argument(f"--{name}")
+    for name in ("tokenizer-model", "object-storage-cache-path"):
+        parser.add_argument(f"--{name}")
+    for name in ("seq-length", "train-iters", "train-samples", "global-batch-size", "seed", "vocab-size"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--eval-iters", type=int, default=100)
+    parser.add_argument("--eval-interval", type=int, default=1000)
+    parser.add_argument("--num-dataset-builder-threads", type=int)
+    parser.add_argument("--mid-level-dataset-surplus", type=float)
+    for name in (*_FLAGS, "mock_data", "no_mmap_bin_files"):
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
+    return parser
+
+
+def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str] = ".") -> str:
+    """Returns the text of a blend file that has the data of a Megatron-LM job. Reads no data.
+
+    What the job does not give, and a blend file needs, is a comment in the text.
+
+    Args:
+        arguments: the job's arguments, as its shell script has them; those that do not concern the data are ignored.
+        folder: folder that the blend file will lie in. Prefixes are relative to the working directory, as in the job.
+
+    Raises:
+        ArgumentError: the arguments contradict each other, or have no data.
+        OSError: the file of `--data-args-path` or `--per-split-data-args-path` cannot be read.
+    """
+    try:
+        words = shlex.split(arguments, comments=True)
+    except ValueError as error:
+        msg = f"{_WHERE}: must be quoted as in a shell, found: {error}"
+        raise ArgumentError(msg) from None
+    given, _ = _parser().parse_known_args(words)
+    place = _Place(Path(folder))
+    return "\n".join([*_top(given, place), *_datasets(given, place), *_options(given, place)]) + "\n"
+
+
+class _Place:
+    """Folder of the blend file.
+
+    Args:
+        folder: path relative to the working directory, or absolute.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, path: str) -> str:
+        """Returns a path of the job relative to this folder; addresses and absolute paths as they are."""
+        if is_address(path) or Path(path).is_absolute() or self._folder == Path():
+            return path
+        return os.path.relpath(path, self._folder)
+
+
+def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+    yield "version = 1"
+    length = given.seq_length
+    yield f"sequence_length = {length}" if length is not None else "# sequence_length = 4096    # --seq-length"
+    if given.seed is not None:
+        yield f"seed = {given.seed}"
+    if not _has_per_split(given):
+        yield f"split = {_text((given.split or _LEGACY_SPLIT).strip())}"
+    elif given.split is not None:
+        msg = f"{_WHERE}: must not have --split with a blend per split, found {given.split!r}"
+        raise ArgumentError(msg)
+    if given.data_cache_path is not None:
+        yield f"cache = {_text(place.of(given.data_cache_path))}"
+    else:
+        yield '# cache = "cache"    # --data-cache-path'
+    yield _tokenizer(given, place)
+    yield _size(given)
+
+
+def _tokenizer(given: argparse.Namespace, place: _Place) -> str:
+    kind, model = given.tokenizer_type, given.tokenizer_model
+    if kind == "NullTokenizer" and given.vocab_size is not None:
+        return f"tokenizer = {_text(f'null:{given.vocab_size}')}"
+    if kind in _TOKENIZERS and model is not None:
+        return f"tokenizer = {_text(place.of(model))}"
+    found = f"{kind or 'none'} {model or ''}".strip()
+    return f'# tokenizer = "tokenizer.json"    # the job has: {found}'
+
+
+def _size(given: argparse.Namespace) -> str:
+    fields = {
+        "train": given.train_samples,
+        "train_iters": given.train_iters if given.train_samples is None else None,
+        "global_batch_size": given.global_batch_size,
+    }
+    if given.global_batch_size is not None and (given.train_iters or given.train_samples):
+        if not given.full_validation:
+            fields |= {"eval_interval": given.eval_interval, "eval_iters": given.eval_iters}
+        return f"size = {{{', '.join(f'{key} = {value}' for key, value in fields.items() if value is not None)}}}"
+    return (
+        "# size = {train_iters = 100_000, global_batch_size = 512, eval_interval = 1000, eval_iters = 100}"
+        "    # --train-iters or --train-samples, and --global-batch-size"
+    )
+
+
+def _has_per_split(given: argparse.Namespace) -> bool:
+    return bool(
+        given.per_split_data_args_path or any(getattr(given, f"{split}_data_path") is not None for split in _SPLITS)
+    )
+
+
+def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+    blends = _per_split(given) if _has_per_split(given) else {None: _blend(given)}
+    entries = [
+        (split, prefix, None if weights is None else weights[number])
+        for split, words in blends.items()
+        if words
+        for prefixes, weights in [get_blend_from_list(words) or ([], None)]
+        for number, prefix in enumerate(prefixes)
+    ]
+    if not entries:
+        msg = f"{_WHERE}: must have --data-path, or another argument with prefixes, found none"
+        raise ArgumentError(msg)
+    seen: Counter[str] = Counter()
+    for split, prefix, weight in entries:
+        name = Path(prefix).name if split in (None, "train") else f"{Path(prefix).name} ({split})"
+        seen[name] += 1
+        yield "\n[[dataset]]"
+        yield f"path = {_text(place.of(prefix))}"
+        if seen[name] > 1 or split not in (None, "train"):
+            yield f"name = {_text(f'{name} {seen[name]}' if seen[name] > 1 else name)}"
+        if weight is not None:
+            yield f"weight = {weight:g}" if float(f"{weight:g}") == weight else f"weight = {weight!r}"
+        if split is not None:
+            yield f"splits = [{_text(split)}]"
+
+
+def _blend(given: argparse.Namespace) -> Sequence[str] | None:
+    if given.mock_data:
+        msg = f"{_WHERE}: must name files, found --mock-data"
+        raise ArgumentError(msg)
+    if given.data_args_path is None:
+        return given.data_path  # type: ignore[no-any-return]
+    if given.data_path is not None:
+        msg = f"{_WHERE}: must not have both --data-path and --data-args-path, found both"
+        raise ArgumentError(msg)
+    return Path(given.data_args_path).read_text().split()
+
+
+def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] | None]:
+    if given.data_path is not None or given.data_args_path is not None:
+        msg = f"{_WHERE}: must have one blend, or a blend per split, found both"
+        raise ArgumentError(msg)
+    if given.per_split_data_args_path is None:
+        return {split: getattr(given, f"{split}_data_path") for split in _SPLITS}
+    path = given.per_split_data_args_path
+    try:
+        found: dict[str, Any] = json.loads(Path(path).read_text())
+        return {split: found[split].split() if isinstance(found[split], str) else found[split] for split in _SPLITS}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"{path}: must be JSON with train, valid and test, each a text or a list, found: {error!r}"
+        raise ArgumentError(msg) from None
+
+
+def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+    options: dict[str, object] = {name: "true" for flag, name in _FLAGS.items() if getattr(given, flag)}
+    options |= {"mmap_bin_files": "false"} if given.no_mmap_bin_files else {}
+    for name in ("num_dataset_builder_threads", "mid_level_dataset_surplus"):
+        if getattr(given, name) is not None:
+            options[name] = getattr(given, name)
+    if given.object_storage_cache_path is not None:
+        options["object_storage_cache_path"] = _text(place.of(given.object_storage_cache_path))
+    if options:
+        yield "\n[options]"
+        yield from (f"{name} = {value}" for name, value in options.items())
+
+
+def _text(value: str) -> str:
+    """Returns a string as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,104 @@
+"""Blend files of the arguments of Megatron-LM jobs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from built_pair import build
+from trackbed.builder import measure_blend, read_blend_file
+from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
+from trackbed.errors import ArgumentError
+from trackbed.index import get_blend_from_list
+
+JOB = "--num-layers 12 --bf16 --seq-length 16 --train-iters 10 --global-batch-size 4 --eval-iters 2 --eval-interval 5"
+TOKENIZER = "--tokenizer-type NullTokenizer --vocab-size 255"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        build(tmp_path / name, [[1] * 30] * 50, np.uint16)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config_of(arguments, where="blend.toml"):
+    """The configuration, and the sizes, that the written blend file gives."""
+    text = blend_of_megatron_arguments(arguments, folder=where.rpartition("/")[0] or ".")
+    Path(where).write_text(text)
+    blend = measure_blend(read_blend_file(where))
+    return blend.config(), blend.sizes
+
+
+@pytest.mark.parametrize("words", ["30 a 70 b", "0.125 c 3e-1 a 1 b", "a"])
+def test_one_blend(words):
+    size = JOB if " " in words else "--seq-length 16"
+    config, sizes = config_of(f"--data-path {words} --split 98,1,1 {size} {TOKENIZER} --data-cache-path cc")
+    assert config.blend == get_blend_from_list(words.split())
+    assert (config.split, config.sequence_length, config.path_to_cache) == ("98,1,1", 16, "cc")
+    # Megatron-LM: (train_iters // eval_interval + 1) * eval_iters * global_batch_size
+    assert sizes == ((40, 3 * 2 * 4, 2 * 4) if " " in words else (None, None, None))
+    assert config.tokenizer.vocab_size == 256
+
+
+def test_the_split_of_a_job_without_one_is_that_of_megatron_lm():
+    config, _ = config_of(f"--data-path 1 a 1 b {JOB} {TOKENIZER}")
+    assert config.split == "969, 30, 1"
+
+
+def test_a_blend_in_a_file(folder):
+    (folder / "data.txt").write_text("30 a\n70 b\n")
+    config, _ = config_of(f"--data-args-path data.txt --split 9,1 {JOB} {TOKENIZER}")
+    assert config.blend == (["a", "b"], [30.0, 70.0])
+
+
+def test_a_blend_per_split(folder):
+    wanted = [(["a", "b"], [3.0, 7.0]), (["b", "a"], [1.0, 1.0]), (["a"], [5.0])]
+    words = "--train-data-path 3 a 7 b --valid-data-path 1 b 1 a --test-data-path 5 a"
+    assert config_of(f"{words} {JOB} {TOKENIZER}")[0].blend_per_split == wanted
+    per_split = {"train": "3 a 7 b", "valid": ["1", "b", "1", "a"], "test": "5 a"}
+    (folder / "split.json").write_text(json.dumps(per_split))
+    assert config_of(f"--per-split-data-args-path split.json {JOB} {TOKENIZER}")[0].blend_per_split == wanted
+
+
+def test_flags_become_options():
+    flags = "--reset-position-ids --eod-mask-loss --num-dataset-builder-threads 3 --no-mmap-bin-files --seed 7"
+    config, _ = config_of(f"--data-path 1 a 1 b --split 1 {JOB} {TOKENIZER} {flags}")
+    assert (config.reset_position_ids, config.reset_attention_mask, config.eod_mask_loss) == (True, False, True)
+    assert (config.num_dataset_builder_threads, config.mmap_bin_files, config.random_seed) == (3, False, 7)
+
+
+def test_prefixes_are_those_of_the_working_directory_whatever_the_folder_of_the_file(folder):
+    (folder / "sub").mkdir()
+    config, _ = config_of(f"--data-path 1 a 1 {folder}/b --split 1 {JOB} {TOKENIZER}", "sub/blend.toml")
+    assert config.blend[0] == ["sub/../a", str(folder / "b")]
+    assert '"s3://bucket/a"' in blend_of_megatron_arguments("--data-path s3://bucket/a --split 1", folder="sub")
+
+
+def test_what_the_job_does_not_give_is_a_comment():
+    text = blend_of_megatron_arguments("--data-path 1 a 1 a --tokenizer-type GPT2BPETokenizer")
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert [line.split()[1] for line in comments] == ["sequence_length", "cache", "tokenizer", "size"]
+    assert "the job has: GPT2BPETokenizer" in text
+    assert 'name = "a 2"' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--mock-data", "must name files, found --mock-data"),
+        ("--seq-length 8", "must have --data-path, or another argument with prefixes, found none"),
+        ("--data-path a --data-args-path b", "must not have both --data-path and --data-args-path"),
+        ("--data-path a --train-data-path b", "must have one blend, or a blend per split, found both"),
+        ("--train-data-path a --split 9,1", "must not have --split with a blend per split"),
+        ("--data-path 3 a x b", "in place of weights"),
+        ("--data-path 'a", "must be quoted as in a shell, found: No closing quotation"),
+        ("--data-path a --seq-length many", "invalid int value: 'many'"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments, words):
+    with pytest.raises(ArgumentError) as caught:
+        blend_of_megatron_arguments(arguments)
+    assert words in str(caught.value)
