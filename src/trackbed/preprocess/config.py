@@ -120,7 +120,8 @@ class PreprocessConfig:
     """Files and folders, and addresses of objects or of folders of objects, at least one; texts are written in this
     order."""
     output: str
-    """Common prefix of the paths of all output files; its folder must exist. Of shards, it may be an address."""
+    """Common prefix of the paths of all output files; its folder is made if it is missing. Of shards, it may be an
+    address."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False

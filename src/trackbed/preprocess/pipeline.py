@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import ArgumentError
-from trackbed.preprocess.checks import check_inputs, check_outputs
+from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_modes
@@ -68,10 +68,10 @@ def preprocess(
     Raises:
         FormatError: a record is bad and `config.skip_bad` is False, or a file is damaged or changes during the run.
         PlanError: a pair would have no document, and `config.allow_empty` is False.
-        ArgumentError: an input, the output's folder or that of the images is missing, plain texts are combined with
-            several keys, images with a splitter or with inputs that are no JSON lines, or a library that reads an
-            input is not installed; shards need a fingerprint that tokenizer or splitter do not have; or a shard
-            exists that was made in another way, and `config.overwrite` is False.
+        ArgumentError: an input or the folder of the images is missing, that of the output cannot be made, plain texts
+            are combined with several keys, images with a splitter or with inputs that are no JSON lines, or a library
+            that reads an input is not installed; shards need a fingerprint that tokenizer or splitter do not have; or a
+            shard exists that was made in another way, and `config.overwrite` is False.
         TrackbedError: a worker died, at each of four attempts if it was making a shard; or a host has another version
             of Trackbed, another tokenizer, or no view of the output's folder.
         OSError: a file cannot be read or written.
@@ -102,6 +102,7 @@ def preprocess(
         splitter=splitter,
         images=None if config.images is None else ImageFolder.open(config.images, max_bytes=config.max_record_bytes),
     )
+    make_output_folder(config.output)
     prefixes = _prefixes(config, splitter)
     tally = Tally(config, inputs, prefixes)
     report_progress = progress or _ignore_progress

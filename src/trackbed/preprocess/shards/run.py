@@ -16,7 +16,7 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
 from trackbed.files.stores import is_address, parse_address
-from trackbed.preprocess.checks import check_inputs, check_outputs
+from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
     Engine,
@@ -66,6 +66,7 @@ def preprocess_shards(
     """Writes the pairs of all shards, and the list of them; see `preprocess`."""
     inputs = _with_absolute_paths(find_inputs(config.inputs, input_format=format_of(config.input_format)))
     check_inputs(config, inputs.files, splitter)
+    make_output_folder(config.output)
     plan = _plan(config, inputs)
     output = _absolute_output(config)
     failures: list[None] = []
