@@ -30,6 +30,25 @@ def test_the_summary_has_the_counts_and_the_paths(run, corpus):
     assert max(map(len, lines)) <= 80
 
 
+def test_dropped_texts_are_explained_where_there_are_any(run, corpus, tmp_path):
+    options = ["--tokenizer", "bytes", "-o", "made", "--workers", 1]
+    sentence = "dropped: texts without tokens, such as empty ones, which become no document"
+    assert run("preprocess", "corpus.jsonl", *options).stdout.splitlines().count(sentence) == 1
+    (tmp_path / "full.jsonl").write_text('{"text": "a"}\n')
+    assert "dropped:" not in run("preprocess", "full.jsonl", *options).stdout
+
+
+@pytest.mark.parametrize("more", [[], ["--shard-bytes", "30B"]])
+def test_a_missing_end_of_document_token_is_told_once_at_the_end(run, corpus, more):
+    options = ["--tokenizer", "bytes", "-o", "made", "--workers", 1, *more]
+    hint = "trackbed: documents end without an end-of-document token; give --append-eod for GPT training\n"
+    assert run("preprocess", "corpus.jsonl", *options).stderr == hint
+    for quiet in (["--append-eod", "--overwrite"][: 1 + len(more)], ["--split-sentences"]):
+        assert hint not in run("preprocess", "corpus.jsonl", *options, *quiet).stderr
+    corpus.write_text("bad\n")
+    assert hint not in run("preprocess", "corpus.jsonl", *options).stderr
+
+
 def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
     for keys in (["--json-keys", "text,title"], ["--json-keys", "text", "--json-keys", "title"]):
         run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, *keys)
@@ -70,7 +89,7 @@ def test_bad_records_stop_the_run_or_are_listed(run, corpus):
     assert found.stderr == "trackbed: corpus.jsonl:2: a record must have the key 'text', found 'body'\n"
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
     assert found.exit_code == 0
-    assert [line.split(": ")[:2] for line in found.stderr.splitlines()] == [
+    assert [line.split(": ")[:2] for line in found.stderr.splitlines()[:-1]] == [
         ["trackbed", "skipped corpus.jsonl:2"],
         ["trackbed", "skipped corpus.jsonl:3"],
     ]
@@ -81,8 +100,8 @@ def test_bad_records_stop_the_run_or_are_listed(run, corpus):
 def test_many_bad_records_are_listed_in_part(run, corpus):
     corpus.write_text('{"text": "x"}\n' + "bad\n" * 2025)
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
-    assert len(found.stderr.splitlines()) == 21
-    assert found.stderr.splitlines()[-1] == "trackbed: and 2,005 more"
+    assert len(found.stderr.splitlines()) == 22
+    assert found.stderr.splitlines()[-2] == "trackbed: and 2,005 more"
 
 
 def test_a_folder_of_texts_is_read_in_order(run, tmp_path):

@@ -1,0 +1,50 @@
+"""Report of `trackbed preprocess`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from trackbed.preprocess import Report
+
+__all__ = ["show_report"]
+
+
+def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> None:
+    """Prints the counts of a run that took `seconds`, and the paths of what it wrote."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    for message in report.first_bad:
+        click.echo(f"trackbed: skipped {message}", err=True)
+    if report.bad > len(report.first_bad):
+        click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("key", overflow="fold")
+    names = ("documents", "sentences", "tokens", "dropped") if split_sentences else ("documents", "tokens", "dropped")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in report.outputs:
+        sequences = [f"{one.sequences:,}"] if split_sentences else []
+        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", f"{one.dropped:,}")
+    Console(markup=False, highlight=False).print(table)
+    if any(one.dropped for one in report.outputs):
+        click.echo("dropped: texts without tokens, such as empty ones, which become no document")
+    click.echo(
+        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"
+        f"{_skipped_files(report)}\n"
+        f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
+    )
+    if report.shard_list is not None:
+        failed = f", failed attempts {report.failed_attempts:,}" if report.failed_attempts else ""
+        click.echo(f"shards {report.shards:,}, finished before {report.finished_shards:,}{failed}\n{report.shard_list}")
+        return
+    for one in report.outputs:
+        click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
+
+
+def _skipped_files(report: "Report") -> str:
+    if not report.left_out_files:
+        return ""
+    return f", files of unknown suffix skipped {report.left_out_files:,}"
