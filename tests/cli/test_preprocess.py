@@ -1,9 +1,12 @@
+import gzip
 import json
+import re
 
 import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer
 
+import trackbed.preprocess
 from tokenizer_files import write_byt5_folder, write_sentencepiece, write_wordpiece
 from trackbed.datasets import ByteTokenizer, open_tokenizer
 from trackbed.tokens import IndexedDataset, verify_content
@@ -47,6 +50,52 @@ def test_a_missing_end_of_document_token_is_told_once_at_the_end(run, corpus, mo
         assert hint not in run("preprocess", "corpus.jsonl", *options, *quiet).stderr
     corpus.write_text("bad\n")
     assert hint not in run("preprocess", "corpus.jsonl", *options).stderr
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_its_rate_is_that_of_its_own_work(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 40_000)
+    options = ["a.jsonl", "--tokenizer", "bytes", "-o", "c", "--workers", 1, "--append-eod", "--shard-bytes", "200KB"]
+    first = run("preprocess", *options)
+    assert (first.stderr, "kept" in first.stdout) == ("", False)
+    (tmp_path / "c-00002-of-00003_text_document.trackbed.json").unlink()
+    resumed = run("preprocess", *options)
+    assert resumed.stderr == "trackbed: going on at 0.4 of 0.6 MB\n"
+    (line,) = [line for line in resumed.stdout.splitlines() if "kept" in line]
+    found = re.fullmatch(r"0\.6 MB, kept from before 0\.4 MB, in ([\d.]+) s, ([\d.]+) MB/s", line)
+    assert float(found[1]) * float(found[2]) < 0.3
+    whole = run("preprocess", *options)
+    assert whole.stderr == ""
+    assert re.search(r"^0\.6 MB, kept from before 0\.6 MB, in [\d.]+ s$", whole.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("saves", "said"),
+    [
+        ([], "trackbed: interrupted\n"),
+        ([0], "trackbed: interrupted: nothing is kept yet\n"),
+        ([0, 2], "trackbed: interrupted: 2.0 of 4.0 MB are kept; run the same command again to go on\n"),
+        (
+            [2, 3],
+            "trackbed: going on at 2.0 of 4.0 MB\n"
+            "trackbed: interrupted: 3.0 of 4.0 MB are kept; run the same command again to go on\n",
+        ),
+    ],
+)
+def test_an_interrupt_says_what_is_kept(run, corpus, monkeypatch, saves, said):
+    def interrupted(*arguments, on_save, **options):
+        for kept in saves:
+            on_save(kept * 1_000_000, 4_000_000)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trackbed.preprocess, "preprocess", interrupted)
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made")
+    assert (found.exit_code, found.stdout, found.stderr) == (130, "", said)
+
+
+def test_of_packed_inputs_the_report_has_stored_and_unpacked_bytes(run, tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 100_000))
+    found = run("preprocess", "a.jsonl.gz", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert re.search(r"^stored 0\.0 MB, unpacked 1\.4 MB, in [\d.]+ s, [\d.]+ MB/s$", found.stdout, re.MULTILINE)
 
 
 def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from trackbed.cli.kept_work import KeptWork
 from trackbed.cli.parse import Input, Size, format_option, record_limit_option, split_keys
 from trackbed.cli.preprocess_report import show_report
 
@@ -154,13 +155,14 @@ def preprocess(
         tokenizer, lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
     )
     start = time.monotonic()
-    with show_progress("tokenising") as progress:
+    kept = KeptWork()
+    with show_progress("tokenising") as progress, kept.told_at_an_interrupt():
 
         def show_failure(failed: "FailedAttempt") -> None:
             progress.count("failed attempts")
             click.echo(f"trackbed: {failed.task}: attempt {failed.attempt} failed: {failed.how}", err=True)
 
-        report = run(config, opened, splitter=sentences, progress=progress, on_failure=show_failure)
+        report = run(config, opened, splitter=sentences, progress=progress, on_failure=show_failure, on_save=kept)
     show_report(report, time.monotonic() - start, split_sentences=split_sentences)
     if not (append_eod or split_sentences or images is not None):
         click.echo(_NO_END, err=True)

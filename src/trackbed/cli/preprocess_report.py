@@ -34,7 +34,7 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
     click.echo(
         f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"
         f"{_skipped_files(report)}\n"
-        f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
+        f"{_amount(report)} in {seconds:.1f} s{_rate(report, seconds)}"
     )
     if report.shard_list is not None:
         failed = f", failed attempts {report.failed_attempts:,}" if report.failed_attempts else ""
@@ -42,6 +42,21 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
         return
     for one in report.outputs:
         click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
+
+
+def _amount(report: "Report") -> str:
+    parts = [f"{report.input_bytes / 1e6:,.1f} MB"]
+    if report.text_bytes is not None:
+        parts = [f"stored {parts[0]}", f"unpacked {report.text_bytes / 1e6:,.1f} MB"]
+    if report.kept_bytes:
+        parts.append(f"kept from before {report.kept_bytes / 1e6:,.1f} MB")
+    return ", ".join(parts) + ("," if len(parts) > 1 else "")
+
+
+def _rate(report: "Report", seconds: float) -> str:
+    """Returns the stored bytes a second of this run; empty if an earlier run has done all of them."""
+    done = report.input_bytes - report.kept_bytes
+    return f", {done / 1e6 / seconds:.1f} MB/s" if done or not report.kept_bytes else ""
 
 
 def _skipped_files(report: "Report") -> str:

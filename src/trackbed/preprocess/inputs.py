@@ -71,6 +71,11 @@ class InputFile:
         """Path or address."""
         return str(self.path) if self.address is None else self.address.text
 
+    @property
+    def is_packed(self) -> bool:
+        """True if its stored bytes are not those of its text."""
+        return self.compression is not Compression.NONE or self.format is InputFormat.PARQUET
+
     def with_absolute_path(self) -> "InputFile":
         """Returns the same input by a name that a process in another folder understands."""
         return self if self.address is not None else replace(self, path=self.path.absolute())

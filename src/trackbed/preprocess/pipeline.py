@@ -38,6 +38,7 @@ def preprocess(
     progress: InputProgress | None = None,
     executor: Executor | Callable[[], Executor] | None = None,
     on_failure: Callable[[FailedAttempt], None] | None = None,
+    on_save: InputProgress | None = None,
 ) -> Report:
     """Writes one pair for each key of `config`, with all texts of that key in the order of the input.
 
@@ -61,6 +62,8 @@ def preprocess(
         executor: makes the shards, `config.workers` at once, in the place of an engine; or a function that creates an
             executor, which replaces one that a dead worker has broken.
         on_failure: called for each attempt at a shard whose worker died and that is tried again; None to log it.
+        on_save: called at the start, after each save, and after each shard, with the bytes of input whose work a
+            resumed run keeps, and the bytes of all input.
 
     Returns:
         Counts of everything read and written; a resumed run includes those of the run before.
@@ -84,6 +87,7 @@ def preprocess(
             progress=progress or _ignore_progress,
             executor=executor,
             on_failure=on_failure or _log_failure,
+            on_save=on_save or _ignore_progress,
         )
     if executor is not None:
         msg = "an executor must be combined with shard_bytes, found none"
@@ -105,13 +109,14 @@ def preprocess(
     make_output_folder(config.output)
     prefixes = _prefixes(config, splitter)
     tally = Tally(config, inputs, prefixes)
-    report_progress = progress or _ignore_progress
+    report_progress, report_save = progress or _ignore_progress, on_save or _ignore_progress
     folder = UnfinishedFolder(config, decisions(config, files, work), array_names=_array_names(config, splitter))
     with contextlib.closing(folder) as unfinished:
         with _builders(config, prefixes, dtype, unfinished) as builders:
             saved = unfinished.saved
             if saved is not None:
                 tally.restore(saved.counts)
+            report_save(unfinished.kept_bytes, tally.input_bytes)
             report_progress(tally.done_bytes, tally.input_bytes)
             plan = plan_chunks(files, chunk_bytes=_chunk_bytes(config, files), max_record_bytes=config.max_record_bytes)
             jobs, chunks = tee(islice(plan, 0 if saved is None else saved.chunks, None))
@@ -121,7 +126,8 @@ def preprocess(
                     for builder, found in zip(builders, result.keys, strict=True):
                         modes = None if config.images is None else image_modes(len(found.counts))
                         builder.add_documents(found.tokens, found.lengths, counts=found.counts, modes=modes)
-                    unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally)
+                    if unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally):
+                        report_save(unfinished.kept_bytes, tally.input_bytes)
                     report_progress(tally.done_bytes, tally.input_bytes)
             unfinished.after_last_chunk(builders, tally)
             check_outputs(config, tally.report())

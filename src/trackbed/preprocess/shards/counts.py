@@ -41,6 +41,7 @@ class ShardCounts:
     segments: Sequence[InputSegment]
     num_keys: int
     skip_bad: bool
+    text_bytes: int = 0
     records: int = 0
     blank: int = 0
     bad: int = 0
@@ -60,6 +61,7 @@ class ShardCounts:
         Raises:
             FormatError: it has a bad record, and these are not skipped; the message has its line in the whole file.
         """
+        self.text_bytes += chunk.text_bytes
         for segment, found in zip(chunk.segments, result.segments, strict=False):
             self._is_inside = self._is_inside and segment.start > 0
             for record in found.bad:
@@ -73,6 +75,7 @@ class ShardCounts:
     def to_json(self, key: int) -> dict[str, Any]:
         """Returns the counts for the seal of the pair of one key."""
         return {
+            "text_bytes": self.text_bytes,
             "records": self.records,
             "blank": self.blank,
             "bad": self.bad,

@@ -62,6 +62,7 @@ def preprocess_shards(
     progress: InputProgress,
     executor: Executor | Callable[[], Executor] | None,
     on_failure: Callable[[FailedAttempt], None],
+    on_save: InputProgress,
 ) -> Report:
     """Writes the pairs of all shards, and the list of them; see `preprocess`."""
     inputs = _with_absolute_paths(find_inputs(config.inputs, input_format=format_of(config.input_format)))
@@ -85,7 +86,9 @@ def preprocess_shards(
                 missing.append(shard)
             else:
                 totals.add(shard, seals)
-        progress(totals.done_bytes, plan.total_bytes)
+        kept_bytes = totals.done_bytes
+        on_save(kept_bytes, plan.total_bytes)
+        progress(kept_bytes, plan.total_bytes)
         if missing:
             tasks = ((shard, _task(plan, inputs, shard)) for shard in missing)
             try:
@@ -93,6 +96,7 @@ def preprocess_shards(
                     _ask_hosts(engine)
                     for shard, made in run_tasks(engine, tasks, on_failure=count_failure):
                         totals.add(shard, made)
+                        on_save(totals.done_bytes, plan.total_bytes)
                         progress(totals.done_bytes, plan.total_bytes)
             finally:
                 _remove_leftovers(output, len(plan), of=frozenset({Writer.dead}))
@@ -100,6 +104,7 @@ def preprocess_shards(
         totals.report(),
         shard_list=f"{config.output}{SHARD_LIST_SUFFIX}",
         finished_shards=len(plan) - len(missing),
+        kept_bytes=kept_bytes,
         failed_attempts=len(failures),
     )
     check_outputs(config, report)

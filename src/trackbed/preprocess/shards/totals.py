@@ -32,6 +32,7 @@ class Totals:
         self._inputs = inputs
         self._plan = plan
         self._records = self._blank = self._bad = 0
+        self._text_bytes: int | None = 0
         self._lines = np.zeros(len(plan), dtype=np.int64)  # of the last file of each shard
         self._first_bad: list[tuple[int, int, list[Any]]] = []  # with shard and number, in order
         self.done_bytes = 0
@@ -46,6 +47,7 @@ class Totals:
             for key, seal in enumerate(seals):
                 self._add_pair(key, seal)
             counts = seals[0].counts or {}
+            self._add_text_bytes(counts.get("text_bytes"))
             self._records += int(counts["records"])
             self._blank += int(counts["blank"])
             self._bad += int(counts["bad"])
@@ -70,7 +72,12 @@ class Totals:
             first_bad=tuple(self._describe(shard, *bad) for shard, _, bad in self._first_bad),
             left_out_files=self._inputs.left_out,
             shards=len(self._plan),
+            text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )
+
+    def _add_text_bytes(self, found: Any) -> None:
+        """Adds the unpacked bytes of a shard, which those of earlier versions do not tell."""
+        self._text_bytes = None if found is None or self._text_bytes is None else self._text_bytes + int(found)
 
     def _add_pair(self, key: int, seal: Seal) -> None:
         output = self._outputs[key]
