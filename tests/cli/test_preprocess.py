@@ -98,6 +98,24 @@ def test_of_packed_inputs_the_report_has_stored_and_unpacked_bytes(run, tmp_path
     assert re.search(r"^stored 0\.0 MB, unpacked 1\.4 MB, in [\d.]+ s, [\d.]+ MB/s$", found.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("more", [[], ["--shard-bytes", "30B"]])
+def test_the_share_of_unknown_tokens_is_told_where_a_tokenizer_has_one(run, tmp_path, more):
+    write_wordpiece(tmp_path / "vocab.txt", lower_case=True)
+    (tmp_path / "a.jsonl").write_text('{"text": "the \u16a0 fox"}\n{"text": "\u16a0"}\n')
+    options = ["-o", "made", "--append-eod", "--workers", 1, *more]
+    found = run("preprocess", "a.jsonl", "--tokenizer", "vocab.txt", *options)
+    lines = [line.split() for line in found.stdout.splitlines()]
+    (head,) = [line for line in lines if line[:1] == ["key"]]
+    assert head == ["key", "documents", "tokens", "unknown", "dropped"]
+    (row,) = [line for line in lines if line[:1] == ["text"]]
+    library = BertWordPieceTokenizer.from_file(str(tmp_path / "vocab.txt"), lowercase=True)
+    texts = ("the \u16a0 fox", "\u16a0")
+    tokens = sum(1 + len(library.encode(text, add_special_tokens=False).ids) for text in texts)
+    assert row == ["text", "2", str(tokens), f"{2 / tokens:.2%}", "0"]
+    plain = run("preprocess", "a.jsonl", "--tokenizer", "bytes", "-o", "other", "--workers", 1, *more)
+    assert (plain.exit_code, "unknown" in plain.stdout) == (0, False)
+
+
 def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
     for keys in (["--json-keys", "text,title"], ["--json-keys", "text", "--json-keys", "title"]):
         run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, *keys)

@@ -22,12 +22,14 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
         click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("key", overflow="fold")
-    names = ("documents", "sentences", "tokens", "dropped") if split_sentences else ("documents", "tokens", "dropped")
+    has_unknown = any(one.unknown is not None for one in report.outputs)
+    names = ["documents", *["sentences"] * split_sentences, "tokens", *["unknown"] * has_unknown, "dropped"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.outputs:
         sequences = [f"{one.sequences:,}"] if split_sentences else []
-        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", f"{one.dropped:,}")
+        unknown = [_share(one.unknown or 0, one.tokens)] if has_unknown else []
+        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", *unknown, f"{one.dropped:,}")
     Console(markup=False, highlight=False).print(table)
     if any(one.dropped for one in report.outputs):
         click.echo("dropped: texts without tokens, such as empty ones, which become no document")
@@ -42,6 +44,17 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
         return
     for one in report.outputs:
         click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
+
+
+def _share(part: int, whole: int) -> str:
+    """Formats the share of unknown tokens.
+
+    >>> _share(0, 9), _share(1, 1_000_000), _share(1, 8)
+    ('0%', '<0.01%', '12.50%')
+    """
+    if not part:
+        return "0%"
+    return f"{part / whole:.2%}" if part / whole >= 0.0001 else "<0.01%"
 
 
 def _amount(report: "Report") -> str:

@@ -101,6 +101,7 @@ def preprocess(
         keys=config.json_keys,
         dtype=dtype,
         eod=tokenizer.eod if config.append_eod else None,
+        unknown_id=None if config.images is not None else getattr(tokenizer, "unknown_id", None),
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         splitter=splitter,

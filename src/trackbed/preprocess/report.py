@@ -31,6 +31,9 @@ class Output:
     """Tokens, and the numbers of images."""
     dropped: int
     """Texts without tokens, which become no document."""
+    unknown: int | None = None
+    """Unknown tokens, for text that the vocabulary does not cover; None if the tokenizer has none, records have images,
+    or a shard of an earlier version does not tell."""
 
     def with_more(self, found: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
@@ -40,6 +43,7 @@ class Output:
             sequences=self.sequences + len(found.lengths),
             tokens=self.tokens + len(found.tokens),
             dropped=self.dropped + found.dropped,
+            unknown=None if found.unknown is None else (self.unknown or 0) + found.unknown,
         )
 
 
@@ -117,7 +121,7 @@ class Tally:
         return {
             "done_bytes": self.done_bytes,
             "text_bytes": self._text_bytes,
-            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped] for one in self.outputs],
+            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped, one.unknown] for one in self.outputs],
             "records": self._records,
             "blank": self._blank,
             "bad": self._bad,
@@ -130,8 +134,8 @@ class Tally:
         self.done_bytes = self._kept_bytes = counts["done_bytes"]
         self._text_bytes = counts["text_bytes"]
         self.outputs = [
-            replace(output, documents=documents, sequences=sequences, tokens=tokens, dropped=dropped)
-            for output, (documents, sequences, tokens, dropped) in zip(self.outputs, counts["outputs"], strict=True)
+            Output(output.key, output.prefix, *numbers)
+            for output, numbers in zip(self.outputs, counts["outputs"], strict=True)
         ]
         self._records, self._blank, self._bad = counts["records"], counts["blank"], counts["bad"]
         self._first_bad = list(counts["first_bad"])

@@ -28,7 +28,7 @@ class Totals:
 
     def __init__(self, inputs: Inputs, spec: ShardSpec, plan: ShardPlan) -> None:
         stem = f"{spec.output}-*-of-{spec.num_shards:05}"
-        self._outputs = [Output(key, f"{stem}_{key}_{spec.level}", 0, 0, 0, 0) for key in spec.json_keys]
+        self._outputs = [Output(key, f"{stem}_{key}_{spec.level}", 0, 0, 0, 0, 0) for key in spec.json_keys]
         self._inputs = inputs
         self._plan = plan
         self._records = self._blank = self._bad = 0
@@ -47,7 +47,7 @@ class Totals:
             for key, seal in enumerate(seals):
                 self._add_pair(key, seal)
             counts = seals[0].counts or {}
-            self._add_text_bytes(counts.get("text_bytes"))
+            self._text_bytes = _plus(self._text_bytes, counts.get("text_bytes"))
             self._records += int(counts["records"])
             self._blank += int(counts["blank"])
             self._bad += int(counts["bad"])
@@ -75,18 +75,15 @@ class Totals:
             text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )
 
-    def _add_text_bytes(self, found: Any) -> None:
-        """Adds the unpacked bytes of a shard, which those of earlier versions do not tell."""
-        self._text_bytes = None if found is None or self._text_bytes is None else self._text_bytes + int(found)
-
     def _add_pair(self, key: int, seal: Seal) -> None:
-        output = self._outputs[key]
+        output, counts = self._outputs[key], seal.counts or {}
         self._outputs[key] = replace(
             output,
             documents=output.documents + seal.documents,
             sequences=output.sequences + seal.sequences,
             tokens=output.tokens + seal.bin.size_bytes // np.dtype(seal.dtype).itemsize,
-            dropped=output.dropped + int((seal.counts or {})["dropped"]),
+            dropped=output.dropped + int(counts["dropped"]),
+            unknown=_plus(output.unknown, counts.get("unknown")),
         )
 
     def _describe(self, shard: int, path: str, line: int, is_relative: bool, reason: str) -> str:  # noqa: FBT001  JSON
@@ -97,3 +94,8 @@ class Totals:
             first = int(self._plan.starts[file]) // self._plan.shard_bytes
             before = int(self._lines[first:shard].sum())
         return f"{path}:{before + line + 1}: {reason}"
+
+
+def _plus(total: int | None, found: Any) -> int | None:
+    """Returns the sum of a count over shards; None if one of them does not tell it, as those of earlier versions."""
+    return None if total is None or found is None else total + int(found)
