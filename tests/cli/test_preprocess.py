@@ -116,6 +116,13 @@ def test_the_share_of_unknown_tokens_is_told_where_a_tokenizer_has_one(run, tmp_
     assert (plain.exit_code, "unknown" in plain.stdout) == (0, False)
 
 
+def test_the_help_names_addresses_and_what_ray_needs(run):
+    text = " ".join(run("preprocess", "--help").stdout.split())
+    assert "INPUT may also be an address such as s3://bucket/key" in text
+    assert "with --shard-bytes, so may PREFIX" in text
+    assert "ray needs pip install 'trackbed[ray]', and inputs, tokenizer and PREFIX that every host has" in text
+
+
 def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
     for keys in (["--json-keys", "text,title"], ["--json-keys", "text", "--json-keys", "title"]):
         run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, *keys)

@@ -85,7 +85,8 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS.",
+    help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS; ray needs "
+    "pip install 'trackbed[ray]', and inputs, tokenizer and PREFIX that every host has at the same path or address.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
 def preprocess(
@@ -117,6 +118,9 @@ def preprocess(
     INPUT is a file or a folder. A .jsonl or .json file holds one JSON record per line, a .txt or .md file is one
     document, and each row of a .parquet file is one; .gz and .zst files are decompressed. Files with other suffixes
     need --format; without it, those in a folder are skipped and counted. Nothing is stripped or normalised.
+
+    INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder/ for all objects below it; with
+    --shard-bytes, so may PREFIX. Credentials come from the environment: docs/how-to/read-from-an-object-store.md.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import (
