@@ -7,6 +7,7 @@ import pytest
 
 from blends import VOCAB, gpt_config, write_pair, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+from trackbed.builder.blend_file import datasets, members
 from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError
@@ -234,3 +235,24 @@ def test_epochs_that_leave_nothing_to_the_others_are_refused_with_what_is_short(
         plan_weights(datasets, size=15, sequence_length=10)
     with pytest.raises(PlanError, match="must have tokens or weights to draw by, found 2 with neither"):
         plan_weights([wanted("ratio", 1, 0), wanted("ratio", 1, 0)], size=15, sequence_length=10)
+
+
+def test_a_path_that_must_not_be_read_is_named(data, monkeypatch):
+    def denied(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied", f"{path}.idx")
+
+    (data / "web").mkdir()
+    monkeypatch.setattr(members, "IndexedDataset", denied)
+    monkeypatch.setattr(members.os, "listdir", denied)
+    monkeypatch.setattr(datasets, "read_shard_list", denied)
+    entries = "".join(
+        f"[[dataset]]\n{entry}\n" for entry in ("path = 'pair0'", "glob = 'web/x*'", "name = 'g'\ngroup = 'c.toml'")
+    )
+    with pytest.raises(BlendFileError) as caught:
+        measured(f"split = '1'\n{entries}".replace("[[dataset]]\nname = 'g'\ngroup = 'c.toml'\n", ""))
+    assert caught.value.problems == (
+        "blend.toml:6: dataset.path names pair0.idx: the path must be readable, found: Permission denied",
+        "blend.toml:8: dataset.glob names web.idx: the path must be readable, found: Permission denied",
+    )
+    with pytest.raises(BlendFileError, match=r"a list of shards, found c.toml.idx: the path must be readable, found: "):
+        measured(f"split = '1'\n{entries}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of
+from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
@@ -97,7 +97,7 @@ def _listed_shards(table: TableReader, folder: Path, path: str, key: str | None)
     try:
         found = read_shard_list(path if is_address(path) else folder / path, key=key)
     except (ArgumentError, FormatError, StoreError, OSError) as error:
-        table.refuse("group", f"must name a list of shards, found {error}")
+        table.refuse("group", f"must name a list of shards, found {reason_of(error)}")
         return (path,)
     if is_address(path):
         return tuple(map(escape, found))

@@ -29,6 +29,7 @@ __all__ = [
     "Rule",
     "TableReader",
     "one_of",
+    "reason_of",
 ]
 
 
@@ -88,6 +89,17 @@ TABLES: Final = Rule(
 def one_of(choices: Sequence[str | int]) -> Rule:
     """Returns the rule that a value is one of the choices."""
     return Rule(f"one of {', '.join(map(repr, choices))}", lambda value: _is_plain(value) and value in choices)
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the text of an error; of the system's, which path must be readable.
+
+    >>> reason_of(PermissionError(13, "Permission denied", "data/web.idx"))
+    'data/web.idx: the path must be readable, found: Permission denied'
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: the path must be readable, found: {error.strerror}"
+    return str(error)
 
 
 def _is_plain(value: object) -> bool:
