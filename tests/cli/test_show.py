@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -51,6 +52,18 @@ def test_json_has_documents_offsets_and_text(run, blend):
         ids += real.tolist()
     counts = [one["counts"] for origin in found["origins"] for one in origin["text"] for _ in one["text"].split()]
     assert counts == [True, *(token != 100 for token in ids[:-1])]
+
+
+def test_a_position_from_the_end_is_shown_as_the_number_that_it_is(run, blend):
+    (size,) = re.findall(r" of ([\d,]+) of train", run("show", "blend.toml", "--sample", 0).stdout)
+    last = int(size.replace(",", "")) - 1
+    from_the_end, from_the_start = (
+        run("show", "blend.toml", "--sample", number, "--json").stdout for number in (-1, last)
+    )
+    assert json.loads(from_the_end)["position"] == last
+    assert from_the_end == from_the_start
+    (blend / "blend.toml").write_text(BLEND.replace('[[dataset]]\npath = "pair1"\nweight = 0.5\n', ""))
+    assert json.loads(run("show", "blend.toml", "--sample", -1, "--json").stdout)["sample"] >= 0
 
 
 BYTES = """\
