@@ -153,7 +153,7 @@ def test_wrong_arguments_are_named(folder, arguments, words):
 
 def test_a_loader_of_too_few_samples_is_refused(folder):
     train = trackbed.open_blend("blend.toml").train
-    with pytest.raises(ArgumentError, match="at least 101 samples, one step of 1 ranks with batch_size 101, found 100"):
+    with pytest.raises(ArgumentError, match="at least 101 samples, one step of 1 rank with batch_size 101, found 100"):
         trackbed.BatchLoader(train, batch_size=101)
     (batch,) = trackbed.BatchLoader(train, batch_size=101, drop_last=False)
     assert batch["tokens"].shape == (100, 16)

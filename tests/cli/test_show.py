@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from blends import write_pairs
+from blends import write_pair, write_pairs
 from trackbed.tokens import IndexedDataset
 
 BLEND = """\
@@ -39,6 +39,13 @@ def test_a_sample_is_shown_document_by_document(run, blend):
     assert "17 tokens of " in second
     assert sum(line.startswith("--- ") and ", document " in line for line in rest) >= 1
     assert "{-" in found.stdout
+
+
+def test_a_sample_of_one_document_is_shown_in_the_singular(run, tmp_path):
+    write_pair(tmp_path / "pair0", [60] * 20)
+    (tmp_path / "blend.toml").write_text(BLEND.replace('[[dataset]]\npath = "pair1"\nweight = 0.5\n', ""))
+    lines = {run("show", "blend.toml", "--sample", number).stdout.splitlines()[1].split(": ")[1] for number in range(9)}
+    assert lines == {"17 tokens of 1 document", "17 tokens of 2 documents"}
 
 
 def test_json_has_documents_offsets_and_text(run, blend):

@@ -10,6 +10,7 @@ from trackbed.cli.parse import idx_cache_option
 
 if TYPE_CHECKING:
     from trackbed.preprocess import FirstDocument, Inspection
+from trackbed.plural import number_of
 
 __all__ = ["inspect"]
 
@@ -84,7 +85,7 @@ def _write_counts(pairs: list[str], path: str, idx_cache: str | None) -> None:
         publish(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    click.echo(f"{path}: counts of {len(counts):,} pairs")
+    click.echo(f"{path}: counts of {number_of(len(counts), 'pair')}")
 
 
 def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
@@ -111,7 +112,7 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
     )
     if found.documents:
         mean = found.tokens / found.documents
-        click.echo(f"documents of {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average")
+        click.echo(f"documents of {found.shortest:,} to {number_of(found.longest, 'token')}, {mean:,.1f} on average")
         most = max(one.documents for one in found.histogram)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         table.add_column("tokens", justify="right", no_wrap=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.files.stores import is_address
+from trackbed.plural import number_of
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import InputFile, InputFormat
 from trackbed.preprocess.report import Report
@@ -69,7 +70,8 @@ def check_outputs(config: PreprocessConfig, report: Report) -> None:
         if not output.documents and not config.allow_empty:
             bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
             msg = (
-                f"{output.prefix}: a pair must have at least one document, found none in {report.records:,} records of "
-                f"{report.files:,} files{bad}; --allow-empty writes it anyway"
+                f"{output.prefix}: a pair must have at least one document, found none in "
+                f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{bad}; "
+                "--allow-empty writes it anyway"
             )
             raise PlanError(msg)

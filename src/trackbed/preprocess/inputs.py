@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import Address, is_address
+from trackbed.plural import number_of
 from trackbed.preprocess.store_inputs import find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
@@ -147,7 +148,7 @@ def _walk(folder: Path, input_format: InputFormat | None) -> Inputs:
     if not wanted:
         kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
         way = "; --format reads files of other names" if others else ""
-        msg = f"{folder}: a folder must have {kinds}, found {f'{others} others' if others else 'none'}{way}"
+        msg = f"{folder}: a folder must have {kinds}, found {number_of(others, 'other') if others else 'none'}{way}"
         raise ArgumentError(msg)
     return Inputs(tuple(_describe(path, input_format) for path in sorted(wanted)), others)
 
@@ -159,7 +160,7 @@ def _objects_at(text: str, wanted: InputFormat | None) -> Inputs:
     if not listed.is_folder:
         addresses, left_out = listed.addresses, 0
     if not addresses:
-        msg = f"{text}: a folder must have files to read, found {f'{left_out} others' if left_out else 'none'}"
+        msg = f"{text}: a folder must have files to read, found {number_of(left_out, 'other') if left_out else 'none'}"
         raise ArgumentError(msg)
     described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
     return Inputs(

@@ -169,14 +169,18 @@ def test_of_many_problems_twenty_are_shown_and_all_are_kept(data):
     ("change", "expected"),
     [
         ({"first": "epochs = 1e308"}, "datasets must give fewer than 2**62 samples by their epochs, found inf"),
+        ({"first": "epochs = 2e17"}, "samples by their epochs, found 7,487,500,000,000,000,000"),
         ({"first": "epochs = 1" + "0" * 300}, "datasets must give fewer than 2**62 samples by their epochs, found "),
         ({"first": "weight = 1e308", "second": "weight = 1e308"}, "weights must have a finite sum, found that 2 of up"),
         (
             {"first": "ratio = 1e308", "second": "ratio = 1"},
             "weights must have a finite sum, found that 2 of up to inf",
         ),
-        ({"size": str(2**63 - 1)}, "the size of split train must be below 2**62 samples, found 9223372036854775807"),
-        ({"size": str(2**62)}, "the size of split train must be below 2**62 samples, found 4611686018427387904"),
+        (
+            {"size": str(2**63 - 1)},
+            "the size of split train must be below 2**62 samples, found 9,223,372,036,854,775,807",
+        ),
+        ({"size": str(2**62)}, "the size of split train must be below 2**62 samples, found 4,611,686,018,427,387,904"),
         ({"options": "mid_level_dataset_surplus = 1e308"}, "mid_level_dataset_surplus must leave fewer than 2**62 sam"),
     ],
 )
