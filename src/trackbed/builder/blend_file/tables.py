@@ -121,13 +121,17 @@ class Problems:
 
     def add(self, where: KeyPath, text: str) -> None:
         """Adds a problem with a key, or with the table that should contain it."""
+        name = _name_of(where)
+        self.add_sentence(where, f"{name}{' ' if name else ''}{text}")
+
+    def add_sentence(self, where: KeyPath, text: str) -> None:
+        """Adds a problem whose text names the key itself, at the line of the key or of its table."""
         at = where
         while at and at not in self._lines:
             at = at[:-1]
         line = self._lines.get(at, 1)
-        name = ".".join(key for key in where if isinstance(key, str) and key)
         place = f"{self._path}:{line}" if self._lines else f"{self._path}"
-        problem = f"{place}: {name}{' ' if name else ''}{text}"
+        problem = f"{place}: {text}"
         self._found.append((line, _shortened(" ".join(problem.splitlines()))))
 
     def stop(self) -> None:
@@ -198,9 +202,20 @@ class TableReader:
         """Refuses keys that were never read, and suggests similar ones."""
         for key in self._table:
             if key not in self._known:
+                where = (*self.where, key)
                 near = get_close_matches(key, self._known, n=1, cutoff=0.5)
-                names = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(self._known))}"
-                self.refuse(key, f"is an unknown key; {names}")
+                likely = repr(_name_of((*self.where, *near)))
+                names = f"did you mean {likely}?" if near else f"known keys: {', '.join(sorted(self._known))}"
+                self._problems.add_sentence(where, f"unknown key {_name_of(where)!r}; {names}")
+
+
+def _name_of(where: KeyPath) -> str:
+    """Returns the dotted name of a key, without the numbers of tables in lists.
+
+    >>> _name_of(("dataset", 2, "weight"))
+    'dataset.weight'
+    """
+    return ".".join(key for key in where if isinstance(key, str) and key)
 
 
 def _shortened(text: str) -> str:
