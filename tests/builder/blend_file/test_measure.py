@@ -260,3 +260,10 @@ def test_a_path_that_must_not_be_read_is_named(data, monkeypatch):
     )
     with pytest.raises(BlendFileError, match=r"a list of shards, found c.toml.idx: the path must be readable, found: "):
         measured(f"split = '1'\n{entries}")
+
+
+def test_a_list_of_shards_in_the_place_of_a_pair_gets_a_hint(data):
+    (data / "c.toml").write_text(shard_list_text({"text": ["pair0"]}))
+    text = 'must name a pair, found a list of shards; use group = "c.toml" instead'
+    with pytest.raises(BlendFileError, match=rf"blend\.toml:6: dataset\.path {re.escape(text)}"):
+        measured("split = '1'\n[[dataset]]\npath = 'c.toml'")
