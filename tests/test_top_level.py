@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,3 +221,8 @@ def test_importing_trackbed_imports_no_torch_and_takes_no_time():
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(found.stdout) < 0.15
+
+
+def test_an_address_that_became_a_path_is_told_so():
+    with pytest.raises(BlendFileError, match=r"s3:/bucket/web: .*; pass an address as a string"):
+        trackbed.open_blend(prefixes=[Path("s3://bucket/web")], sequence_length=8, tokenizer="bytes")

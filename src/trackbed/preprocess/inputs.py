@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import Address, is_address
+from trackbed.files.stores import Address, is_address, lost_address_hint
 from trackbed.plural import number_of
 from trackbed.preprocess.store_inputs import find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
@@ -175,7 +175,7 @@ def _objects_at(text: str, wanted: InputFormat | None) -> Inputs:
 def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
     if not path.is_file():
         state = "something else" if path.exists() else "nothing"
-        msg = f"{path}: an input must be a file or a folder, found {state}"
+        msg = f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}"
         raise ArgumentError(msg)
     if is_own_file(path):
         msg = f"{path}: an input must hold texts, found a file of a tokenised pair"

@@ -267,3 +267,11 @@ def test_a_list_of_shards_in_the_place_of_a_pair_gets_a_hint(data):
     text = 'must name a pair, found a list of shards; use group = "c.toml" instead'
     with pytest.raises(BlendFileError, match=rf"blend\.toml:6: dataset\.path {re.escape(text)}"):
         measured("split = '1'\n[[dataset]]\npath = 'c.toml'")
+
+
+def test_a_missing_pair_gets_a_hint(data):
+    with pytest.raises(BlendFileError) as caught:
+        measured("split = '1'\n[[dataset]]\npath = 'pair'\n[[dataset]]\npath = 's3:/bucket/key'")
+    first, second = caught.value.problems
+    assert first.endswith("missing pair.idx and pair.bin; did you mean pair2, pair1 or pair0?")
+    assert second.endswith("; pass an address as a string: Path turns s3:// into s3:/")
