@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_wrong_arguments_are_named(folder, arguments, words):
 
 def test_a_loader_of_too_few_samples_is_refused(folder):
     train = trackbed.open_blend("blend.toml").train
-    with pytest.raises(ArgumentError, match="at least 101 samples, one step of 1 ranks with batch_size 101, found 100"):
+    with pytest.raises(ArgumentError, match="at least 101 samples, one step of 1 rank with batch_size 101, found 100"):
         trackbed.BatchLoader(train, batch_size=101)
     (batch,) = trackbed.BatchLoader(train, batch_size=101, drop_last=False)
     assert batch["tokens"].shape == (100, 16)
@@ -220,3 +221,8 @@ def test_importing_trackbed_imports_no_torch_and_takes_no_time():
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(found.stdout) < 0.15
+
+
+def test_an_address_that_became_a_path_is_told_so():
+    with pytest.raises(BlendFileError, match=r"s3:/bucket/web: .*; pass an address as a string"):
+        trackbed.open_blend(prefixes=[Path("s3://bucket/web")], sequence_length=8, tokenizer="bytes")

@@ -20,6 +20,8 @@ A message names the place, what must hold, and what was found.
 from collections.abc import Sequence
 from typing import Final
 
+from trackbed.plural import number_of
+
 __all__ = [
     "ArgumentError",
     "BlendFileError",
@@ -61,7 +63,9 @@ class BlendFileError(FormatError):
     def shown(self) -> tuple[str, ...]:
         """The first 20 problems, then the number of further ones."""
         more = len(self.problems) - _PROBLEMS_SHOWN
-        return self.problems if more <= 0 else (*self.problems[:_PROBLEMS_SHOWN], f"and {more:,} more problems")
+        if more <= 0:
+            return self.problems
+        return (*self.problems[:_PROBLEMS_SHOWN], f"and {number_of(more, 'more problem')}")
 
     def __reduce__(self) -> tuple[type["BlendFileError"], tuple[tuple[str, ...]]]:
         """Copies and unpickles from the problems."""

@@ -20,6 +20,7 @@ from trackbed.loading import MegatronPretrainingSampler
 
 if TYPE_CHECKING:
     from trackbed.datasets.tokenizers.kinds import AnyTokenizer
+from trackbed.plural import number_of
 
 __all__ = ["BatchLoader", "SplitDataset", "Splits", "open_blend"]
 
@@ -226,8 +227,8 @@ class BatchLoader(_BatchLoader):
         self._drop_last = drop_last
         if isinstance(dataset, (GPTDataset, BlendedDataset)) and drop_last and len(dataset) < self._step:
             msg = (
-                f"dataset must have at least {self._step:,} samples, one step of {size} ranks with batch_size "
-                f"{batch_size}, found {len(dataset):,}; drop_last=False returns them"
+                f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
+                f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
             )
             raise ArgumentError(msg)
         sampler = MegatronPretrainingSampler(

@@ -88,3 +88,20 @@ def test_a_pair_that_is_not_there_leaves_no_counts(run, tmp_path):
     assert found.exit_code == 1
     assert "missing.bin" in found.stderr
     assert not list(tmp_path.glob("counts.json*"))
+
+
+def test_of_a_list_of_shards_it_shows_the_counts_of_each_key(run, corpus):
+    options = ["--tokenizer", "bytes", "--workers", 1, "--shard-bytes", "30B"]
+    run("preprocess", "corpus.jsonl", "-o", "one", *options)
+    found = run("inspect", "one.toml")
+    assert (found.exit_code, found.stdout) == (0, "one.toml: shards 3, documents 2, tokens 5 of uint16\n")
+    run("preprocess", "corpus.jsonl", "-o", "two", "--json-keys", "text,title", *options)
+    assert run("inspect", "two.toml").stdout.splitlines() == [
+        "two.toml, key text: shards 3, documents 2, tokens 5 of uint16",
+        "two.toml, key title: shards 3, documents 3, tokens 3 of uint16",
+    ]
+    keys = json.loads(run("inspect", "two.toml", "--json").stdout)["keys"]
+    assert keys[1] == {"key": "title", "shards": 3, "documents": 3, "tokens": 3, "dtype": "uint16"}
+    assert run("inspect", "one.toml", "--tokenizer", "bytes").exit_code == 2
+    Path("one-00001-of-00003_text_document.idx").unlink()
+    assert "one-00001-of-00003_text_document.idx" in run("inspect", "one.toml").stderr

@@ -111,7 +111,9 @@ def test_a_wrong_command_line_is_status_2(run):
     assert run("verify").exit_code == 2
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "trackbed: interrupted\n"), (signal.SIGTERM, "")])
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "trackbed: interrupted: nothing is kept yet\n"), (signal.SIGTERM, "")]
+)
 def test_an_interrupted_run_removes_its_files_and_prints_at_most_a_line(tmp_path, number, said):
     process = start_long_run(tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     os.killpg(process.pid, signal.SIGINT) if number == signal.SIGINT else process.terminate()

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.tokens import IndexedDataset, verify_content
 
@@ -22,6 +24,13 @@ def test_pairs_become_one_in_the_order_given(run, tmp_path):
     assert (found.exit_code, found.stdout) == (0, "pairs 2\nall.bin\nall.idx\n")
     assert texts_in("all") == ["three", "one", "two"]
     assert verify_content("all").documents == 3
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_of_the_output_stands_for_its_pair(run, pair, suffix):
+    found = run("merge", pair, "--output", f"all{suffix}")
+    assert (found.exit_code, found.stdout) == (0, "pairs 1\nall.bin\nall.idx\n")
+    assert verify_content("all").documents == 2
 
 
 def test_a_folder_of_pairs_can_be_merged_into_itself_again_and_again(run, tmp_path):

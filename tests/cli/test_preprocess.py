@@ -1,9 +1,12 @@
+import gzip
 import json
+import re
 
 import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer
 
+import trackbed.preprocess
 from tokenizer_files import write_byt5_folder, write_sentencepiece, write_wordpiece
 from trackbed.datasets import ByteTokenizer, open_tokenizer
 from trackbed.tokens import IndexedDataset, verify_content
@@ -28,6 +31,96 @@ def test_the_summary_has_the_counts_and_the_paths(run, corpus):
     assert any(line.startswith("records 3, bad 0, blank lines 0, files 1") for line in lines)
     assert lines[-2:] == ["made_text_document.bin", "made_text_document.idx"]
     assert max(map(len, lines)) <= 80
+
+
+def test_dropped_texts_are_explained_where_there_are_any(run, corpus, tmp_path):
+    options = ["--tokenizer", "bytes", "-o", "made", "--workers", 1]
+    sentence = "dropped: texts without tokens, such as empty ones, which become no document"
+    assert run("preprocess", "corpus.jsonl", *options).stdout.splitlines().count(sentence) == 1
+    (tmp_path / "full.jsonl").write_text('{"text": "a"}\n')
+    assert "dropped:" not in run("preprocess", "full.jsonl", *options).stdout
+
+
+@pytest.mark.parametrize("more", [[], ["--shard-bytes", "30B"]])
+def test_a_missing_end_of_document_token_is_told_once_at_the_end(run, corpus, more):
+    options = ["--tokenizer", "bytes", "-o", "made", "--workers", 1, *more]
+    hint = "trackbed: documents end without an end-of-document token; give --append-eod for GPT training\n"
+    assert run("preprocess", "corpus.jsonl", *options).stderr == hint
+    for quiet in (["--append-eod", "--overwrite"][: 1 + len(more)], ["--split-sentences"]):
+        assert hint not in run("preprocess", "corpus.jsonl", *options, *quiet).stderr
+    corpus.write_text("bad\n")
+    assert hint not in run("preprocess", "corpus.jsonl", *options).stderr
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_its_rate_is_that_of_its_own_work(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 40_000)
+    options = ["a.jsonl", "--tokenizer", "bytes", "-o", "c", "--workers", 1, "--append-eod", "--shard-bytes", "200KB"]
+    first = run("preprocess", *options)
+    assert (first.stderr, "kept" in first.stdout) == ("", False)
+    (tmp_path / "c-00002-of-00003_text_document.trackbed.json").unlink()
+    resumed = run("preprocess", *options)
+    assert resumed.stderr == "trackbed: going on at 0.4 of 0.6 MB\n"
+    (line,) = [line for line in resumed.stdout.splitlines() if "kept" in line]
+    found = re.fullmatch(r"0\.6 MB, kept from before 0\.4 MB, in ([\d.]+) s, ([\d.]+) MB/s", line)
+    assert float(found[1]) * float(found[2]) < 0.3
+    whole = run("preprocess", *options)
+    assert whole.stderr == ""
+    assert re.search(r"^0\.6 MB, kept from before 0\.6 MB, in [\d.]+ s$", whole.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("saves", "said"),
+    [
+        ([], "trackbed: interrupted\n"),
+        ([0], "trackbed: interrupted: nothing is kept yet\n"),
+        ([0, 2], "trackbed: interrupted: 2.0 of 4.0 MB are kept; run the same command again to go on\n"),
+        (
+            [2, 3],
+            "trackbed: going on at 2.0 of 4.0 MB\n"
+            "trackbed: interrupted: 3.0 of 4.0 MB are kept; run the same command again to go on\n",
+        ),
+    ],
+)
+def test_an_interrupt_says_what_is_kept(run, corpus, monkeypatch, saves, said):
+    def interrupted(*arguments, on_save, **options):
+        for kept in saves:
+            on_save(kept * 1_000_000, 4_000_000)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trackbed.preprocess, "preprocess", interrupted)
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made")
+    assert (found.exit_code, found.stdout, found.stderr) == (130, "", said)
+
+
+def test_of_packed_inputs_the_report_has_stored_and_unpacked_bytes(run, tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 100_000))
+    found = run("preprocess", "a.jsonl.gz", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert re.search(r"^stored 0\.0 MB, unpacked 1\.4 MB, in [\d.]+ s, [\d.]+ MB/s$", found.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("more", [[], ["--shard-bytes", "30B"]])
+def test_the_share_of_unknown_tokens_is_told_where_a_tokenizer_has_one(run, tmp_path, more):
+    write_wordpiece(tmp_path / "vocab.txt", lower_case=True)
+    (tmp_path / "a.jsonl").write_text('{"text": "the \u16a0 fox"}\n{"text": "\u16a0"}\n')
+    options = ["-o", "made", "--append-eod", "--workers", 1, *more]
+    found = run("preprocess", "a.jsonl", "--tokenizer", "vocab.txt", *options)
+    lines = [line.split() for line in found.stdout.splitlines()]
+    (head,) = [line for line in lines if line[:1] == ["key"]]
+    assert head == ["key", "documents", "tokens", "unknown", "dropped"]
+    (row,) = [line for line in lines if line[:1] == ["text"]]
+    library = BertWordPieceTokenizer.from_file(str(tmp_path / "vocab.txt"), lowercase=True)
+    texts = ("the \u16a0 fox", "\u16a0")
+    tokens = sum(1 + len(library.encode(text, add_special_tokens=False).ids) for text in texts)
+    assert row == ["text", "2", str(tokens), f"{2 / tokens:.2%}", "0"]
+    plain = run("preprocess", "a.jsonl", "--tokenizer", "bytes", "-o", "other", "--workers", 1, *more)
+    assert (plain.exit_code, "unknown" in plain.stdout) == (0, False)
+
+
+def test_the_help_names_addresses_and_what_ray_needs(run):
+    text = " ".join(run("preprocess", "--help").stdout.split())
+    assert "INPUT may also be an address such as s3://bucket/key" in text
+    assert "with --shard-bytes, so may PREFIX" in text
+    assert "ray needs pip install 'trackbed[ray]', and inputs, tokenizer and PREFIX that every host has" in text
 
 
 def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
@@ -70,7 +163,7 @@ def test_bad_records_stop_the_run_or_are_listed(run, corpus):
     assert found.stderr == "trackbed: corpus.jsonl:2: a record must have the key 'text', found 'body'\n"
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
     assert found.exit_code == 0
-    assert [line.split(": ")[:2] for line in found.stderr.splitlines()] == [
+    assert [line.split(": ")[:2] for line in found.stderr.splitlines()[:-1]] == [
         ["trackbed", "skipped corpus.jsonl:2"],
         ["trackbed", "skipped corpus.jsonl:3"],
     ]
@@ -81,8 +174,8 @@ def test_bad_records_stop_the_run_or_are_listed(run, corpus):
 def test_many_bad_records_are_listed_in_part(run, corpus):
     corpus.write_text('{"text": "x"}\n' + "bad\n" * 2025)
     found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--skip-bad")
-    assert len(found.stderr.splitlines()) == 21
-    assert found.stderr.splitlines()[-1] == "trackbed: and 2,005 more"
+    assert len(found.stderr.splitlines()) == 22
+    assert found.stderr.splitlines()[-2] == "trackbed: and 2,005 more"
 
 
 def test_a_folder_of_texts_is_read_in_order(run, tmp_path):

@@ -1,3 +1,7 @@
+import itertools
+
+from rich.progress import Progress
+
 from trackbed.cli import progress
 from trackbed.cli.progress import cumulative, show_progress, size_of
 
@@ -23,6 +27,17 @@ def test_bytes_of_an_earlier_run_do_not_count_for_the_rate_and_counts_are_shown(
         report(75_000_000, 80_000_000)
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "reading: 94% of 80.0 MB, 0.5 MB/s, 10 s left, failed attempts 1"
+
+
+def test_the_speed_of_a_bar_counts_the_bytes_of_this_run_only(monkeypatch):
+    clock = itertools.count(0.0, 10.0)
+    bars = Progress(get_time=lambda: next(clock), auto_refresh=False)
+    bar = progress._Bar("reading", bars)
+    for done in (70_000_000, 75_000_000, 80_000_000):
+        bar(done, 100_000_000)
+    (task,) = bars.tasks
+    assert (task.completed, task.total) == (80_000_000, 100_000_000)
+    assert 0 < task.speed < 1_000_000
 
 
 def test_steps_become_sums():

@@ -1,8 +1,9 @@
 import json
+import re
 
 import pytest
 
-from blends import write_pairs
+from blends import write_pair, write_pairs
 from trackbed.tokens import IndexedDataset
 
 BLEND = """\
@@ -40,6 +41,13 @@ def test_a_sample_is_shown_document_by_document(run, blend):
     assert "{-" in found.stdout
 
 
+def test_a_sample_of_one_document_is_shown_in_the_singular(run, tmp_path):
+    write_pair(tmp_path / "pair0", [60] * 20)
+    (tmp_path / "blend.toml").write_text(BLEND.replace('[[dataset]]\npath = "pair1"\nweight = 0.5\n', ""))
+    lines = {run("show", "blend.toml", "--sample", number).stdout.splitlines()[1].split(": ")[1] for number in range(9)}
+    assert lines == {"17 tokens of 1 document", "17 tokens of 2 documents"}
+
+
 def test_json_has_documents_offsets_and_text(run, blend):
     found = json.loads(run("show", "blend.toml", "--sample", 5, "--split", "valid", "--json").stdout)
     assert found["position"] == 5
@@ -51,6 +59,18 @@ def test_json_has_documents_offsets_and_text(run, blend):
         ids += real.tolist()
     counts = [one["counts"] for origin in found["origins"] for one in origin["text"] for _ in one["text"].split()]
     assert counts == [True, *(token != 100 for token in ids[:-1])]
+
+
+def test_a_position_from_the_end_is_shown_as_the_number_that_it_is(run, blend):
+    (size,) = re.findall(r" of ([\d,]+) of train", run("show", "blend.toml", "--sample", 0).stdout)
+    last = int(size.replace(",", "")) - 1
+    from_the_end, from_the_start = (
+        run("show", "blend.toml", "--sample", number, "--json").stdout for number in (-1, last)
+    )
+    assert json.loads(from_the_end)["position"] == last
+    assert from_the_end == from_the_start
+    (blend / "blend.toml").write_text(BLEND.replace('[[dataset]]\npath = "pair1"\nweight = 0.5\n', ""))
+    assert json.loads(run("show", "blend.toml", "--sample", -1, "--json").stdout)["sample"] >= 0
 
 
 BYTES = """\

@@ -142,6 +142,25 @@ def test_the_vocabulary_is_built_once_and_is_its_own_inverse(kind, opened):
     assert all(tokenizer.inv_vocab[index] == token for token, index in tokenizer.vocab.items())
 
 
+@pytest.mark.parametrize(
+    ("kind", "token"),
+    [("cased", "[UNK]"), ("lower", "[UNK]"), ("unigram", "<unk>"), ("bpe", "<unk>"), ("byt5", "<unk>")],
+)
+def test_the_unknown_token_is_that_of_the_library(kind, token, opened):
+    assert opened[kind].unknown_id == opened[kind].vocab[token]
+
+
+@pytest.mark.parametrize("kind", ["json", "tiktoken", "bytes", "null"])
+def test_tokenizers_that_cover_all_text_have_no_unknown_token(kind, opened):
+    assert opened[kind].unknown_id is None
+
+
+def test_the_unknown_token_of_a_unigram_model_of_hugging_face_is_read_from_its_file(tmp_path):
+    model = tokenizers.models.Unigram([("a", -1.0), ("<unk>", -2.0), ("</s>", -3.0)], 1)
+    tokenizers.Tokenizer(model).save(str(tmp_path / "t.json"))
+    assert open_tokenizer(tmp_path / "t.json").unknown_id == 1
+
+
 def test_pieces_inside_a_word_are_known_by_their_mark(opened):
     tokenizer = opened["cased"]
     pieces = [tokenizer.inv_vocab[index] for index in tokenizer.tokenize("supercalifragilistic fox").tolist()]

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(
+        page
+        for name in ("docs", "tests", "benchmarks", "examples", "native", "src")
+        for page in (ROOT / name).rglob("*.md")
+    ),
+]
 README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "reference" / "api.md").read_text()
 FACADES = re.findall(r"^## `(trackbed(?:\.\w+)?)`$", API, flags=re.MULTILINE)
@@ -24,18 +31,33 @@ def snippets(language, text=README):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_that_are_there(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            assert (page.parent / path).exists(), target
+            assert not anchor or anchor in anchors(page.parent / path if path else page), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_that_are_named_are_there(page):
+    if page.name in ("CHANGELOG.md",):
+        pytest.skip("a changelog speaks of what was")
+    assert set(re.findall(r"\b[\w-]+\.md\b", page.read_text())) <= {one.name for one in PAGES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_that_are_named_are_there(page):
     if page.name in ("CHANGELOG.md",):
         pytest.skip("a changelog speaks of what was")
-    for path in re.findall(r"`((?:src|tests|docs|native|benchmarks|examples)/[\w./-]*\w/?)`", page.read_text()):
+    for path in re.findall(r"`((?:src|tests|docs|native|benchmarks|examples|quality)/[\w./-]*\w/?)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
 

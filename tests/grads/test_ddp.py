@@ -198,7 +198,7 @@ def test_a_missing_gradient_is_an_error_with_overlap():
         return str(caught.value)
 
     for rank, message in enumerate(run_ranks(2, work)):
-        for words in (f"rank {rank}:", "other.0.", "bucket 0", "and 1 others have none", "allow_unused=True"):
+        for words in (f"rank {rank}:", "other.0.", "bucket 0", "and 1 other have none", "allow_unused=True"):
             assert words in message
 
 

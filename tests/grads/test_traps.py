@@ -91,7 +91,7 @@ def test_trap_2_a_parameter_that_was_used_before_is_named_too():
         run_step(wrapper, group, [group.rank])
         wrapper.zero_grad_buffer()
         wrapper.module[0](torch.ones(4)).sum().backward()
-        with pytest.raises(GradientError, match=r"1\.weight in bucket 0 and 1 others have none|1\.bias in bucket 0"):
+        with pytest.raises(GradientError, match=r"1\.weight in bucket 0 and 1 other have none|1\.bias in bucket 0"):
             wrapper.finish_grad_sync()
 
     run_ranks(2, work)

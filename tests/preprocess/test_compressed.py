@@ -55,6 +55,9 @@ def test_compressed_lines_give_what_plain_ones_give(tmp_path, end, workers):
     assert texts_in(tmp_path) == [text for text in TEXTS if text] * 40 + ["after"]
     assert (report.records, report.outputs[0].dropped) == (241, 40)
     assert report.input_bytes == sum((tmp_path / name).stat().st_size for name in (f"a.jsonl{end}", "b.jsonl"))
+    assert report.text_bytes == len(lines_of(TEXTS * 40)) + len(lines_of(["after"]))
+    assert run(tmp_path, "b.jsonl").text_bytes is None
+    assert run(tmp_path, f"a.jsonl{end}", shard_bytes=1 << 20).text_bytes == len(lines_of(TEXTS * 40))
 
 
 @with_files

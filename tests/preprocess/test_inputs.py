@@ -98,7 +98,7 @@ def test_a_path_without_a_file_is_an_error_that_names_it(tmp_path):
 
 def test_a_folder_without_texts_is_an_error(tmp_path):
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(ArgumentError, match=r"that end in \.jsonl, .*, found 1 others; --format reads files of other"):
+    with pytest.raises(ArgumentError, match=r"that end in \.jsonl, .*, found 1 other; --format reads files of other"):
         find_inputs([tmp_path])
 
 

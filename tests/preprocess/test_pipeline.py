@@ -191,10 +191,25 @@ def test_plain_texts_cannot_fill_several_keys(corpus, tmp_path):
         run(tmp_path, "a.txt", json_keys=("text", "title"))
 
 
-def test_the_folder_of_the_output_must_exist(corpus, tmp_path):
-    config = PreprocessConfig(inputs=(corpus,), output=str(tmp_path / "gone" / "out"), workers=1)
-    with pytest.raises(ArgumentError, match="gone: the folder of the output must exist, found none"):
-        preprocess(config, ByteTokenizer())
+@pytest.mark.parametrize("shard_bytes", [None, 1000])
+def test_the_folder_of_the_output_is_made(corpus, tmp_path, shard_bytes):
+    output = tmp_path / "new" / "deep" / "out"
+    preprocess(
+        PreprocessConfig(inputs=(corpus,), output=str(output), workers=1, shard_bytes=shard_bytes), ByteTokenizer()
+    )
+    assert list(output.parent.glob("out*.idx"))
+
+
+@pytest.mark.parametrize("shard_bytes", [None, 1000])
+def test_a_folder_of_the_output_that_cannot_be_made_is_an_error_before_any_work(corpus, tmp_path, shard_bytes):
+    (tmp_path / "file").touch()
+    config = PreprocessConfig(
+        inputs=(corpus,), output=str(tmp_path / "file" / "out"), workers=1, shard_bytes=shard_bytes
+    )
+    seen = []
+    with pytest.raises(ArgumentError, match="file: the folder of the output must exist or be one that can be made"):
+        preprocess(config, ByteTokenizer(), progress=lambda *done: seen.append(done))
+    assert seen == []
 
 
 def test_a_worker_that_is_killed_is_an_error_that_names_the_chunk_and_leaves_nothing(tmp_path):

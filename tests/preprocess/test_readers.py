@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -53,6 +54,21 @@ def test_blank_lines_are_no_records_and_count_as_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n \t\r\n{"text": "x"}\n')
     assert records_of(path) == [None, None, Record(2, ("x",))]
+
+
+@pytest.mark.parametrize("raw", ['[{"text": "x"}]', '\n [\n{"text": "x"},\n{"text": "y"}\n]\n'])
+def test_an_array_in_the_place_of_lines_is_named_with_a_command_that_converts_it(tmp_path, raw):
+    wanted = "a file of JSON lines must hold one JSON record per line, found an array; `jq -c '.[]'{}` converts it"
+    for name, content in (("a b.json", raw.encode()), ("c.jsonl.gz", gzip.compress(raw.encode()))):
+        (tmp_path / name).write_bytes(content)
+        bad = [record for record in records_of(tmp_path / name) if isinstance(record, BadRecord)]
+        assert bad[0].reason == wanted.format("" if name.endswith(".gz") else f" '{tmp_path}/a b.json'")
+        assert bad[1:] == [] or "found an array;" not in bad[1].reason
+
+
+def test_an_array_after_a_record_is_a_line_of_its_own(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n[1]\n')
+    assert records_of(tmp_path / "a.jsonl")[1] == BadRecord(1, "a line must be a JSON object, found an array")
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\x00", "<|endoftext|>", "e\u0301", "\ufeffx"])

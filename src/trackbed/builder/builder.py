@@ -31,6 +31,7 @@ from trackbed.files import local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
 from trackbed.index.splits import Split, split_range
+from trackbed.plural import number_of
 
 __all__ = ["BlendedMegatronDatasetBuilder", "BuiltSplit", "build_generic_dataset"]
 
@@ -329,8 +330,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
             return BlendedDataset(datasets, spec.weights, spec.size, self.config)
         lengths = [len(dataset) for dataset in datasets]
         if spec.size and not sum(lengths):
-            split, count = spec.split.name, len(lengths)
-            msg = f"split {split} must have samples to give {spec.size}, found none in its {count} datasets"
+            datasets_text = number_of(len(lengths), "dataset")
+            msg = f"split {spec.split.name} must have samples to give {spec.size:,}, found none in its {datasets_text}"
             raise PlanError(msg)
         size = None if spec.size is None else min(spec.size, sum(lengths))
         return BlendedDataset(datasets, lengths, size, self.config)
@@ -347,7 +348,7 @@ def _check_length(dataset: Any) -> None:
     wanted = dataset.num_samples if isinstance(dataset, MegatronDataset) else None
     if wanted is not None and not dataset.can_give(wanted) and len(dataset) > 0:
         msg = (
-            f"{dataset.dataset_path}, split {dataset.index_split.name}: at least {wanted} "
-            f"samples must come out, found {len(dataset)}"
+            f"{dataset.dataset_path}, split {dataset.index_split.name}: at least "
+            f"{number_of(wanted, 'sample')} must come out, found {len(dataset):,}"
         )
         raise PlanError(msg)

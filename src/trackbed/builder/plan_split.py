@@ -117,7 +117,7 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
             msg = f"the size of split {split.name} must be a whole number of at least 0, or None, found {size!r}"
             raise ArgumentError(msg)
         if size is not None and size >= MOST_SAMPLES:
-            msg = f"the size of split {split.name} must be below 2**62 samples, found {size}"
+            msg = f"the size of split {split.name} must be below 2**62 samples, found {size:,}"
             raise ArgumentError(msg)
         blend = blend_of(split, config)
         if size is None and blend is not None and blend[1] is not None:

@@ -9,6 +9,7 @@ from trackbed.errors import ArgumentError
 if TYPE_CHECKING:
     from trackbed.builder import BlendPlan
     from trackbed.builder.blend_file import SplitPlan
+from trackbed.plural import number_of
 
 __all__ = ["draw_plan"]
 
@@ -95,7 +96,7 @@ def _draw_epochs(axes: Any, split: "SplitPlan", selection: DatasetSelection, col
         )
         if limit is not None:
             axes.plot([limit, limit], [row - 0.42, row + 0.42], color=_LIMIT_COLOR, linewidth=2)
-        names.append(members[0].name if len(members) == 1 else f"{len(members):,} others")
+        names.append(members[0].name if len(members) == 1 else number_of(len(members), "other"))
         widest = max(widest, epochs, limit or 0.0)
     axes.set_yticks(range(len(groups)), [_shortened(name) for name in names], fontsize=9)
     axes.invert_yaxis()

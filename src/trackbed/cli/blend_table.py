@@ -13,6 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from trackbed.builder import BlendPlan
     from trackbed.builder.blend_file import DatasetPlan, SplitPlan
+from trackbed.plural import number_of
 
 __all__ = ["compact", "largest_first", "show_plan"]
 
@@ -55,21 +56,17 @@ def largest_first(split: "SplitPlan", most: int) -> DatasetSelection:
 def show_plan(plan: "BlendPlan", *, show_all: bool) -> None:
     """Prints the tables of all splits."""
     console = Console(markup=False, highlight=False)
-    click.echo(f'order "{plan.order}", samples of {plan.sequence_length:,} tokens')
+    click.echo(f'order "{plan.order}", samples of {number_of(plan.sequence_length, "token")}')
     for split in plan.splits:
         selection = largest_first(split, len(split.datasets) if show_all else _MOST_ROWS)
         click.echo(
-            f"\n{split.split}: {_counted(len(split.datasets), 'dataset')}, {split.samples:,} samples, "
-            f"{split.tokens:,} tokens"
+            f"\n{split.split}: {number_of(len(split.datasets), 'dataset')}, {number_of(split.samples, 'sample')}, "
+            f"{number_of(split.tokens, 'token')}"
         )
         console.print(_dataset_table(split, selection))
         if len(split.stages) > 1:
             for first in range(0, len(split.stages), _STAGES_IN_A_TABLE):
                 console.print(_stage_table(split, selection, range(first, len(split.stages))[:_STAGES_IN_A_TABLE]))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _table(first: str, columns: Iterable[str]) -> Table:
@@ -90,7 +87,7 @@ def _dataset_table(split: "SplitPlan", selection: DatasetSelection) -> Table:
         table.add_row(*_cells(one.name, [one], split), Text(limit + mark), style=style)
     if selection.rest:
         rest = [split.datasets[number] for number in selection.rest]
-        table.add_row(*_cells(f"{_counted(len(rest), 'other')}", rest, split), "", style="dim")
+        table.add_row(*_cells(number_of(len(rest), "other"), rest, split), "", style="dim")
     table.add_section()
     table.add_row(*_cells("all", split.datasets, split), "")
     return table
@@ -119,7 +116,7 @@ def _stage_table(split: "SplitPlan", selection: DatasetSelection, stages: Sequen
     table = _table("share by stage, from token", heads)
     groups = [[number] for number in selection.shown] + ([selection.rest] if selection.rest else [])
     for group in groups:
-        name = split.datasets[group[0]].name if len(group) == 1 else f"{len(group):,} others"
+        name = split.datasets[group[0]].name if len(group) == 1 else number_of(len(group), "other")
         shares = []
         for stage in found:
             drawn, total = sum(stage.samples[number] for number in group), sum(stage.samples)

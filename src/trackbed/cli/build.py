@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trackbed.builder import MeasuredBlend
     from trackbed.comm import Group
     from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
+from trackbed.plural import number_of
 
 __all__ = ["build"]
 
@@ -195,7 +196,7 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
     if aside:
         more = f", and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
         msg = (
-            f"{config.path_to_cache}: every index must have {_MEGATRON}'s name, found {len(aside)} names "
+            f"{config.path_to_cache}: every index must have {_MEGATRON}'s name, found {number_of(len(aside), 'name')} "
             "taken by an index of other data, for example of a regenerated corpus: remove NAME-* and "
             f".trackbed/NAME.json of each, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
         )

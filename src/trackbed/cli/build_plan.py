@@ -10,6 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from trackbed.builder.schedule import Plan, Task
+from trackbed.plural import number_of
 
 __all__ = ["show_plan"]
 
@@ -23,8 +24,9 @@ def show_plan(tasks: "Sequence[Task]", plan: "Plan", *, num_threads: int) -> Non
         return
     ranks = len(plan.by_rank)
     click.echo(
-        f"{len(tasks):,} indices to build, {sum(task.is_blend for task in tasks):,} of them of blends, "
-        f"by {ranks:,} process{'' if ranks == 1 else 'es'} of {num_threads} thread{'' if num_threads == 1 else 's'}"
+        f"{number_of(len(tasks), 'index', 'indices')} to build, "
+        f"{sum(task.is_blend for task in tasks):,} of them of blends, "
+        f"by {number_of(ranks, 'process', 'processes')} of {number_of(num_threads, 'thread')}"
     )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("process", "indices", "of blends", "predicted"):
@@ -35,7 +37,7 @@ def show_plan(tasks: "Sequence[Task]", plan: "Plan", *, num_threads: int) -> Non
         table.add_row(f"{rank:,}", f"{len(mine):,}", f"{blends:,}", f"{seconds:,.1f} s")
     Console(markup=False, highlight=False).print(table)
     if ranks > _MOST_ROWS:
-        click.echo(f"and {ranks - _MOST_ROWS:,} more processes")
+        click.echo(f"and {number_of(ranks - _MOST_ROWS, 'more process', 'more processes')}")
     longest = max(_seconds([tasks[number] for number in mine], num_threads) for mine in plan.by_rank)
     click.echo(
         f"predicted: {longest:,.1f} s; the process with the most work has {plan.makespan / plan.lower_bound:.2f} times "

@@ -10,6 +10,7 @@ from trackbed.cli.parse import Duration, Size
 
 if TYPE_CHECKING:
     from trackbed.cache import Inventory, Removal, StoredEntry
+from trackbed.plural import number_of
 
 __all__ = ["cache"]
 
@@ -39,11 +40,11 @@ def ls(folder: str, *, as_json: bool) -> None:
         click.echo(json.dumps({**fields, "partials": partials}, ensure_ascii=False, indent=1))
         return
     _draw(entries)
-    click.echo(f"{_counted(len(entries), 'entry', 'entries')}, {_size(found.size_bytes)}")
+    click.echo(f"{number_of(len(entries), 'entry', 'entries')}, {_size(found.size_bytes)}")
     for what in ("dead", "living", "elsewhere"):
         count = sum(one.writer.name == what for one in found.partials)
         if count:
-            click.echo(f"{_counted(count, 'partial file', 'partial files')}, writer {what}")
+            click.echo(f"{number_of(count, 'partial file', 'partial files')}, writer {what}")
 
 
 @cache.command()
@@ -69,7 +70,7 @@ def verify(ctx: click.Context, folder: str) -> None:
     bare = sum(entry.manifest is None for entry in found.entries)
     kinds = [(unknown, "of another version, not checked"), (bare, "without a manifest, checked by headers")]
     notes = "".join(f"; {count:,} {what}" for count, what in kinds if count)
-    click.echo(f"{folder}: ok: {_counted(len(found.entries), 'entry', 'entries')}, {_size(found.size_bytes)}{notes}")
+    click.echo(f"{folder}: ok: {number_of(len(found.entries), 'entry', 'entries')}, {_size(found.size_bytes)}{notes}")
 
 
 @cache.command()
@@ -117,10 +118,10 @@ def _report(found: "Inventory", removal: "Removal", verb: str) -> None:
     for entry in removal.entries:
         click.echo(f"{verb} {entry.path}: {_size(entry.size_bytes)}, last used {_day(entry.last_used)}")
     if removal.partials:
-        click.echo(f"{verb} {_counted(len(removal.partials), 'partial file', 'partial files')}")
+        click.echo(f"{verb} {number_of(len(removal.partials), 'partial file', 'partial files')}")
     stay = len(found.entries) - len(removal.entries)
     click.echo(
-        f"{verb} {_counted(len(removal.entries), 'entry', 'entries')}, {_size(removal.size_bytes)}; "
+        f"{verb} {number_of(len(removal.entries), 'entry', 'entries')}, {_size(removal.size_bytes)}; "
         f"{stay:,} {'stays' if stay == 1 else 'stay'}, {_size(removal.left_bytes)}"
     )
 
@@ -167,7 +168,3 @@ def _size(size_bytes: int) -> str:
     from rich.filesize import decimal
 
     return decimal(size_bytes)
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"

@@ -14,6 +14,7 @@ from trackbed.errors import CacheError
 
 if TYPE_CHECKING:
     from trackbed.datasets import GPTDatasetConfig
+from trackbed.plural import number_of
 
 __all__ = ["check_against_megatron"]
 
@@ -48,8 +49,8 @@ def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | Non
     changed = sorted(name for name in after if after[name] != before.get(name))
     if changed:
         msg = (
-            f"{folder}: megatron-core must find every index, but it built {len(changed)} files, {changed[0]} among "
-            "them: compare the job's tokenizer and options with the blend file's"
+            f"{folder}: megatron-core must find every index, but it built {number_of(len(changed), 'file')}, "
+            f"{changed[0]} among them: compare the job's tokenizer and options with the blend file's"
         )
         raise CacheError(msg)
 

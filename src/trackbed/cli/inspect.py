@@ -10,6 +10,7 @@ from trackbed.cli.parse import idx_cache_option
 
 if TYPE_CHECKING:
     from trackbed.preprocess import FirstDocument, Inspection
+from trackbed.plural import number_of
 
 __all__ = ["inspect"]
 
@@ -40,12 +41,13 @@ def inspect(
     counts_json: str | None,
     idx_cache: str | None,
 ) -> None:
-    """Show the contents of a pair of .bin and .idx files.
+    """Show the contents of a pair of .bin and .idx files, or the counts of a list of shards.
 
     PREFIX is the path or address of the pair without .bin and .idx, or a folder with one pair (with --counts-json: any
-    number).
+    number), or a list of shards (.toml), as preprocess writes it.
     """
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
+    from trackbed.preprocess.pairs import is_list_name
 
     if counts_json is not None:
         _write_counts(find_pairs(prefixes), counts_json, idx_cache)
@@ -53,6 +55,12 @@ def inspect(
     if tokenizer is None and eod_token is not None:
         msg = "--eod-token needs --tokenizer"
         raise click.UsageError(msg)
+    if len(prefixes) == 1 and is_list_name(prefixes[0]):
+        if tokenizer is not None:
+            msg = "--tokenizer needs a pair, found a list of shards"
+            raise click.UsageError(msg)
+        _show_shards(prefixes[0], idx_cache, as_json=as_json)
+        return
     pair, *others = find_pairs(prefixes)
     if others:
         msg = f"PREFIX must be one pair without --counts-json, {' '.join(prefixes)} has {1 + len(others)}"
@@ -67,6 +75,24 @@ def inspect(
         click.echo(_to_json(found, first))
     else:
         _draw(found, first or [])
+
+
+def _show_shards(path: str, idx_cache: str | None, *, as_json: bool) -> None:
+    """Prints a line for each key of a list of shards."""
+    from dataclasses import asdict
+
+    from trackbed.preprocess import count_shards
+
+    groups = count_shards(path, idx_cache=idx_cache)
+    if as_json:
+        fields = {"path": path, "keys": [asdict(one) for one in groups]}
+        click.echo(json.dumps(fields, ensure_ascii=False, indent=1))
+        return
+    for one in groups:
+        click.echo(
+            f"{path}{f', key {one.key}' if one.key else ''}: shards {one.shards:,}, documents {one.documents:,}, "
+            f"tokens {one.tokens:,} of {one.dtype}"
+        )
 
 
 def _write_counts(pairs: list[str], path: str, idx_cache: str | None) -> None:
@@ -84,7 +110,7 @@ def _write_counts(pairs: list[str], path: str, idx_cache: str | None) -> None:
         publish(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    click.echo(f"{path}: counts of {len(counts):,} pairs")
+    click.echo(f"{path}: counts of {number_of(len(counts), 'pair')}")
 
 
 def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
@@ -111,7 +137,7 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
     )
     if found.documents:
         mean = found.tokens / found.documents
-        click.echo(f"documents of {found.shortest:,} to {found.longest:,} tokens, {mean:,.1f} on average")
+        click.echo(f"documents of {found.shortest:,} to {number_of(found.longest, 'token')}, {mean:,.1f} on average")
         most = max(one.documents for one in found.histogram)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         table.add_column("tokens", justify="right", no_wrap=True)

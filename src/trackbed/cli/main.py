@@ -62,8 +62,8 @@ class _CommandLine(click.Group):
             for line in describe_all(error):
                 click.echo(f"trackbed: {line}", err=True)
             ctx.exit(1)
-        except KeyboardInterrupt:
-            click.echo("trackbed: interrupted", err=True)
+        except KeyboardInterrupt as stop:
+            click.echo(f"trackbed: interrupted{': ' if str(stop) else ''}{stop}", err=True)
             ctx.exit(128 + signal.SIGINT)
 
 

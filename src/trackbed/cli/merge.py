@@ -9,7 +9,9 @@ __all__ = ["merge"]
 
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
-@click.option("--output", "-o", required=True, metavar="PREFIX", help="Prefix of the pair to write.")
+@click.option(
+    "--output", "-o", required=True, metavar="PREFIX", help="Prefix of the pair to write, or one of its files."
+)
 @click.option("--json-key", metavar="KEY", help="Key of the texts, if a list of shards has several.")
 @click.option("--multimodal", is_flag=True, help="The sequences have modes.")
 @idx_cache_option
@@ -27,6 +29,7 @@ def merge(
     from trackbed.tokens import merge as run
     from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_shard_list
 
+    output = output.removesuffix(".bin").removesuffix(".idx")  # one file of a pair stands for the pair
     lists = [name for name in prefixes if name.endswith(SHARD_LIST_SUFFIX)]
     if json_key is not None and not lists:
         msg = "--json-key needs a list of shards"

@@ -2,18 +2,22 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from trackbed.cli.kept_work import KeptWork
 from trackbed.cli.parse import Input, Size, format_option, record_limit_option, split_keys
+from trackbed.cli.preprocess_report import show_report
 
 if TYPE_CHECKING:
-    from trackbed.preprocess import ImagesConfig, Report
+    from trackbed.preprocess import ImagesConfig
     from trackbed.preprocess.config import EngineName, FormatName
     from trackbed.preprocess.engines import FailedAttempt
 
 __all__ = ["preprocess"]
+
+_NO_END: Final = "trackbed: documents end without an end-of-document token; give --append-eod for GPT training"
 
 
 @click.command()
@@ -81,7 +85,8 @@ __all__ = ["preprocess"]
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS.",
+    help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS; ray needs "
+    "pip install 'trackbed[ray]', and inputs, tokenizer and PREFIX that every host has at the same path or address.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
 def preprocess(
@@ -113,6 +118,9 @@ def preprocess(
     INPUT is a file or a folder. A .jsonl or .json file holds one JSON record per line, a .txt or .md file is one
     document, and each row of a .parquet file is one; .gz and .zst files are decompressed. Files with other suffixes
     need --format; without it, those in a folder are skipped and counted. Nothing is stripped or normalised.
+
+    INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder/ for all objects below it; with
+    --shard-bytes, so may PREFIX. Credentials come from the environment: docs/how-to/read-from-an-object-store.md.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import (
@@ -151,14 +159,17 @@ def preprocess(
         tokenizer, lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
     )
     start = time.monotonic()
-    with show_progress("tokenising") as progress:
+    kept = KeptWork()
+    with show_progress("tokenising") as progress, kept.told_at_an_interrupt():
 
         def show_failure(failed: "FailedAttempt") -> None:
             progress.count("failed attempts")
             click.echo(f"trackbed: {failed.task}: attempt {failed.attempt} failed: {failed.how}", err=True)
 
-        report = run(config, opened, splitter=sentences, progress=progress, on_failure=show_failure)
-    _print(report, time.monotonic() - start, split_sentences=split_sentences)
+        report = run(config, opened, splitter=sentences, progress=progress, on_failure=show_failure, on_save=kept)
+    show_report(report, time.monotonic() - start, split_sentences=split_sentences)
+    if not (append_eod or split_sentences or images is not None):
+        click.echo(_NO_END, err=True)
 
 
 def _check_shards(shard_bytes: int | None, engine: str, images: Path | None, *, overwrite: bool) -> None:
@@ -187,40 +198,3 @@ def _images(folder: Path | None, key: str | None, pad_length: int | None) -> "Im
         raise click.UsageError(msg)
     given = {} if key is None else {"key": key}
     return ImagesConfig(folder=folder, pad_length=pad_length, **given)
-
-
-def _print(report: "Report", seconds: float, *, split_sentences: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    for message in report.first_bad:
-        click.echo(f"trackbed: skipped {message}", err=True)
-    if report.bad > len(report.first_bad):
-        click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("key", overflow="fold")
-    names = ("documents", "sentences", "tokens", "dropped") if split_sentences else ("documents", "tokens", "dropped")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in report.outputs:
-        sequences = [f"{one.sequences:,}"] if split_sentences else []
-        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", f"{one.dropped:,}")
-    Console(markup=False, highlight=False).print(table)
-    click.echo(
-        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"
-        f"{_skipped_files(report)}\n"
-        f"{report.input_bytes / 1e6:,.1f} MB in {seconds:.1f} s, {report.input_bytes / 1e6 / seconds:.1f} MB/s"
-    )
-    if report.shard_list is not None:
-        failed = f", failed attempts {report.failed_attempts:,}" if report.failed_attempts else ""
-        click.echo(f"shards {report.shards:,}, finished before {report.finished_shards:,}{failed}\n{report.shard_list}")
-        return
-    for one in report.outputs:
-        click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
-
-
-def _skipped_files(report: "Report") -> str:
-    if not report.left_out_files:
-        return ""
-    return f", files of unknown suffix skipped {report.left_out_files:,}"

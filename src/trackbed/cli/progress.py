@@ -69,8 +69,13 @@ class _Bar:
         self._bars = bars
         self._task = bars.add_task(what, total=None)
         self._counts: Counter[str] = Counter()
+        self._has_begun = False
 
     def __call__(self, done: int, total: int) -> None:
+        if not self._has_begun:
+            # Bytes that were done when the work began do not count for the speed.
+            self._bars.reset(self._task, completed=done, total=total)
+            self._has_begun = True
         self._bars.update(self._task, completed=done, total=total)
 
     def count(self, what: str) -> None:

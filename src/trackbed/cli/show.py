@@ -11,6 +11,7 @@ from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
     from trackbed.loading import Provenance
+from trackbed.plural import number_of
 
 __all__ = ["show"]
 
@@ -88,9 +89,10 @@ def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples:
 
     console = Console(highlight=False, soft_wrap=True)
     which = "" if found.dataset is None else f"dataset {found.dataset}, "
+    documents = number_of(len(found.origins), "document")
     tokens = sum(origin.stop - origin.start for origin in found.origins)
     console.print(f"sample {found.position:,} of {num_samples:,} of {split}: {which}{found.prefix}", markup=False)
-    console.print(f"its sample {found.sample:,}: {tokens:,} tokens of {len(found.origins)} documents", markup=False)
+    console.print(f"its sample {found.sample:,}: {number_of(tokens, 'token')} of {documents}", markup=False)
     for origin, runs in zip(found.origins, texts, strict=True):
         where = f"{origin.prefix}, document {origin.document:,}, tokens [{origin.start:,}, {origin.stop:,})"
         console.print(Text(f"--- {where}", style="bold"))

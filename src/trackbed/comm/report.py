@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 import orjson
 
 from trackbed.comm.store import StoreTampered
+from trackbed.plural import number_of
 
 __all__ = [
     "Failure",
@@ -102,7 +103,7 @@ def name_ranks(ranks: Iterable[int], *, total: int | None = None) -> str:
     if total <= MAX_NAMED_RANKS + 1 and total == len(ordered):
         return f"ranks {', '.join(map(str, ordered[:-1]))} and {ordered[-1]}"
     named = ordered[:MAX_NAMED_RANKS]
-    return f"ranks {', '.join(map(str, named))} and {total - len(named)} others"
+    return f"ranks {', '.join(map(str, named))} and {number_of(total - len(named), 'other')}"
 
 
 def describe_cause(error: BaseException) -> str:

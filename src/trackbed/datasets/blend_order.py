@@ -19,6 +19,7 @@ from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import OversampleError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder, Order, Split
 from trackbed.index.balanced import BALANCED_VERSION
+from trackbed.plural import number_of
 
 __all__ = ["BlendOrder", "BlendSpec", "own_decisions"]
 
@@ -52,8 +53,8 @@ class BlendSpec:
             if not dataset.can_give(count):
                 msg = (
                     f"{dataset.dataset_path}, split {self.split.name}: the blend may draw at most the "
-                    f"{len(dataset)} samples of dataset {number}, found {count}; raise mid_level_dataset_surplus, "
-                    f"now {self.config.mid_level_dataset_surplus}"
+                    f"{number_of(len(dataset), 'sample')} of dataset {number}, found {count:,}; raise "
+                    f"mid_level_dataset_surplus, now {self.config.mid_level_dataset_surplus}"
                 )
                 raise OversampleError(msg)
 

@@ -21,6 +21,7 @@ from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
 from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.kernels import Visits
+from trackbed.plural import number_of
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
 from trackbed.tokens.length_checksum import checksum_lengths
 
@@ -152,7 +153,9 @@ class InstantSamples:
         once = np.asarray(self.dataset.index.sequence_lengths[start:stop], dtype=np.int64)
         documents = np.flatnonzero(once)  # empty ones, of which there may be millions, add nothing
         if (once < 0).any() or int(once.sum()) != self.num_tokens:
-            self._refuse(start, f"{self.num_tokens} tokens in the split, and lengths that make {int(once.sum())}")
+            self._refuse(
+                start, f"{number_of(self.num_tokens, 'token')} in the split, and lengths that make {int(once.sum()):,}"
+            )
         rounds = -(-self._length // self.num_tokens)
         lengths = np.tile(once[documents], rounds)
         ends = np.cumsum(lengths)
@@ -181,7 +184,7 @@ class InstantSamples:
         """
         size = self.samples_per_epoch
         if size == 0:
-            msg = f"{self.num_tokens} tokens must hold a sample of {self.sequence_length + self.extra_token}"
+            msg = f"{number_of(self.num_tokens, 'token')} must hold a sample of {self._length:,}"
             raise PlanError(msg)
         return InstantOrder(
             sizes=[size], weights=[1], seed=self.seed, num_samples=len(self), block=self.block, window=self.window

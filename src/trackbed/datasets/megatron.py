@@ -18,6 +18,7 @@ from trackbed.datasets.description import describe, fields_of, md5_of
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
+from trackbed.plural import number_of
 
 __all__ = ["LowLevelDataset", "MegatronDataset", "description_now", "padding_id", "samples_text"]
 
@@ -35,10 +36,10 @@ _Dataset = torch.utils.data.Dataset[Any]
 def samples_text(dataset: Sized, config: BlendedMegatronDatasetConfig) -> str:
     """Returns the number and length of the samples of a dataset; without the number if that cannot be determined."""
     try:
-        number = f"{len(dataset):,} samples"
+        number = number_of(len(dataset), "sample")
     except Exception:  # noqa: BLE001  a repr does not raise, and indices may be damaged or not there yet
         number = "samples"
-    return f"{number} of {config.sequence_length:,} tokens"
+    return f"{number} of {number_of(config.sequence_length, 'token')}"
 
 
 class MegatronDataset(ABC, _Dataset):

@@ -36,6 +36,7 @@ from trackbed.grads.process_groups import ProcessGroups, messages_of
 from trackbed.grads.separate_memory import check_separate
 from trackbed.grads.step_check import StepCheck
 from trackbed.grads.waiting import Waiter
+from trackbed.plural import number_of
 
 __all__ = ["DistributedDataParallel"]
 
@@ -581,7 +582,7 @@ class DistributedDataParallel(torch.nn.Module):
         for group in self._order.unissued():
             missing = group.missing()
             if missing:
-                more = f" and {len(missing) - 1} others have" if len(missing) > 1 else " has"
+                more = f" and {number_of(len(missing) - 1, 'other')} have" if len(missing) > 1 else " has"
                 msg = (
                     f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but "
                     f"{missing[0]} in bucket {group.buckets[0].bucket_id}{more} none from a backward pass outside "

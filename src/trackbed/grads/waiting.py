@@ -9,6 +9,7 @@ from trackbed.comm import Group, Step
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import BackendError, Work
 from trackbed.grads.observer import BucketObserver
+from trackbed.plural import number_of
 
 __all__ = ["Waiter"]
 
@@ -112,5 +113,5 @@ class Waiter:
         if group is None:
             return what
         names = ", ".join(f"rank {rank}" for rank in late[:8]) or "another rank"
-        more = f" and {len(late) - 8} others" if len(late) > 8 else ""
+        more = f" and {number_of(len(late) - 8, 'other')}" if len(late) > 8 else ""
         return f"{what}: rank {group.rank} waited {group.timeout_seconds:g} s for {names}{more}, in vain"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trackbed.errors import ArgumentError, PlanError
+from trackbed.plural import number_of
 
 __all__ = ["EpochPlan", "plan_epochs", "samples_in", "stretches_per_epoch"]
 
@@ -60,7 +61,7 @@ def plan_epochs(
         )
         raise ArgumentError(msg)
     if tokens_per_epoch == 0 and num_samples:
-        msg = f"a dataset must have tokens to give {num_samples} samples, found none"
+        msg = f"a dataset must have tokens to give {number_of(num_samples, 'sample')}, found none"
         raise PlanError(msg)
     num_epochs = 1
     if num_samples:

@@ -12,6 +12,7 @@ from trackbed.cancellation import Poll, current_poll
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.kernels import _native
 from trackbed.kernels.integers import is_integer
+from trackbed.plural import number_of
 
 __all__ = ["build_mapping"]
 
@@ -90,7 +91,7 @@ def build_mapping(
     documents = documents[: 2 * _native.find_documents(starts, known, min_sentences, documents, current_poll(poll))]
     if num_samples and not len(documents):
         count = max(len(starts) - 1, 0)
-        msg = f"there must be documents to give {num_samples} samples, found none"
+        msg = f"there must be documents to give {number_of(num_samples, 'sample')}, found none"
         if count:
             sentences = f"{min_sentences} sentence{'s' if min_sentences > 1 else ''}"
             msg = (

@@ -28,7 +28,7 @@ class Provenance:
     """Origin of a sample."""
 
     position: int
-    """Position of the sample in the queried dataset."""
+    """Position of the sample in the queried dataset, at least 0."""
     dataset: int | None
     """Number of the dataset in the blend; None if the queried dataset is not a blend."""
     prefix: str
@@ -45,14 +45,16 @@ def provenance(dataset: GPTDataset | BlendedDataset, position: int) -> Provenanc
 
     Args:
         dataset: a GPT dataset, or a blend of them.
-        position: position of the sample, as in `dataset[position]`. In Megatron's sequential order this is the number
-            of samples that all ranks together have trained on before it.
+        position: position of the sample, as in `dataset[position]`; a negative one counts from the end. In Megatron's
+            sequential order this is the number of samples that all ranks together have trained on before it.
 
     Raises:
         IndexError: there is no such sample.
         ArgumentError: `dataset` is neither a GPT dataset nor a blend of them.
     """
     number: int | None = None
+    if -len(dataset) <= position < 0:
+        position += len(dataset)
     sample = position
     member: object = dataset
     if isinstance(dataset, BlendedDataset):

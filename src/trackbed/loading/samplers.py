@@ -13,6 +13,7 @@ import torch
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.errors import ArgumentError
 from trackbed.loading.position import Position, check_data, check_mapping
+from trackbed.plural import number_of
 
 __all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Positioned"]
 
@@ -202,12 +203,14 @@ class MegatronPretrainingRandomSampler(Positioned):
     def _checked(self, consumed_samples: int) -> int:
         step, epoch = self.micro_batch_times_data_parallel_size, self._samples_per_epoch
         if epoch == 0:
-            msg = f"total_samples must be at least {step}, one micro batch of every rank, found {self.total_samples}"
+            msg = (
+                f"total_samples must be at least {step:,}, one micro batch of every rank, found {self.total_samples:,}"
+            )
             raise ArgumentError(msg)
         if consumed_samples < 0 or consumed_samples % epoch % step:
             msg = (
-                f"consumed_samples must be a multiple of {step} within an epoch of {epoch} samples, "
-                f"found {consumed_samples}"
+                f"consumed_samples must be a multiple of {step:,} within an epoch of {number_of(epoch, 'sample')}, "
+                f"found {consumed_samples:,}"
             )
             raise ArgumentError(msg)
         return consumed_samples

@@ -7,6 +7,7 @@ from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin,
 from trackbed.preprocess.pairs import find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
+from trackbed.preprocess.shard_counts import ShardGroupCounts, count_shards
 from trackbed.preprocess.splitter import SENTENCEX, SentenceSplitter, open_splitter
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
 from trackbed.preprocess.tokenizer import open_fastest_tokenizer
@@ -26,9 +27,11 @@ __all__ = [
     "PreprocessConfig",
     "Report",
     "SentenceSplitter",
+    "ShardGroupCounts",
     "TrainedTokenizer",
     "TrainingConfig",
     "available_cores",
+    "count_shards",
     "find_pairs",
     "first_documents",
     "inspect_pair",

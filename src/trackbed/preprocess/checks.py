@@ -6,12 +6,13 @@ from pathlib import Path
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.files.stores import is_address
+from trackbed.plural import number_of
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import InputFile, InputFormat
 from trackbed.preprocess.report import Report
 from trackbed.preprocess.splitter import SentenceSplitter
 
-__all__ = ["check_inputs", "check_outputs"]
+__all__ = ["check_inputs", "check_outputs", "make_output_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,19 +21,31 @@ def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter:
     """Checks that inputs and options fit together.
 
     Raises:
-        ArgumentError: they do not, or the folder of the output is missing.
+        ArgumentError: they do not.
     """
     if config.images is not None:
         _check_images(config, files, splitter)
-    folder = Path(config.output).parent
-    if not is_address(config.output) and not folder.is_dir():
-        msg = f"{folder}: the folder of the output must exist, found none"
-        raise ArgumentError(msg)
     if len(config.json_keys) > 1:
         for file in files:
             if file.format is InputFormat.PLAIN_TEXT:
                 msg = f"{file.name}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
                 raise ArgumentError(msg)
+
+
+def make_output_folder(output: str) -> None:
+    """Makes the folder of the output if it is missing; does nothing for an address.
+
+    Raises:
+        ArgumentError: it cannot be made.
+    """
+    if is_address(output):
+        return
+    folder = Path(output).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: the folder of the output must exist or be one that can be made, found: {error.strerror}"
+        raise ArgumentError(msg) from error
 
 
 def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
@@ -57,7 +70,8 @@ def check_outputs(config: PreprocessConfig, report: Report) -> None:
         if not output.documents and not config.allow_empty:
             bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
             msg = (
-                f"{output.prefix}: a pair must have at least one document, found none in {report.records:,} records of "
-                f"{report.files:,} files{bad}; --allow-empty writes it anyway"
+                f"{output.prefix}: a pair must have at least one document, found none in "
+                f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{bad}; "
+                "--allow-empty writes it anyway"
             )
             raise PlanError(msg)

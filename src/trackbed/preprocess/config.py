@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import is_address, parse_address
+from trackbed.files.stores import is_address, lost_address_hint, parse_address
 from trackbed.preprocess.inputs import FORMATS, InputFormat
 
 __all__ = [
@@ -120,7 +120,8 @@ class PreprocessConfig:
     """Files and folders, and addresses of objects or of folders of objects, at least one; texts are written in this
     order."""
     output: str
-    """Common prefix of the paths of all output files; its folder must exist. Of shards, it may be an address."""
+    """Common prefix of the paths of all output files; its folder is made if it is missing. Of shards, it may be an
+    address."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False
@@ -154,6 +155,10 @@ class PreprocessConfig:
             raise ArgumentError(msg)
         if not Path(self.output).name or self.output.endswith("/"):
             msg = f"output must end in a file name prefix, as in out/corpus, found {self.output!r}"
+            raise ArgumentError(msg)
+        hint = lost_address_hint(self.output)
+        if hint:
+            msg = f"{self.output}: output must be a path or an address, found an address without a slash{hint}"
             raise ArgumentError(msg)
         wrong = [key for key in self.json_keys if not key or "/" in key or "\0" in key]
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):

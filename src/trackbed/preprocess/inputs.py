@@ -10,7 +10,8 @@ from typing import Final, NoReturn
 
 from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import Address, is_address
+from trackbed.files.stores import Address, is_address, lost_address_hint
+from trackbed.plural import number_of
 from trackbed.preprocess.store_inputs import find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
@@ -70,6 +71,11 @@ class InputFile:
     def name(self) -> str:
         """Path or address."""
         return str(self.path) if self.address is None else self.address.text
+
+    @property
+    def is_packed(self) -> bool:
+        """True if its stored bytes are not those of its text."""
+        return self.compression is not Compression.NONE or self.format is InputFormat.PARQUET
 
     def with_absolute_path(self) -> "InputFile":
         """Returns the same input by a name that a process in another folder understands."""
@@ -142,7 +148,7 @@ def _walk(folder: Path, input_format: InputFormat | None) -> Inputs:
     if not wanted:
         kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
         way = "; --format reads files of other names" if others else ""
-        msg = f"{folder}: a folder must have {kinds}, found {f'{others} others' if others else 'none'}{way}"
+        msg = f"{folder}: a folder must have {kinds}, found {number_of(others, 'other') if others else 'none'}{way}"
         raise ArgumentError(msg)
     return Inputs(tuple(_describe(path, input_format) for path in sorted(wanted)), others)
 
@@ -154,7 +160,7 @@ def _objects_at(text: str, wanted: InputFormat | None) -> Inputs:
     if not listed.is_folder:
         addresses, left_out = listed.addresses, 0
     if not addresses:
-        msg = f"{text}: a folder must have files to read, found {f'{left_out} others' if left_out else 'none'}"
+        msg = f"{text}: a folder must have files to read, found {number_of(left_out, 'other') if left_out else 'none'}"
         raise ArgumentError(msg)
     described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
     return Inputs(
@@ -169,7 +175,7 @@ def _objects_at(text: str, wanted: InputFormat | None) -> Inputs:
 def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
     if not path.is_file():
         state = "something else" if path.exists() else "nothing"
-        msg = f"{path}: an input must be a file or a folder, found {state}"
+        msg = f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}"
         raise ArgumentError(msg)
     if is_own_file(path):
         msg = f"{path}: an input must hold texts, found a file of a tokenised pair"

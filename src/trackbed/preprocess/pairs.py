@@ -10,7 +10,7 @@ from trackbed.tokens import get_idx_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_all_shards
 from trackbed.tokens.stored.find import find_stored_pairs, object_exists
 
-__all__ = ["find_pairs"]
+__all__ = ["find_pairs", "is_list_name"]
 
 _SUFFIXES: Final = (".bin", ".idx")
 
@@ -35,7 +35,7 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
         path = Path(name)
         if path.suffix in _SUFFIXES:
             prefixes.append(str(path.with_suffix("")))
-        elif path.suffix == SHARD_LIST_SUFFIX and not Path(get_idx_path(name)).exists():
+        elif is_list_name(name):
             prefixes += read_all_shards(path)
         elif path.is_dir() and not Path(get_idx_path(name)).exists():
             prefixes += _pairs_in(path, exclude)
@@ -44,8 +44,13 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
     return prefixes
 
 
+def is_list_name(name: str) -> bool:
+    """True if a name is that of a list of shards, and not of a pair."""
+    return name.endswith(SHARD_LIST_SUFFIX) and (is_address(name) or not Path(get_idx_path(name)).exists())
+
+
 def _stored_pairs(name: str) -> list[str]:
-    if name.endswith(SHARD_LIST_SUFFIX):
+    if is_list_name(name):
         return read_all_shards(name)
     prefix = name.removesuffix(".bin").removesuffix(".idx")
     is_folder = prefix == name and (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import ArgumentError
-from trackbed.preprocess.checks import check_inputs, check_outputs
+from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_modes
@@ -38,6 +38,7 @@ def preprocess(
     progress: InputProgress | None = None,
     executor: Executor | Callable[[], Executor] | None = None,
     on_failure: Callable[[FailedAttempt], None] | None = None,
+    on_save: InputProgress | None = None,
 ) -> Report:
     """Writes one pair for each key of `config`, with all texts of that key in the order of the input.
 
@@ -61,6 +62,8 @@ def preprocess(
         executor: makes the shards, `config.workers` at once, in the place of an engine; or a function that creates an
             executor, which replaces one that a dead worker has broken.
         on_failure: called for each attempt at a shard whose worker died and that is tried again; None to log it.
+        on_save: called at the start, after each save, and after each shard, with the bytes of input whose work a
+            resumed run keeps, and the bytes of all input.
 
     Returns:
         Counts of everything read and written; a resumed run includes those of the run before.
@@ -68,10 +71,10 @@ def preprocess(
     Raises:
         FormatError: a record is bad and `config.skip_bad` is False, or a file is damaged or changes during the run.
         PlanError: a pair would have no document, and `config.allow_empty` is False.
-        ArgumentError: an input, the output's folder or that of the images is missing, plain texts are combined with
-            several keys, images with a splitter or with inputs that are no JSON lines, or a library that reads an
-            input is not installed; shards need a fingerprint that tokenizer or splitter do not have; or a shard
-            exists that was made in another way, and `config.overwrite` is False.
+        ArgumentError: an input or the folder of the images is missing, that of the output cannot be made, plain texts
+            are combined with several keys, images with a splitter or with inputs that are no JSON lines, or a library
+            that reads an input is not installed; shards need a fingerprint that tokenizer or splitter do not have; or a
+            shard exists that was made in another way, and `config.overwrite` is False.
         TrackbedError: a worker died, at each of four attempts if it was making a shard; or a host has another version
             of Trackbed, another tokenizer, or no view of the output's folder.
         OSError: a file cannot be read or written.
@@ -84,6 +87,7 @@ def preprocess(
             progress=progress or _ignore_progress,
             executor=executor,
             on_failure=on_failure or _log_failure,
+            on_save=on_save or _ignore_progress,
         )
     if executor is not None:
         msg = "an executor must be combined with shard_bytes, found none"
@@ -97,20 +101,23 @@ def preprocess(
         keys=config.json_keys,
         dtype=dtype,
         eod=tokenizer.eod if config.append_eod else None,
+        unknown_id=None if config.images is not None else getattr(tokenizer, "unknown_id", None),
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         splitter=splitter,
         images=None if config.images is None else ImageFolder.open(config.images, max_bytes=config.max_record_bytes),
     )
+    make_output_folder(config.output)
     prefixes = _prefixes(config, splitter)
     tally = Tally(config, inputs, prefixes)
-    report_progress = progress or _ignore_progress
+    report_progress, report_save = progress or _ignore_progress, on_save or _ignore_progress
     folder = UnfinishedFolder(config, decisions(config, files, work), array_names=_array_names(config, splitter))
     with contextlib.closing(folder) as unfinished:
         with _builders(config, prefixes, dtype, unfinished) as builders:
             saved = unfinished.saved
             if saved is not None:
                 tally.restore(saved.counts)
+            report_save(unfinished.kept_bytes, tally.input_bytes)
             report_progress(tally.done_bytes, tally.input_bytes)
             plan = plan_chunks(files, chunk_bytes=_chunk_bytes(config, files), max_record_bytes=config.max_record_bytes)
             jobs, chunks = tee(islice(plan, 0 if saved is None else saved.chunks, None))
@@ -120,7 +127,8 @@ def preprocess(
                     for builder, found in zip(builders, result.keys, strict=True):
                         modes = None if config.images is None else image_modes(len(found.counts))
                         builder.add_documents(found.tokens, found.lengths, counts=found.counts, modes=modes)
-                    unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally)
+                    if unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally):
+                        report_save(unfinished.kept_bytes, tally.input_bytes)
                     report_progress(tally.done_bytes, tally.input_bytes)
             unfinished.after_last_chunk(builders, tally)
             check_outputs(config, tally.report())

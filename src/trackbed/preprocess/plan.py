@@ -26,6 +26,11 @@ class InputChunk:
         """Bytes of input that the chunk covers."""
         return sum(segment.stop - segment.start for segment in self.segments)
 
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of its text, unpacked; see `InputSegment`."""
+        return sum(segment.text_bytes for segment in self.segments)
+
     def __str__(self) -> str:
         first, last = self.segments[0], self.segments[-1]
         if len(self.segments) == 1:

@@ -3,6 +3,7 @@
 Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
@@ -11,7 +12,7 @@ import orjson
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup
-from trackbed.preprocess.inputs import InputFormat
+from trackbed.preprocess.inputs import Compression, InputFormat
 from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.row_groups import LongCell, read_columns
 
@@ -66,8 +67,10 @@ def read_segment(
         for number, values in enumerate(read_columns(segment, keys, max_cell_bytes=max_record_bytes)):
             yield _as_record(number, keys, values)
         return
+    may_be_array = segment.start == 0
     for number, line in enumerate(read_lines(segment, max_bytes=max_record_bytes)):
         if line is None:
+            may_be_array = False
             yield BadRecord(number, f"a line must have at most {max_record_bytes:,} bytes, found more")
             continue
         if line.isspace():
@@ -78,7 +81,9 @@ def read_segment(
                 _check_beginning(line)
             record: Record | BadRecord = Record(number, parse_record(line, keys))
         except RecordError as error:
-            record = BadRecord(number, str(error))
+            is_array = may_be_array and line.lstrip().startswith(b"[")
+            record = BadRecord(number, _why_no_array(segment) if is_array else str(error))
+        may_be_array = False
         yield record
 
 
@@ -207,6 +212,13 @@ def _check_beginning(line: bytes) -> None:
     if line.startswith(_BYTE_ORDER_MARK):
         msg = "JSON lines must not begin with a byte order mark, found one (the bytes EF BB BF): remove it"
         raise RecordError(msg)
+
+
+def _why_no_array(segment: InputSegment) -> str:
+    file = segment.file
+    is_plain = file.address is None and file.compression is Compression.NONE
+    command = f"jq -c '.[]'{f' {shlex.quote(file.name)}' if is_plain else ''}"
+    return f"a file of JSON lines must hold one JSON record per line, found an array; `{command}` converts it"
 
 
 def _why_no_json(line: bytes, error: orjson.JSONDecodeError) -> str:

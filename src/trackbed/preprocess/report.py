@@ -31,6 +31,9 @@ class Output:
     """Tokens, and the numbers of images."""
     dropped: int
     """Texts without tokens, which become no document."""
+    unknown: int | None = None
+    """Unknown tokens, for text that the vocabulary does not cover; None if the tokenizer has none, records have images,
+    or a shard of an earlier version does not tell."""
 
     def with_more(self, found: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
@@ -40,6 +43,7 @@ class Output:
             sequences=self.sequences + len(found.lengths),
             tokens=self.tokens + len(found.tokens),
             dropped=self.dropped + found.dropped,
+            unknown=None if found.unknown is None else (self.unknown or 0) + found.unknown,
         )
 
 
@@ -50,6 +54,7 @@ class Report:
     outputs: tuple[Output, ...]
     files: int
     input_bytes: int
+    """Stored bytes of all input."""
     records: int
     """JSON records and plain texts, usable or not."""
     blank: int
@@ -60,6 +65,11 @@ class Report:
     """Locations and faults of the first bad records, at most 20."""
     left_out_files: int
     """Files in folders that were skipped, as their suffix is unknown."""
+    kept_bytes: int = 0
+    """Stored bytes of input whose work was kept from an earlier run."""
+    text_bytes: int | None = None
+    """Unpacked bytes of all input, of Parquet those of all columns; None if no input is packed, or if a shard of an
+    earlier version does not tell."""
     shard_list: str | None = None
     """Path of the list of shards; None if one pair was written for each key."""
     shards: int = 0
@@ -82,6 +92,7 @@ class Tally:
     def __init__(self, config: PreprocessConfig, inputs: Inputs, prefixes: Sequence[str]) -> None:
         self.input_bytes = sum(file.size_bytes for file in inputs.files)
         self.done_bytes = 0
+        self._kept_bytes = self._text_bytes = 0
         self.outputs = [Output(key, prefix, 0, 0, 0, 0) for key, prefix in zip(config.json_keys, prefixes, strict=True)]
         self._skip_bad = config.skip_bad
         self._inputs = inputs
@@ -103,12 +114,14 @@ class Tally:
             self._blank += found.blank
         self.outputs = [output.with_more(texts) for output, texts in zip(self.outputs, result.keys, strict=True)]
         self.done_bytes += chunk.size_bytes
+        self._text_bytes += chunk.text_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Returns all counts as JSON values, for `restore`."""
         return {
             "done_bytes": self.done_bytes,
-            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped] for one in self.outputs],
+            "text_bytes": self._text_bytes,
+            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped, one.unknown] for one in self.outputs],
             "records": self._records,
             "blank": self._blank,
             "bad": self._bad,
@@ -118,10 +131,11 @@ class Tally:
 
     def restore(self, counts: dict[str, Any]) -> None:
         """Sets the counts to those that `to_json` returned for the same input."""
-        self.done_bytes = counts["done_bytes"]
+        self.done_bytes = self._kept_bytes = counts["done_bytes"]
+        self._text_bytes = counts["text_bytes"]
         self.outputs = [
-            replace(output, documents=documents, sequences=sequences, tokens=tokens, dropped=dropped)
-            for output, (documents, sequences, tokens, dropped) in zip(self.outputs, counts["outputs"], strict=True)
+            Output(output.key, output.prefix, *numbers)
+            for output, numbers in zip(self.outputs, counts["outputs"], strict=True)
         ]
         self._records, self._blank, self._bad = counts["records"], counts["blank"], counts["bad"]
         self._first_bad = list(counts["first_bad"])
@@ -145,4 +159,6 @@ class Tally:
             bad=self._bad,
             first_bad=tuple(self._first_bad),
             left_out_files=self._inputs.left_out,
+            kept_bytes=self._kept_bytes,
+            text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )

@@ -35,7 +35,7 @@ from trackbed.version import __version__
 __all__ = ["SavedState", "UnfinishedFolder", "decisions"]
 
 FORMAT: Final = "trackbed-unfinished"
-VERSION: Final = 2
+VERSION: Final = 3
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "lengths": np.dtype("<i4"),
     "counts": np.dtype("<i4"),
@@ -114,6 +114,8 @@ class UnfinishedFolder:
         """State of the earlier run, if `reopen_builders` found one; else None."""
         self.has_saved = False
         """True if the folder holds work to resume from."""
+        self.kept_bytes = 0
+        """Bytes of input whose work the folder holds."""
         self._config = config
         self._folder = Path(f"{config.output}{UNFINISHED_SUFFIX}")
         self._record = self._folder / RECORD_NAME
@@ -140,14 +142,21 @@ class UnfinishedFolder:
             self._delete_saved()
             return []
         self.saved, self.has_saved, self._chunks = saved, True, saved.chunks
+        self.kept_bytes = saved.counts["done_bytes"]
         return builders
 
-    def after_chunk(self, read_bytes: int, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
-        """Counts a chunk that builders and tally have processed, and saves once per save interval of bytes read."""
+    def after_chunk(self, read_bytes: int, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> bool:
+        """Counts a chunk that builders and tally have processed, and saves once per save interval of bytes read.
+
+        Returns:
+            True if it has saved.
+        """
         self._chunks += 1
         self._unsaved_bytes += read_bytes
-        if self._unsaved_bytes >= self._config.save_interval_bytes:
-            self._save(builders, tally, ended=False)
+        if self._unsaved_bytes < self._config.save_interval_bytes:
+            return False
+        self._save(builders, tally, ended=False)
+        return not self._unsaved_bytes
 
     def after_last_chunk(self, builders: Sequence[IndexedDatasetBuilder], tally: Tally) -> None:
         """Saves the state after the last chunk, if anything was saved before."""
@@ -183,7 +192,7 @@ class UnfinishedFolder:
         partial = new_partial(self._record)
         write_new(partial, json.dumps(record).encode())
         publish(partial, self._record)
-        self.has_saved, self._unsaved_bytes = True, 0
+        self.has_saved, self._unsaved_bytes, self.kept_bytes = True, 0, tally.done_bytes
 
     def _append_arrays(self, number: int, builder: IndexedDatasetBuilder) -> dict[str, FileSum]:
         """Appends the numbers of the documents added since the last save."""

@@ -66,6 +66,8 @@ class KeyTokens:
     """`[D]` sequences in each document, at least 1."""
     dropped: int
     """Number of texts without tokens."""
+    unknown: int | None = None
+    """Number of unknown tokens; None if the tokenizer has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class ChunkTokenizer:
     """Dtype of the tokens in the files."""
     eod: int | None
     """Token appended to each document; None for none."""
+    unknown_id: int | None = None
+    """Id of unknown tokens, which are counted; None to count none."""
     skip_bad: bool
     """True to continue after a bad record."""
     max_record_bytes: int
@@ -111,7 +115,7 @@ class ChunkTokenizer:
 
     def __call__(self, chunk: InputChunk) -> TokenisedChunk:
         """Tokenises a chunk on one core."""
-        columns = [_Column(self.dtype) for _ in self.keys]
+        columns = [_Column(self.dtype, self.unknown_id) for _ in self.keys]
         keys = self.keys if self.images is None else (*self.keys, self.images.config.key)
         segments = []
         with one_core():
@@ -270,13 +274,17 @@ class _Column:
     """Accumulator for the documents of one key."""
 
     dtype: np.dtype[Any]
+    unknown_id: int | None
     parts: list[Ids] = field(default_factory=list)
     lengths: list[Counts] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
     dropped: int = 0
+    unknown: int = 0
 
     def add(self, tokens: Ids, lengths: Counts, counts: Counts, eod: int | None) -> None:
         """Appends documents, each followed by `eod`; drops sequences without tokens, and documents without any."""
+        if self.unknown_id is not None:
+            self.unknown += int(np.count_nonzero(tokens == self.unknown_id))
         is_kept = lengths > 0
         if not is_kept.all() or not counts.all():
             kept_before = np.concatenate([[0], np.cumsum(is_kept, dtype=np.int64)])
@@ -302,7 +310,7 @@ class _Column:
         tokens = np.concatenate([np.empty(0, dtype=self.dtype), *self.parts])
         nothing = np.empty(0, dtype=np.int64)
         lengths, counts = (np.concatenate([nothing, *numbers]) for numbers in (self.lengths, self.counts))
-        return KeyTokens(tokens, lengths, counts, self.dropped)
+        return KeyTokens(tokens, lengths, counts, self.dropped, None if self.unknown_id is None else self.unknown)
 
 
 def _with_ends(tokens: Ids, ends: Counts, eod: int) -> Ids:

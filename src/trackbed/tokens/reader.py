@@ -15,9 +15,9 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
-from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, open_index
 from trackbed.tokens.identity import identity_of
+from trackbed.tokens.missing_pair import hint_for_missing_pair
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
 from trackbed.tokens.stored.budget import BUDGET
@@ -147,7 +147,7 @@ class IndexedDataset:
             if index_stamp is None or bin_stamp is None:
                 missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
                 msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"
-                msg += interruption(self.path_prefix)
+                msg += hint_for_missing_pair(str(self.path_prefix))
                 raise ArgumentError(msg)
             return PairHeader(open_index(idx_path, multimodal=self.multimodal).ends, bin_stamp)
 

@@ -16,6 +16,7 @@ __all__ = [
     "is_shard_list",
     "parse_shard_list",
     "read_all_shards",
+    "read_shard_groups",
     "read_shard_list",
     "shard_list_text",
 ]
@@ -70,7 +71,18 @@ def read_shard_list(path: str | Path, *, key: str | None = None) -> list[str]:
 
 def read_all_shards(path: str | Path) -> list[str]:
     """Returns the prefixes of all keys of a list, below its folder; see `read_shard_list`."""
-    return [_below(path, name) for group in _read(path).values() for name in group]
+    return [prefix for group in read_shard_groups(path).values() for prefix in group]
+
+
+def read_shard_groups(path: str | Path) -> dict[str, list[str]]:
+    """Returns the prefixes of each key of a list, below its folder; the key is empty if the list does not name it.
+
+    Raises:
+        FormatError: the file is no list of shards.
+        OSError: it cannot be read.
+        StoreError: an object store refuses, or does not answer in time.
+    """
+    return {key: [_below(path, name) for name in group] for key, group in _read(path).items()}
 
 
 def _read(path: str | Path) -> ShardList:

@@ -8,6 +8,7 @@ import numpy as np
 
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, drop_pages
+from trackbed.plural import number_of
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import get_idx_path, get_seal_path
@@ -54,8 +55,8 @@ def verify_opened(content: PairContent) -> Verified:
     _check_borders(index, idx_path)
     if tokens * index.dtype_size != bin_bytes:
         msg = (
-            f"{bin_path}: the {tokens} tokens of {Path(idx_path).name} have {tokens * index.dtype_size} bytes, "
-            f"this file has {bin_bytes}"
+            f"{bin_path}: the {number_of(tokens, 'token')} of {Path(idx_path).name} must have "
+            f"{tokens * index.dtype_size:,} bytes, found {bin_bytes:,}"
         )
         raise FormatError(msg)
     return Verified(

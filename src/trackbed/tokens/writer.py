@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 from trackbed.files import FileSum, clear_dead_partials, drop_pages, flush_to_disk, new_partial
+from trackbed.plural import number_of
 from trackbed.tokens.append_file import AppendFile
 from trackbed.tokens.commit import PairFiles, commit_pair
 from trackbed.tokens.content import PairContent
@@ -134,7 +135,7 @@ class IndexedDatasetBuilder:
         tokens = as_numbers(tensor, self.dtype, where=self._where)
         counts = _as_counts(lengths, where=self._where)
         if sum(counts) != len(tokens) or (len(counts) > 1 and min(counts) < 0):
-            msg = f"{self._bin_path}: lengths must add up to the {len(tokens)} tokens, found {counts}"
+            msg = f"{self._bin_path}: lengths must add up to the {number_of(len(tokens), 'token')}, found {counts}"
             raise ArgumentError(msg)
         if len(tokens) > _MOST_TOKENS:  # else no sequence can be too long
             self._check_lengths(counts)

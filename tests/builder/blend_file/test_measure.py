@@ -7,6 +7,7 @@ import pytest
 
 from blends import VOCAB, gpt_config, write_pair, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+from trackbed.builder.blend_file import datasets, members
 from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError
@@ -168,14 +169,18 @@ def test_of_many_problems_twenty_are_shown_and_all_are_kept(data):
     ("change", "expected"),
     [
         ({"first": "epochs = 1e308"}, "datasets must give fewer than 2**62 samples by their epochs, found inf"),
+        ({"first": "epochs = 2e17"}, "samples by their epochs, found 7,487,500,000,000,000,000"),
         ({"first": "epochs = 1" + "0" * 300}, "datasets must give fewer than 2**62 samples by their epochs, found "),
         ({"first": "weight = 1e308", "second": "weight = 1e308"}, "weights must have a finite sum, found that 2 of up"),
         (
             {"first": "ratio = 1e308", "second": "ratio = 1"},
             "weights must have a finite sum, found that 2 of up to inf",
         ),
-        ({"size": str(2**63 - 1)}, "the size of split train must be below 2**62 samples, found 9223372036854775807"),
-        ({"size": str(2**62)}, "the size of split train must be below 2**62 samples, found 4611686018427387904"),
+        (
+            {"size": str(2**63 - 1)},
+            "the size of split train must be below 2**62 samples, found 9,223,372,036,854,775,807",
+        ),
+        ({"size": str(2**62)}, "the size of split train must be below 2**62 samples, found 4,611,686,018,427,387,904"),
         ({"options": "mid_level_dataset_surplus = 1e308"}, "mid_level_dataset_surplus must leave fewer than 2**62 sam"),
     ],
 )
@@ -234,3 +239,39 @@ def test_epochs_that_leave_nothing_to_the_others_are_refused_with_what_is_short(
         plan_weights(datasets, size=15, sequence_length=10)
     with pytest.raises(PlanError, match="must have tokens or weights to draw by, found 2 with neither"):
         plan_weights([wanted("ratio", 1, 0), wanted("ratio", 1, 0)], size=15, sequence_length=10)
+
+
+def test_a_path_that_must_not_be_read_is_named(data, monkeypatch):
+    def denied(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied", f"{path}.idx")
+
+    (data / "web").mkdir()
+    monkeypatch.setattr(members, "IndexedDataset", denied)
+    monkeypatch.setattr(members.os, "listdir", denied)
+    monkeypatch.setattr(datasets, "read_shard_list", denied)
+    entries = "".join(
+        f"[[dataset]]\n{entry}\n" for entry in ("path = 'pair0'", "glob = 'web/x*'", "name = 'g'\ngroup = 'c.toml'")
+    )
+    with pytest.raises(BlendFileError) as caught:
+        measured(f"split = '1'\n{entries}".replace("[[dataset]]\nname = 'g'\ngroup = 'c.toml'\n", ""))
+    assert caught.value.problems == (
+        "blend.toml:6: dataset.path names pair0.idx: the path must be readable, found: Permission denied",
+        "blend.toml:8: dataset.glob names web.idx: the path must be readable, found: Permission denied",
+    )
+    with pytest.raises(BlendFileError, match=r"a list of shards, found c.toml.idx: the path must be readable, found: "):
+        measured(f"split = '1'\n{entries}")
+
+
+def test_a_list_of_shards_in_the_place_of_a_pair_gets_a_hint(data):
+    (data / "c.toml").write_text(shard_list_text({"text": ["pair0"]}))
+    text = 'must name a pair, found a list of shards; use group = "c.toml" instead'
+    with pytest.raises(BlendFileError, match=rf"blend\.toml:6: dataset\.path {re.escape(text)}"):
+        measured("split = '1'\n[[dataset]]\npath = 'c.toml'")
+
+
+def test_a_missing_pair_gets_a_hint(data):
+    with pytest.raises(BlendFileError) as caught:
+        measured("split = '1'\n[[dataset]]\npath = 'pair'\n[[dataset]]\npath = 's3:/bucket/key'")
+    first, second = caught.value.problems
+    assert first.endswith("missing pair.idx and pair.bin; did you mean pair2, pair1 or pair0?")
+    assert second.endswith("; pass an address as a string: Path turns s3:// into s3:/")

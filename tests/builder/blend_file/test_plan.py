@@ -1,5 +1,7 @@
 """The dry run compared with the datasets that the builder makes of the same file."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -195,6 +197,14 @@ def test_a_dataset_that_falls_short_is_named_with_what_it_lacks(data, order, lim
     if order == "instant":
         with pytest.raises(PlanError, match="runs out"):
             build(blend)
+
+
+def test_large_numbers_are_written_out(data):
+    blend = measured(data, f"split = '1'\nsize.train = 3_000_000_000\n{CAPPED.format(0.5)}")
+    with pytest.raises(BlendFileError) as caught:
+        plan_blend(blend).problems.stop()
+    (problem,) = caught.value.problems
+    assert re.search(r"must be at least [\d,]{9,} to give 1,000,000,000 samples, found 0\.5, ", problem)
 
 
 def test_a_limit_is_kept_to_the_sample(data):

@@ -1,16 +1,17 @@
 """Reader of `[[dataset]]`: a pair, many pairs, or a group of pairs, and the amount to draw."""
 
+import json
 from collections import Counter
 from glob import escape, has_magic
 from pathlib import Path
 from typing import Any, Final
 
 from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of
+from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
-from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_shard_list
+from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, is_shard_list, read_shard_list
 
 __all__ = ["read_datasets"]
 
@@ -56,6 +57,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
         found = " and ".join(kinds) or "none"
         table.refuse(kinds[-1] if kinds else "path", f"must be the only one of path, glob and group, found {found}")
     kind = kinds[0] if kinds else "path"
+    _check_no_list(table, folder, values["path"])
     value = values[kind] or "unnamed"
     is_list = kind == "group" and isinstance(value, str)
     key = _read_key(table, is_list=is_list)
@@ -84,6 +86,12 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     )
 
 
+def _check_no_list(table: TableReader, folder: Path, path: str | None) -> None:
+    """Refuses a list of shards in the place of a pair."""
+    if path is not None and not is_address(path) and is_shard_list(folder / path):
+        table.refuse("path", f"must name a pair, found a list of shards; use group = {json.dumps(path)} instead")
+
+
 def _read_key(table: TableReader, *, is_list: bool) -> str | None:
     if table.given("key") and not is_list:
         table.refuse("key", "must be combined with a list of shards as the group, found none")
@@ -97,7 +105,7 @@ def _listed_shards(table: TableReader, folder: Path, path: str, key: str | None)
     try:
         found = read_shard_list(path if is_address(path) else folder / path, key=key)
     except (ArgumentError, FormatError, StoreError, OSError) as error:
-        table.refuse("group", f"must name a list of shards, found {error}")
+        table.refuse("group", f"must name a list of shards, found {reason_of(error)}")
         return (path,)
     if is_address(path):
         return tuple(map(escape, found))

@@ -15,6 +15,7 @@ from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch
+from trackbed.plural import number_of
 
 __all__ = ["DrawCounter", "Shortfall", "SplitDraws", "StageDraws"]
 
@@ -178,7 +179,7 @@ class DrawCounter:
             needed = max(built or 0, wanted)
             return Shortfall(
                 "",
-                f"must have tokens for {needed:,} samples of {length:,}, found {self.tokens[number]:,}: "
+                f"must have tokens for {number_of(needed, 'sample')} of {length:,}, found {self.tokens[number]:,}: "
                 "change `split`, add it to a group, or exclude it from this split with `splits`",
             )
         is_exact = self._config.order != "megatron"  # "megatron": exact to within one
@@ -191,16 +192,16 @@ class DrawCounter:
 
     def _undersized(self, wanted: int, available: int) -> str:
         return (
-            f"must be built for the {wanted:,} samples that are drawn from it, found {available:,}: short by "
-            f"{wanted - available:,}; raise options.mid_level_dataset_surplus, now "
+            f"must be built for the {number_of(wanted, 'sample')} that are drawn from it, found {available:,}: "
+            f"short by {wanted - available:,}; raise options.mid_level_dataset_surplus, now "
             f"{self._config.mid_level_dataset_surplus}"
         )
 
     def _over_limit(self, number: int, wanted: int, limit: float, short: int) -> str:
         return (
-            f"must be at least {_rounded_up(self.epochs(number, wanted)):g} to give {wanted:,} samples, "
-            f"found {limit:g}, which gives {wanted - short:,}: "
-            f"short by {short:,} samples, {short * self.sequence_length:,} tokens"
+            f"must be at least {_rounded_up(self.epochs(number, wanted)):,.10g} to give {number_of(wanted, 'sample')}, "
+            f"found {limit:,.10g}, which gives {wanted - short:,}: "
+            f"short by {number_of(short, 'sample')}, {number_of(short * self.sequence_length, 'token')}"
         )
 
     def _max_samples(self, number: int, limit: float) -> int:

@@ -3,14 +3,16 @@
 Reads only the headers and single entries of the `.idx` files.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.tables import Problems
+from trackbed.builder.blend_file.tables import Problems, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Bounds, Split, split_range
@@ -82,7 +84,7 @@ def find_members(
         measured = list(pool.map(lambda dataset: _try_measure(opener, *dataset, bounds=bounds), found))
     for (entry, _, _), one in zip(found, measured, strict=True):
         if isinstance(one, Exception):
-            problems.add((*entry.where, entry.kind), f"names {one}")
+            problems.add((*entry.where, entry.kind), f"names {reason_of(one)}")
     return _with_parts([one for one in measured if isinstance(one, Member)])
 
 
@@ -99,7 +101,7 @@ def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[
         for half in halves if entry.incomplete == "error" else []:
             problems.add(key, _why_incomplete(half))
         if not found and (not halves or entry.incomplete == "skip"):
-            problems.add(key, f"must match at least one .idx file, found none for {pattern}")
+            problems.add(key, _why_no_match(pattern))
         pairs += found
     if entry.kind == "group":
         return [(_name_of_group(entry), tuple(pairs))]
@@ -122,6 +124,19 @@ def _why_incomplete(half: str) -> str:
     other = ".bin" if half.endswith(".idx") else ".idx"
     hint = ("" if is_address(half) else interruption(half[: -len(other)])) or '; incomplete = "skip" ignores such files'
     return f"must match complete pairs, found {half} without its {other}{hint}"
+
+
+def _why_no_match(pattern: str) -> str:
+    """Says why a pattern matches nothing: a folder that cannot be read has no matches either."""
+    folder = Path(pattern).parent
+    if not is_address(pattern) and not has_magic(str(folder)):
+        try:
+            os.listdir(folder)  # noqa: PTH208  the error is all that is wanted
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            return f"names {reason_of(error)}"
+    return f"must match at least one .idx file, found none for {pattern}"
 
 
 def _name_of_group(entry: DatasetEntry) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "Rule",
     "TableReader",
     "one_of",
+    "reason_of",
 ]
 
 
@@ -90,6 +91,17 @@ def one_of(choices: Sequence[str | int]) -> Rule:
     return Rule(f"one of {', '.join(map(repr, choices))}", lambda value: _is_plain(value) and value in choices)
 
 
+def reason_of(error: Exception) -> str:
+    """Returns the text of an error; of the system's, which path must be readable.
+
+    >>> reason_of(PermissionError(13, "Permission denied", "data/web.idx"))
+    'data/web.idx: the path must be readable, found: Permission denied'
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: the path must be readable, found: {error.strerror}"
+    return str(error)
+
+
 def _is_plain(value: object) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
@@ -109,13 +121,17 @@ class Problems:
 
     def add(self, where: KeyPath, text: str) -> None:
         """Adds a problem with a key, or with the table that should contain it."""
+        name = _name_of(where)
+        self.add_sentence(where, f"{name}{' ' if name else ''}{text}")
+
+    def add_sentence(self, where: KeyPath, text: str) -> None:
+        """Adds a problem whose text names the key itself, at the line of the key or of its table."""
         at = where
         while at and at not in self._lines:
             at = at[:-1]
         line = self._lines.get(at, 1)
-        name = ".".join(key for key in where if isinstance(key, str) and key)
         place = f"{self._path}:{line}" if self._lines else f"{self._path}"
-        problem = f"{place}: {name}{' ' if name else ''}{text}"
+        problem = f"{place}: {text}"
         self._found.append((line, _shortened(" ".join(problem.splitlines()))))
 
     def stop(self) -> None:
@@ -186,9 +202,20 @@ class TableReader:
         """Refuses keys that were never read, and suggests similar ones."""
         for key in self._table:
             if key not in self._known:
+                where = (*self.where, key)
                 near = get_close_matches(key, self._known, n=1, cutoff=0.5)
-                names = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(self._known))}"
-                self.refuse(key, f"is an unknown key; {names}")
+                likely = repr(_name_of((*self.where, *near)))
+                names = f"did you mean {likely}?" if near else f"known keys: {', '.join(sorted(self._known))}"
+                self._problems.add_sentence(where, f"unknown key {_name_of(where)!r}; {names}")
+
+
+def _name_of(where: KeyPath) -> str:
+    """Returns the dotted name of a key, without the numbers of tables in lists.
+
+    >>> _name_of(("dataset", 2, "weight"))
+    'dataset.weight'
+    """
+    return ".".join(key for key in where if isinstance(key, str) and key)
 
 
 def _shortened(text: str) -> str:

@@ -6,13 +6,15 @@ Shapes: K datasets.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from trackbed.builder.blend_file.sizes import samples_for
 from trackbed.builder.plan_split import MOST_SAMPLES
 from trackbed.errors import PlanError
 
 __all__ = ["DatasetRequest", "plan_weights"]
+
+_MOST_WRITTEN_OUT: Final = 1e24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ def plan_weights(
         return _checked([_plain_weight(one) for one in requests]), size
     samples = [one.amount * one.split_tokens / sequence_length if one.measure == "epochs" else 0.0 for one in requests]
     if not sum(samples) < MOST_SAMPLES:
-        msg = f"datasets must give fewer than 2**62 samples by their epochs, found {sum(samples):g}"
+        msg = f"datasets must give fewer than 2**62 samples by their epochs, found {_whole(sum(samples))}"
         raise PlanError(msg)
     if measures == {"epochs"}:
         return _checked(samples), int(sum(samples)) if size is None else size
@@ -87,6 +89,15 @@ def _plain_weight(one: DatasetRequest) -> float:
     if one.measure == "ratio":
         return one.amount * one.tokens
     return one.amount if one.part == 1.0 else one.amount * one.part
+
+
+def _whole(number: float) -> str:
+    """Formats a number of samples in whole, unless it has hundreds of digits.
+
+    >>> _whole(5e18), _whole(1e300), _whole(math.inf)
+    ('5,000,000,000,000,000,000', '1e+300', 'inf')
+    """
+    return f"{number:,.0f}" if number < _MOST_WRITTEN_OUT else f"{number:g}"
 
 
 def _checked(weights: list[float]) -> list[float]:

@@ -28,6 +28,7 @@ from trackbed.checkpoint.megatron.strategy_base import (
 from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.plural import number_of
 
 __all__ = [
     "FullyParallelLoadStrategyWrapper",
@@ -393,5 +394,6 @@ def _require(wanted: Mapping[ShardId, Any], found: Mapping[ShardId, Any]) -> Non
     """
     missing = [name for name in wanted if name not in found]
     if missing:
-        msg = f"{missing[0][0]}: must have been loaded by a rank, but was not, like {len(missing) - 1} others"
+        more = number_of(len(missing) - 1, "other")
+        msg = f"{missing[0][0]}: must have been loaded by a rank, but was not, like {more}"
         raise CheckpointError(msg)

@@ -72,6 +72,11 @@ class Adapter(MegatronTokenizer):
         return dict(sorted((index, token) for token, index in self.vocab.items()))
 
     @property
+    def unknown_id(self) -> int | None:
+        """Id of text that the vocabulary does not cover; None if there is none."""
+        return None
+
+    @property
     def bos(self) -> int:
         """Id that begins a text."""
         return self._id_of("bos")

@@ -1,6 +1,7 @@
 """Tokenizers that the library `tokenizers` of Hugging Face runs, and the one from its files."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,6 +125,16 @@ class LibraryTokenizer(Adapter):
     def vocab_size(self) -> int:
         """Exclusive upper bound of the ids."""
         return max(self.vocab.values()) + 1
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """Id of text that the vocabulary does not cover; None if there is none."""
+        model = self._tokenizer.model
+        if isinstance(model, tokenizers.models.Unigram):  # which tells it in its file only
+            found: int | None = json.loads(self._tokenizer.to_str())["model"].get("unk_id")
+            return found
+        token = getattr(model, "unk_token", None)
+        return None if token is None else self._tokenizer.token_to_id(token)
 
     @property
     def eod(self) -> int:

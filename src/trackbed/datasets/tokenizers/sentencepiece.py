@@ -114,6 +114,11 @@ class SentencePieceTokenizer(Adapter):
         return int(self._model.get_piece_size())
 
     @property
+    def unknown_id(self) -> int:
+        """Id of text that the vocabulary does not cover."""
+        return int(self._model.unk_id())
+
+    @property
     def eod(self) -> int:
         """Id that ends a document."""
         if self._eod is None:

@@ -93,6 +93,12 @@ class TransformersTokenizer(Adapter):
         return max(self.vocab.values()) + 1
 
     @property
+    def unknown_id(self) -> int | None:
+        """Id of text that the vocabulary does not cover; None if there is none."""
+        found: int | None = self._tokenizer.unk_token_id
+        return found
+
+    @property
     def eod(self) -> int:
         """Id that ends a document."""
         if self._eod is None:

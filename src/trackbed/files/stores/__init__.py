@@ -7,7 +7,7 @@ for asyncio. Callers write `stores.fetch(...)` after `from trackbed.files import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trackbed.files.stores.address import Address, is_address, parse_address
+from trackbed.files.stores.address import Address, is_address, lost_address_hint, parse_address
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "fetch_to_file",
     "is_address",
     "list_objects",
+    "lost_address_hint",
     "parse_address",
     "put_bytes",
     "put_file",

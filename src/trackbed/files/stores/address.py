@@ -6,11 +6,14 @@ from urllib.parse import urlsplit
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
+__all__ = ["SCHEMES", "Address", "is_address", "lost_address_hint", "parse_address"]
 
 SCHEMES: Final = ("s3", "gs", "az", "http", "https", "file", "msc")
 """Schemes of addresses."""
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+_LOST: Final = re.compile(rf"(?:^|/)({'|'.join(SCHEMES)}):/(?!/)")
+"""Matches an address that lost a slash, also below a folder that it was taken to be relative to."""
 
 
 class Address(NamedTuple):
@@ -38,6 +41,18 @@ def is_address(name: object) -> bool:
     [True, False, False]
     """
     return _SCHEME.match(str(name)) is not None
+
+
+def lost_address_hint(path: object) -> str:
+    """Returns the end of an error message about a missing path: a hint if it was an address before `Path` changed it.
+
+    >>> lost_address_hint("s3:/bucket/key")
+    '; pass an address as a string: Path turns s3:// into s3:/'
+    >>> lost_address_hint("data/s3/key")
+    ''
+    """
+    found = _LOST.search(str(path))
+    return f"; pass an address as a string: Path turns {found[1]}:// into {found[1]}:/" if found else ""
 
 
 def parse_address(text: str) -> Address:

@@ -36,22 +36,27 @@ class ShardCounts:
         segments: parts of the input that the shard consists of.
         num_keys: number of keys.
         skip_bad: False if a bad record is an error.
+        has_unknown: True if the tokenizer has an unknown token.
     """
 
     segments: Sequence[InputSegment]
     num_keys: int
     skip_bad: bool
+    has_unknown: bool
+    text_bytes: int = 0
     records: int = 0
     blank: int = 0
     bad: int = 0
     first_bad: list[BadLine] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    unknown: list[int | None] = field(default_factory=list)
     _counter: LineCounter = field(default_factory=LineCounter)
     _is_inside: bool = False
     """True while the segments are of a file that the shard begins inside of."""
 
     def __post_init__(self) -> None:
         self.dropped = [0] * self.num_keys
+        self.unknown = [0 if self.has_unknown else None] * self.num_keys
         self._is_inside = bool(self.segments) and self.segments[0].start > 0
 
     def add(self, chunk: InputChunk, result: TokenisedChunk) -> None:
@@ -60,6 +65,7 @@ class ShardCounts:
         Raises:
             FormatError: it has a bad record, and these are not skipped; the message has its line in the whole file.
         """
+        self.text_bytes += chunk.text_bytes
         for segment, found in zip(chunk.segments, result.segments, strict=False):
             self._is_inside = self._is_inside and segment.start > 0
             for record in found.bad:
@@ -69,14 +75,18 @@ class ShardCounts:
             self.blank += found.blank
         for key, texts in enumerate(result.keys):
             self.dropped[key] += texts.dropped
+            if texts.unknown is not None:
+                self.unknown[key] = (self.unknown[key] or 0) + texts.unknown
 
     def to_json(self, key: int) -> dict[str, Any]:
         """Returns the counts for the seal of the pair of one key."""
         return {
+            "text_bytes": self.text_bytes,
             "records": self.records,
             "blank": self.blank,
             "bad": self.bad,
             "dropped": self.dropped[key],
+            "unknown": self.unknown[key],
             "lines": self._counter.lines,
             "first_bad": [[one.path, one.line, one.is_relative, one.reason] for one in self.first_bad],
         }

@@ -16,7 +16,7 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
 from trackbed.files.stores import is_address, parse_address
-from trackbed.preprocess.checks import check_inputs, check_outputs
+from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
     Engine,
@@ -62,10 +62,12 @@ def preprocess_shards(
     progress: InputProgress,
     executor: Executor | Callable[[], Executor] | None,
     on_failure: Callable[[FailedAttempt], None],
+    on_save: InputProgress,
 ) -> Report:
     """Writes the pairs of all shards, and the list of them; see `preprocess`."""
     inputs = _with_absolute_paths(find_inputs(config.inputs, input_format=format_of(config.input_format)))
     check_inputs(config, inputs.files, splitter)
+    make_output_folder(config.output)
     plan = _plan(config, inputs)
     output = _absolute_output(config)
     failures: list[None] = []
@@ -84,7 +86,9 @@ def preprocess_shards(
                 missing.append(shard)
             else:
                 totals.add(shard, seals)
-        progress(totals.done_bytes, plan.total_bytes)
+        kept_bytes = totals.done_bytes
+        on_save(kept_bytes, plan.total_bytes)
+        progress(kept_bytes, plan.total_bytes)
         if missing:
             tasks = ((shard, _task(plan, inputs, shard)) for shard in missing)
             try:
@@ -92,6 +96,7 @@ def preprocess_shards(
                     _ask_hosts(engine)
                     for shard, made in run_tasks(engine, tasks, on_failure=count_failure):
                         totals.add(shard, made)
+                        on_save(totals.done_bytes, plan.total_bytes)
                         progress(totals.done_bytes, plan.total_bytes)
             finally:
                 _remove_leftovers(output, len(plan), of=frozenset({Writer.dead}))
@@ -99,6 +104,7 @@ def preprocess_shards(
         totals.report(),
         shard_list=f"{config.output}{SHARD_LIST_SUFFIX}",
         finished_shards=len(plan) - len(missing),
+        kept_bytes=kept_bytes,
         failed_attempts=len(failures),
     )
     check_outputs(config, report)

@@ -28,10 +28,11 @@ class Totals:
 
     def __init__(self, inputs: Inputs, spec: ShardSpec, plan: ShardPlan) -> None:
         stem = f"{spec.output}-*-of-{spec.num_shards:05}"
-        self._outputs = [Output(key, f"{stem}_{key}_{spec.level}", 0, 0, 0, 0) for key in spec.json_keys]
+        self._outputs = [Output(key, f"{stem}_{key}_{spec.level}", 0, 0, 0, 0, 0) for key in spec.json_keys]
         self._inputs = inputs
         self._plan = plan
         self._records = self._blank = self._bad = 0
+        self._text_bytes: int | None = 0
         self._lines = np.zeros(len(plan), dtype=np.int64)  # of the last file of each shard
         self._first_bad: list[tuple[int, int, list[Any]]] = []  # with shard and number, in order
         self.done_bytes = 0
@@ -46,6 +47,7 @@ class Totals:
             for key, seal in enumerate(seals):
                 self._add_pair(key, seal)
             counts = seals[0].counts or {}
+            self._text_bytes = _plus(self._text_bytes, counts.get("text_bytes"))
             self._records += int(counts["records"])
             self._blank += int(counts["blank"])
             self._bad += int(counts["bad"])
@@ -70,16 +72,18 @@ class Totals:
             first_bad=tuple(self._describe(shard, *bad) for shard, _, bad in self._first_bad),
             left_out_files=self._inputs.left_out,
             shards=len(self._plan),
+            text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )
 
     def _add_pair(self, key: int, seal: Seal) -> None:
-        output = self._outputs[key]
+        output, counts = self._outputs[key], seal.counts or {}
         self._outputs[key] = replace(
             output,
             documents=output.documents + seal.documents,
             sequences=output.sequences + seal.sequences,
             tokens=output.tokens + seal.bin.size_bytes // np.dtype(seal.dtype).itemsize,
-            dropped=output.dropped + int((seal.counts or {})["dropped"]),
+            dropped=output.dropped + int(counts["dropped"]),
+            unknown=_plus(output.unknown, counts.get("unknown")),
         )
 
     def _describe(self, shard: int, path: str, line: int, is_relative: bool, reason: str) -> str:  # noqa: FBT001  JSON
@@ -90,3 +94,8 @@ class Totals:
             first = int(self._plan.starts[file]) // self._plan.shard_bytes
             before = int(self._lines[first:shard].sum())
         return f"{path}:{before + line + 1}: {reason}"
+
+
+def _plus(total: int | None, found: Any) -> int | None:
+    """Returns the sum of a count over shards; None if one of them does not tell it, as those of earlier versions."""
+    return None if total is None or found is None else total + int(found)

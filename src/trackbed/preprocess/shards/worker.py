@@ -65,7 +65,8 @@ class ShardWorker:
     def _make(self, task: ShardTask, tokenise: ChunkTokenizer) -> tuple[Seal, ...]:
         spec = self._spec
         shards = _shards(spec, task)
-        counts = ShardCounts(task.segments, len(spec.json_keys), spec.skip_bad)
+        has_unknown = tokenise.unknown_id is not None
+        counts = ShardCounts(task.segments, len(spec.json_keys), spec.skip_bad, has_unknown)
         with _builders(shards, spec.dtype) as builders:
             chunk_bytes = chunk_bytes_of((segment.file for segment in task.segments), spec.chunk_bytes)
             chunks = plan_segment_chunks(task.segments, chunk_bytes=chunk_bytes, max_record_bytes=spec.max_record_bytes)
@@ -123,6 +124,7 @@ class ShardWorker:
             keys=spec.json_keys,
             dtype=np.dtype(spec.dtype),
             eod=spec.eod,
+            unknown_id=getattr(tokenizer, "unknown_id", None),
             skip_bad=spec.skip_bad,
             max_record_bytes=spec.max_record_bytes,
             splitter=spec.splitter,
