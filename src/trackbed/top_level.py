@@ -104,6 +104,7 @@ def open_blend(
     cache: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     order: OrderName | None = None,
+    timeout_seconds: float | None = None,
 ) -> Splits:
     """Opens the datasets of a blend, and builds indices that are missing.
 
@@ -125,6 +126,8 @@ def open_blend(
         cache: folder of the indices; replaces that of the file.
         seed: seed of every shuffle, in `[0, 2**32)`; 1234 by default.
         order: order of the samples; "megatron" by default.
+        timeout_seconds: seconds without a sign of life after which a rank counts as dead, and that ranks wait for each
+            other at the start; 600 by default, and of `torch.distributed` its own timeout.
 
     Raises:
         BlendFileError: settings are invalid, or data are missing or damaged; lists all problems.
@@ -134,13 +137,15 @@ def open_blend(
     """
     settings = {"prefixes": prefixes, "sequence_length": sequence_length, "split": split, "size": size}
     settings |= {"seed": seed, "order": order}
-    group = _group()
+    group = _group(timeout_seconds)
     with group.guarded("opening the blend") as step, polling(step.poll):
         blend, opened = _measured(path, settings, tokenizer, None if cache is None else os.fspath(cache))
         config = blend.config(tokenizer=opened, cache=None if cache is None else os.fspath(cache))
         if "num_dataset_builder_threads" not in blend.file.options:
             config.num_dataset_builder_threads = threads_per_rank()
-        builder = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config, group=group)
+        builder = BlendedMegatronDatasetBuilder(
+            blend.dataset_class, blend.sizes, lambda: True, config, group=group, headers=blend.headers
+        )
     return Splits(str(blend.file.path), builder.build())
 
 
@@ -184,9 +189,9 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
     }
 
 
-def _group() -> Group:
+def _group(timeout_seconds: float | None) -> Group:
     """Returns the ranks of `torch.distributed`, else those of the launcher."""
-    group = current_group() or group_from_environment(shares_port=True)
+    group = current_group() or group_from_environment(timeout_seconds, shares_port=True)
     return SOLO if group.size == 1 else group
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -179,3 +181,58 @@ def test_shards_that_are_cut_in_another_way_are_not_left_beside_new_ones(output_
     output_of("seal", f"{output}-00000-of-00004_text_document")
     assert "finished before 4" in output_of(*common, "--shard-bytes", "2KB")
     output_of(*common, "--shard-bytes", "4KB", "--overwrite")
+
+
+@pytest.mark.parametrize("command", ["group", "preprocess"])
+@pytest.mark.usefixtures("deaf_store")
+def test_ctrl_c_ends_the_wait_for_a_store_that_does_not_answer(bucket, tmp_path, command):
+    commands = {"preprocess": ["preprocess", "in.jsonl", "--tokenizer", "bytes", "-o", bucket.text("out/c")]}
+    commands["preprocess"] += ["--shard-bytes", "9"]
+    commands["group"] = ["blend", str(blend_file(tmp_path / "a", [f'name = "all"\ngroup = ["{bucket.text("a")}"]']))]
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trackbed", *commands[command]],
+        cwd=tmp_path,
+        env={**os.environ, "TRACKBED_STORE_TIMEOUT": "60"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    assert time.monotonic() - started < 5
+
+
+def test_a_second_build_asks_for_the_tag_of_each_object_once(output_of, bucket, addresses, tmp_path, proxy):
+    grouped = [f'name = "all"\ngroup = ["{addresses[0]}", "{addresses[1]}"]', f'path = "{addresses[2]}"']
+    path = blend_file(tmp_path / "a", grouped)
+    output_of("build", path)
+    proxy.log.clear()
+    output_of("build", path)
+    assert {method for method, _, _ in proxy.log} == {"HEAD"}
+    assert len(proxy.log) == len(set(proxy.log)) == 2 * len(addresses)
+
+
+SECRET = "s3://bucket/a?X-Amz-Signature=SECRETPW"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["blend", SECRET],
+        ["build", SECRET],
+        ["show", SECRET, "--sample", "1"],
+        ["merge", "a", "-o", SECRET],
+        ["cache", "gc", SECRET],
+        ["train-tokenizer", SECRET, "--output", "t.json"],
+        ["preprocess", "in.jsonl", f"--tokenizer={SECRET}", "--output", "o"],
+        ["inspect", "https://user:SECRETPW@host/a"],
+    ],
+)
+def test_an_address_with_a_secret_is_not_repeated(run, arguments):
+    found = run(*arguments)
+    assert found.exit_code == 2
+    assert "an address must have no user, password, query or fragment, found one (not repeated here)" in found.stderr
+    assert "SECRETPW" not in found.stdout + found.stderr

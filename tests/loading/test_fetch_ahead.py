@@ -197,6 +197,18 @@ def test_a_saved_position_is_compared_without_reading_an_index(stored, proxy, tm
     BatchLoader(copied, MegatronPretrainingSampler(300, 0, 4, 0, 1)).load_state_dict({**state, "data_stamps": "other"})
 
 
+def test_objects_that_were_written_anew_since_a_position_was_saved_are_told(stored, bucket, caplog):
+    _, remote = stored("instant")
+    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    next(iter(loader))
+    state = loader.state_dict()
+    bucket.put("corpus.bin", bytes(len(bucket.get("corpus.bin"))))
+    _, other = stored("instant")
+    with caplog.at_level("WARNING"):
+        BatchLoader(other, MegatronPretrainingSampler(300, 0, 4, 0, 1)).load_state_dict(state)
+    assert "objects that were written anew since the position was saved" in caplog.text
+
+
 def test_an_object_that_is_replaced_ends_the_iteration_with_its_name(stored, bucket):
     _, remote = stored("megatron")
     loader = iter(BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1)))

@@ -5,7 +5,7 @@ This module alone determines the processes that take part.
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import index
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -32,6 +32,7 @@ from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
 from trackbed.index.splits import Split, split_range
 from trackbed.plural import number_of
+from trackbed.tokens.format import PairHeader
 
 __all__ = ["BlendedMegatronDatasetBuilder", "BuiltSplit", "build_generic_dataset"]
 
@@ -111,6 +112,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         config: configuration of the datasets.
         group: the processes; by default those of `torch.distributed`.
         progress: called after each index that this process has built.
+        headers: headers of pairs in object stores that were read already, as `MeasuredBlend` has them.
 
     Raises:
         ArgumentError: the sizes contradict the configuration.
@@ -125,6 +127,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         *,
         group: Group | None = None,
         progress: Progress | None = None,
+        headers: Mapping[str, PairHeader] | None = None,
     ) -> None:
         check_overrides(type(self), *_NEVER_CALLED, advice="override build, or the methods of the dataset class")
         check_sizes(sizes, config)
@@ -134,6 +137,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         self.config = config
         self._group = group
         self._progress = progress
+        self._headers = headers
 
     build_generic_dataset = staticmethod(build_generic_dataset)
 
@@ -151,7 +155,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         Raises:
             The same errors as `build`, as far as they occur without building.
         """
-        start = Start(leave_notes=False)
+        start = Start(leave_notes=False, headers=self._headers)
         with start.active(), contextlib.suppress(_LengthsUnknown):
 
             def settle(_built: Sequence[Any]) -> None:
@@ -183,13 +187,13 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         group = self._group or current_group()
         wants = self.is_built_on_rank if group is not None else lambda: True
         if self.config.fast_cache_load:
-            with Start(open_only=_NOT_FAST).active():
+            with Start(open_only=_NOT_FAST, headers=self._headers).active():
                 return self._build() if wants() else [None] * len(Split)
         # A single process waits for no other, and its errors propagate unchanged.
         return self._build_with(SOLO if group is None or group.size == 1 else group, wants)
 
     def _build_with(self, group: Group, asked: Callable[[], bool]) -> list[BuiltSplit[_Dataset]]:
-        start = Start()
+        start = Start(headers=self._headers)
         with group.guarded("building the indices") as step, polling(step.poll):
             path = self.config.path_to_cache
             coordinator = Coordinator(

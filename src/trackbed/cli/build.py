@@ -91,7 +91,9 @@ def build(
         _check_readable(config, blend)
     secret = _secret(secret_file, config) if is_shared and not plan_only else None
     group = group_from_environment(timeout, secret=secret)
-    make = partial(BlendedMegatronDatasetBuilder, blend.dataset_class, blend.sizes, lambda: True, config)
+    make = partial(
+        BlendedMegatronDatasetBuilder, blend.dataset_class, blend.sizes, lambda: True, config, headers=blend.headers
+    )
     if plan_only:
         from trackbed.cli.build_plan import show_plan
 

@@ -27,6 +27,7 @@ from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
 from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
+from trackbed.files.stores import is_address, secret_part
 from trackbed.version import __version__
 
 __all__ = ["main", "trackbed"]
@@ -51,6 +52,15 @@ class _CommandLine(click.Group):
                 helps = [one.get_short_help_str(formatter.width - 6 - width) for one in commands]
                 names = [f"{one.name:<{width}}" for one in commands]  # aligned over all headings
                 formatter.write_dl(list(zip(names, helps, strict=True)))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuses addresses with secrets before any part of the command line repeats them."""
+        for word in args:
+            value = word.partition("=")[2] if word.startswith("--") else word
+            if is_address(value) and secret_part(value):
+                msg = "an address must have no user, password, query or fragment, found one (not repeated here)"
+                raise click.UsageError(msg)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command of `ctx`."""

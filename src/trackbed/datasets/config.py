@@ -8,7 +8,7 @@ from operator import index
 from typing import Any, Final, Literal, get_args
 
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import is_address
+from trackbed.files.stores import is_address, redact
 from trackbed.index.splits import (
     Bounds,
     Split,
@@ -190,7 +190,7 @@ class BlendedMegatronDatasetConfig:
             msg = f"path_to_cache must be the path of a folder or None, found {cache!r}"
             raise ArgumentError(msg)
         if cache is not None and is_address(cache):
-            msg = f"path_to_cache must be a local or shared folder, found the address {cache}"
+            msg = f"path_to_cache must be a local or shared folder, found the address {redact(cache)}"
             raise ArgumentError(msg)
         for option in ("fast_cache_load", "defer_npy_index_mmap"):
             if getattr(self, option) and self.order == "instant":

@@ -9,6 +9,7 @@ from trackbed.datasets.indexed import IndexedDataset
 from trackbed.datasets.start import current_start
 from trackbed.datasets.storage import check_stored, storage_of
 from trackbed.errors import FormatError
+from trackbed.files.stores import is_address
 from trackbed.tokens import IndexedGroup
 
 __all__ = ["open_group", "open_pair"]
@@ -27,8 +28,16 @@ def open_group(prefix: str, config: BlendedMegatronDatasetConfig) -> IndexedGrou
     for pair in pairs:
         check_stored(pair, config)
     storage = storage_of(config)
+    start = current_start()
+    if start is not None and storage is not None:
+        start.read_headers(filter(is_address, pairs), idx_cache=storage.path_to_idx_cache)
     group = IndexedGroup.open(
-        prefix, pairs, mmap=config.mmap_bin_files, object_storage_config=storage, pair_class=IndexedDataset
+        prefix,
+        pairs,
+        mmap=config.mmap_bin_files,
+        object_storage_config=storage,
+        pair_class=IndexedDataset,
+        headers=None if start is None else start.stored_headers,
     )
     _check_type(group)
     return group

@@ -5,12 +5,13 @@ variable. Without a start, an index is looked up or built when its dataset is ma
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from trackbed.cache import Arrays, Found, LazyArrays, Request, State, build_batch, flush_later, look_up, note_use
 from trackbed.errors import CacheError
+from trackbed.files.stores import is_address
 from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 
@@ -25,9 +26,16 @@ class Start:
     Args:
         open_only: if not empty, an index that is missing is an error that ends with this advice, and none is built.
         leave_notes: False to leave no notes in the cache.
+        headers: headers of pairs in object stores that were read already.
     """
 
-    def __init__(self, *, open_only: str = "", leave_notes: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        open_only: str = "",
+        leave_notes: bool = True,
+        headers: Mapping[str, PairHeader] | None = None,
+    ) -> None:
         self.open_only = open_only
         self.leave_notes = leave_notes
         self.requested: list[LazyArrays] = []
@@ -35,6 +43,8 @@ class Start:
         self.made: dict[tuple[object, ...], tuple[tuple[object, ...], Any]] = {}
         """Values that datasets share, see `shared`, with the objects that they depend on, whose ids stay taken so."""
         self._headers: dict[str, PairHeader] = {}
+        self.stored_headers: dict[str, PairHeader] = dict(headers or {})
+        """Headers of pairs in object stores, each of which is asked for once in a start."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -49,11 +59,13 @@ class Start:
 
     def read_headers(self, prefixes: Iterable[str], *, idx_cache: str | None = None) -> None:
         """Reads the headers of many pairs at once, for datasets that are about to open them; see `read_headers`."""
-        self._headers.update(read_headers(prefixes, idx_cache=idx_cache))
+        missing = [prefix for prefix in prefixes if prefix not in self.stored_headers]
+        for prefix, header in read_headers(missing, idx_cache=idx_cache).items():
+            (self.stored_headers if is_address(prefix) else self._headers)[prefix] = header
 
     def header(self, prefix: str) -> PairHeader | None:
-        """Returns the header of a pair that was read ahead, once: later the pair may be another one."""
-        return self._headers.pop(prefix, None)
+        """Returns the header of a pair that was read ahead; of files once, as later the pair may be another one."""
+        return self.stored_headers.get(prefix) or self._headers.pop(prefix, None)
 
 
 _START: Final[ContextVar[Start | None]] = ContextVar("start", default=None)

@@ -2,7 +2,7 @@
 
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import is_address
+from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens import ObjectStorageConfig
 
 __all__ = ["check_stored", "storage_of"]
@@ -31,6 +31,8 @@ def check_stored(prefix: str, config: BlendedMegatronDatasetConfig) -> None:
     Raises:
         ArgumentError: its indices would be written to an object store.
     """
+    if is_address(prefix):
+        parse_address(prefix)  # refuses secrets without repeating them
     if is_address(prefix) and config.path_to_cache is None and config.order != "instant":
         msg = f"{prefix}: path_to_cache must be a folder for a pair in an object store, found None (or order='instant')"
         raise ArgumentError(msg)

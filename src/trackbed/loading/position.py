@@ -108,7 +108,13 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
             "resuming from a position without data_checksum, as saved by older versions of Trackbed: "
             "cannot check whether the data were rewritten since"
         )
-    elif saved != (found := data.confirm(state)):
+    elif saved == (found := data.confirm(state)):
+        if None not in (state.get("data_stamps"), data.stamps) and state["data_stamps"] != data.stamps:
+            logger.warning(
+                "resuming over objects that were written anew since the position was saved: their documents have the "
+                "same lengths, and may have other tokens"
+            )
+    else:
         msg = (
             f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {found!r}; "
             "the files were rewritten with other documents or in another order"

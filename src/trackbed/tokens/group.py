@@ -6,7 +6,7 @@ Shapes: G pairs, N sequences and D documents of all pairs together.
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import index as as_index
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
+from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 from trackbed.tokens.lengths import fetch_copies
 from trackbed.tokens.reader import IndexedDataset
@@ -54,6 +55,7 @@ class IndexedGroup:
         mmap: bool = True,
         object_storage_config: ObjectStorageConfig | None = None,
         pair_class: type[IndexedDataset] = IndexedDataset,
+        headers: Mapping[str, PairHeader] | None = None,
     ) -> "IndexedGroup":
         """Opens a group by the prefixes of its pairs.
 
@@ -63,6 +65,7 @@ class IndexedGroup:
             mmap: True to map the `.bin` files, False to read them piece by piece.
             object_storage_config: options of pairs in object stores, needed if there are any.
             pair_class: class of the pairs.
+            headers: headers that were read already, by prefix; the others are read.
 
         Raises:
             ArgumentError: `pairs` is empty, a file is missing, or the pairs have different token types.
@@ -72,7 +75,12 @@ class IndexedGroup:
             msg = f"{path_prefix}: a group must have at least one pair, found none"
             raise ArgumentError(msg)
         storage = object_storage_config
-        headers = read_headers(pairs, idx_cache=None if storage is None else storage.path_to_idx_cache)
+        known = headers or {}
+        missing = [pair for pair in pairs if pair not in known]
+        headers = {
+            **known,
+            **read_headers(missing, idx_cache=None if storage is None else storage.path_to_idx_cache),
+        }
         members = [
             pair_class(pair, mmap=mmap, object_storage_config=storage, open_when_read=True, header=headers.get(pair))
             for pair in pairs

@@ -342,6 +342,7 @@ def _check_options(prefix: str, storage: object, *, mmap: bool) -> None:
         raise ArgumentError(msg)
     if not is_address(prefix):
         return
+    parse_address(prefix)  # refuses secrets without repeating them
     if mmap:
         msg = f"{prefix}: mmap must be False for a pair in an object store (in a configuration: mmap_bin_files)"
         msg += ", found True"

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stored_pairs import open_stored
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files import stores
@@ -230,3 +231,46 @@ def test_no_temporary_file_stays(uploaded, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     run((uploaded.text("in"),), uploaded.text("out/c"), shard_bytes=3000)
     assert not list(Path(tmp_path).glob("trackbed-*"))
+
+
+def prefix_of(bucket):
+    (prefix,) = {key.removesuffix(".bin") for key in bucket.keys() if key.endswith(".bin")}  # noqa: SIM118
+    return bucket.text(prefix)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_shard_whose_replacement_stops_half_way_cannot_be_opened(uploaded, monkeypatch, tmp_path, step):
+    options = {"shard_bytes": 10**6, "workers": 1}
+    run((uploaded.text("in/a/2.jsonl"),), uploaded.text("out/c"), **options)
+    steps = iter(range(9))
+
+    def put_file(address, path, **others):
+        if next(steps) == step:
+            raise StoreError("it stops here")
+        return put(address, path, **others)
+
+    put = stores.put_file
+    monkeypatch.setattr(stores, "put_file", put_file)
+    with pytest.raises(StoreError, match="it stops here"):
+        run((uploaded.text("in/a/2.jsonl"),), uploaded.text("out/c"), append_eod=True, overwrite=True, **options)
+    with pytest.raises(ArgumentError, match=r"missing .*\.idx"):
+        open_stored(prefix_of(uploaded), tmp_path / "idx")
+
+
+def test_a_late_worker_of_another_run_leaves_no_seal_over_its_files(uploaded, monkeypatch, tmp_path):
+    inputs, output = (uploaded.text("in/a/2.jsonl"),), uploaded.text("out/c")
+    options = {"shard_bytes": 10**6, "workers": 1}
+    put = stores.put_file
+
+    def put_file(address, path, **others):
+        """The other run makes the shard while this one is about to put its first file."""
+        monkeypatch.setattr(stores, "put_file", put)
+        run(inputs, output, append_eod=True, **options)
+        return put(address, path, **others)
+
+    monkeypatch.setattr(stores, "put_file", put_file)
+    with pytest.raises(ArgumentError, match="one run at a time must write shards there, found the seal of another"):
+        run(inputs, output, **options)
+    assert not any(key.endswith(".trackbed.json") for key in uploaded.keys())  # noqa: SIM118
+    assert run(inputs, output, append_eod=True, **options).finished_shards == 0
+    assert open_stored(prefix_of(uploaded), tmp_path / "idx")[0][-1] == 256

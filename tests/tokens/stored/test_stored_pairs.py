@@ -7,6 +7,7 @@ import pytest
 
 from built_pair import build
 from stored_pairs import open_stored, upload
+from trackbed.builder import read_blend_file
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig, merge, seal, verify, verify_content
 from trackbed.tokens.headers import read_headers
@@ -206,3 +207,36 @@ def test_pairs_are_verified_merged_and_sealed_where_they_lie(bucket, tmp_path, l
     bucket.put("web/corpus.bin", bytes(data))
     with pytest.raises(FormatError, match=rf"{address}\.bin: the seal says CRC-32"):
         verify_content(address, idx_cache=str(cache))
+
+
+def _config(**options):
+    from trackbed.datasets import GPTDatasetConfig, NullTokenizer
+
+    flags = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
+    return GPTDatasetConfig(random_seed=1, sequence_length=8, tokenizer=NullTokenizer(9), **flags, **options)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda address: IndexedDataset(address),
+        lambda address: IndexedDataset(address, mmap=False),
+        lambda address: ObjectStorageConfig(address),
+        lambda address: _config(path_to_cache=address),
+        lambda address: read_blend_file(address),
+        lambda address: build_of(_config(blend=([address], None), split="1")),
+        lambda address: build_of(_config(blend=(["g"], None), split="1", groups={"g": [address]}, path_to_cache="c")),
+    ],
+)
+@pytest.mark.parametrize("address", ["s3://bucket/a?X-Amz-Signature=SECRETPW", "https://user:SECRETPW@host/a"])
+def test_an_address_with_a_secret_is_not_repeated(call, address):
+    with pytest.raises(ArgumentError) as caught:
+        call(address)
+    assert "SECRETPW" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def build_of(config):
+    from trackbed.builder import BlendedMegatronDatasetBuilder
+    from trackbed.datasets import GPTDataset
+
+    return BlendedMegatronDatasetBuilder(GPTDataset, [1, 0, 0], lambda: True, config).build()

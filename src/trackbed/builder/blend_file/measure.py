@@ -3,8 +3,8 @@
 Shapes: K datasets of a split.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.builder.blend_file.description import BlendFile
@@ -22,6 +22,7 @@ from trackbed.index.splits import (
     convert_split_vector_to_split_matrix,
     parse_and_normalize_split,
 )
+from trackbed.tokens.format import PairHeader
 
 if TYPE_CHECKING:
     from trackbed.datasets.gpt import GPTDataset
@@ -42,6 +43,8 @@ class MeasuredBlend:
     """For each split, the `[K]` weights of its datasets; None if they are used whole."""
     sizes: tuple[int | None, int | None, int | None]
     """Number of samples of each split, in the form that `BlendedMegatronDatasetBuilder` takes."""
+    headers: Mapping[str, PairHeader] = field(default_factory=dict, repr=False, compare=False)
+    """Headers of the pairs in object stores; a builder that gets them does not ask the stores again."""
 
     @property
     def dataset_class(self) -> "type[GPTDataset]":
@@ -135,9 +138,9 @@ def measure_blend(file: BlendFile) -> MeasuredBlend:
             each with its line.
     """
     problems = file.problems()
-    members = find_members(file.datasets, _bounds(file), problems, storage=file.storage)
+    found = find_members(file.datasets, _bounds(file), problems, storage=file.storage)
     problems.stop()
-    blend = _with_weights(file, members, problems)
+    blend = replace(_with_weights(file, found.members, problems), headers=found.headers)
     problems.stop()
     config = blend.plan_config()
     try:

@@ -5,8 +5,8 @@ Reads only the headers and single entries of the `.idx` files.
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from trackbed.builder.blend_file.description import DatasetEntry
 from trackbed.builder.blend_file.tables import Problems, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
+from trackbed.files.stores.pool import call_all
 from trackbed.index.splits import Bounds, Split, split_range
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig
 from trackbed.tokens.commit import interruption
@@ -22,7 +23,7 @@ from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 from trackbed.tokens.stored.find import match_objects
 
-__all__ = ["Member", "find_members"]
+__all__ = ["Found", "Member", "find_members"]
 
 _THREADS: Final = 4  # they wait for the file system; on a fast one, more threads only contend
 _THREADS_FOR_STORES: Final = 16
@@ -40,7 +41,7 @@ class _Opener(NamedTuple):
         is_mapped = not any(map(is_address, pairs))
         options: dict[str, Any] = {"mmap": is_mapped, "object_storage_config": None if is_mapped else self.storage}
         if entry.kind == "group":
-            return IndexedGroup.open(prefix, pairs, **options)
+            return IndexedGroup.open(prefix, pairs, headers=self.headers, **options)
         return IndexedDataset(prefix, open_when_read=True, header=self.headers.get(prefix), **options)
 
 
@@ -62,13 +63,21 @@ class Member:
     """Its fraction of the entry's weight: 1, or less for a dataset of a glob."""
 
 
+class Found(NamedTuple):
+    """Datasets of a blend file, and what was read to measure them."""
+
+    members: tuple[Member, ...]
+    headers: Mapping[str, PairHeader]
+    """Headers of the pairs in object stores, by prefix."""
+
+
 def find_members(
     entries: Sequence[DatasetEntry],
     bounds: Sequence[Bounds | None],
     problems: Problems,
     *,
     storage: ObjectStorageConfig | None = None,
-) -> tuple[Member, ...]:
+) -> Found:
     """Finds and measures the datasets that the entries stand for, in order.
 
     Args:
@@ -78,14 +87,16 @@ def find_members(
         storage: options for pairs in object stores; needed if there are any.
     """
     found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
-    stored = [pair for entry, _, pairs in found if entry.kind != "group" for pair in pairs if is_address(pair)]
+    stored = [pair for _, _, pairs in found for pair in pairs if is_address(pair)]
     opener = _Opener(storage, read_headers(stored, idx_cache=storage.path_to_idx_cache) if storage else {})
-    with ThreadPoolExecutor(_THREADS if storage is None else _THREADS_FOR_STORES) as pool:
-        measured = list(pool.map(lambda dataset: _try_measure(opener, *dataset, bounds=bounds), found))
+    measured = call_all(
+        [partial(_try_measure, opener, *dataset, bounds=bounds) for dataset in found],
+        num_threads=_THREADS if storage is None else _THREADS_FOR_STORES,
+    )
     for (entry, _, _), one in zip(found, measured, strict=True):
         if isinstance(one, Exception):
             problems.add((*entry.where, entry.kind), f"names {reason_of(one)}")
-    return _with_parts([one for one in measured if isinstance(one, Member)])
+    return Found(_with_parts([one for one in measured if isinstance(one, Member)]), opener.headers)
 
 
 def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[str, ...]]]:

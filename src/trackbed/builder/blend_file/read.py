@@ -26,6 +26,7 @@ from trackbed.builder.blend_file.tables import (
 from trackbed.builder.blend_file.tokenizer import read_tokenizer
 from trackbed.datasets.config import ORDERS
 from trackbed.errors import ArgumentError, BlendFileError
+from trackbed.files.stores import is_address, redact
 from trackbed.index.splits import Split, convert_split_vector_to_split_matrix, parse_and_normalize_split
 
 __all__ = ["VERSION", "read_blend_file", "read_blend_table", "with_tokenizer"]
@@ -58,8 +59,12 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
 
     Raises:
         BlendFileError: the file is no TOML, or has invalid settings; lists all problems, each with its line.
+        ArgumentError: `path` is an address.
         OSError: the file cannot be read.
     """
+    if is_address(path):
+        msg = f"a blend file must be a file on this host, found the address {redact(os.fspath(path))}"
+        raise ArgumentError(msg)
     path = Path(path)
     return _read(path, path.parent, *_parse(path))
 

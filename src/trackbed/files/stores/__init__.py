@@ -7,7 +7,8 @@ for asyncio. Callers write `stores.fetch(...)` after `from trackbed.files import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trackbed.files.stores.address import Address, is_address, lost_address_hint, parse_address
+from trackbed.files.stores.address import Address, is_address, lost_address_hint, parse_address, secret_part
+from trackbed.files.stores.redaction import redact
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ __all__ = [
     "put_file",
     "put_if_absent",
     "read_object",
+    "redact",
+    "secret_part",
     "stamp_of_object",
     "stamps_of_objects",
 ]

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["SCHEMES", "Address", "is_address", "lost_address_hint", "parse_address"]
+__all__ = ["SCHEMES", "Address", "is_address", "lost_address_hint", "parse_address", "secret_part"]
 
 SCHEMES: Final = ("s3", "gs", "az", "http", "https", "file", "msc")
 """Schemes of addresses."""
@@ -55,6 +55,20 @@ def lost_address_hint(path: object) -> str:
     return f"; pass an address as a string: Path turns {found[1]}:// into {found[1]}:/" if found else ""
 
 
+def secret_part(text: str) -> str | None:
+    """Returns the name of the part of an address that may be a secret; None if it has none.
+
+    Raises:
+        ValueError: it cannot be read.
+
+    >>> secret_part("s3://bucket/key"), secret_part("https://host/key?sig=abc")
+    (None, 'query')
+    """
+    parts = urlsplit(text)
+    found = (name for name in ("username", "password", "query", "fragment") if getattr(parts, name))
+    return next(found, "query" if text.endswith("?") else "fragment" if text.endswith("#") else None)
+
+
 def parse_address(text: str) -> Address:
     """Returns the parts of an address.
 
@@ -72,11 +86,7 @@ def parse_address(text: str) -> Address:
         msg = f"an address must have no control characters, found {text!r}"
         raise ArgumentError(msg)
     try:
-        parts = urlsplit(text)
-        secret = next(
-            (name for name in ("username", "password", "query", "fragment") if getattr(parts, name)),
-            "query" if text.endswith("?") else "fragment" if text.endswith("#") else None,
-        )
+        parts, secret = urlsplit(text), secret_part(text)
     except ValueError as error:
         msg = "an address must be a scheme, a host and a key, found one that cannot be read (not repeated here)"
         raise ArgumentError(msg) from error

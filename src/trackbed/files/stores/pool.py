@@ -3,14 +3,15 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from trackbed.cancellation import check_cancelled, polling
+from trackbed.files.stores.waiting import result_of
 
-__all__ = ["LeftError", "WaitingPool", "ends_with"]
+__all__ = ["LeftError", "WaitingPool", "call_all", "ends_with"]
 
 _Result = TypeVar("_Result")
 _Call = tuple[Context, Callable[[], Any], "Future[Any]"]
@@ -47,6 +48,23 @@ class WaitingPool:
         self._left.set()
         for _ in range(self._num_threads):
             self._calls.put(None)
+
+
+def call_all(calls: Sequence[Callable[[], _Result]], *, num_threads: int) -> list[_Result]:
+    """Makes calls that may wait for a store, several of them at once, and returns their results in order.
+
+    Looks for cancellation meanwhile. After the first error the others end at their next poll, and are not waited for.
+
+    Raises:
+        Exception: a call, or the poll of the caller, raised it.
+    """
+    if not calls:
+        return []
+    pool = WaitingPool(min(num_threads, len(calls)), "trackbed-calls")
+    try:
+        return [result_of(future) for future in [pool.submit(call) for call in calls]]
+    finally:
+        pool.leave()
 
 
 @contextlib.contextmanager

@@ -187,11 +187,33 @@ class StoreShard:
     def _commit(self, partials: PairFiles, finals: PairFiles) -> None:  # noqa: ARG002  the files have no local names
         if self.find() is not None:
             return
-        stores.delete_object(self._address(get_seal_path))
+        for path in (get_seal_path, get_idx_path):  # in this order: no .idx beside a .bin of another writer
+            stores.delete_object(self._address(path))
         stores.put_file(self._address(get_bin_path), partials.bin)
         stores.put_file(self._address(get_idx_path), partials.idx)
         # If False, the caller looks at the seal that is there: that of another worker, or our own after a lost answer.
-        stores.put_if_absent(self._address(get_seal_path), partials.seal.read_bytes())
+        if not stores.put_if_absent(self._address(get_seal_path), partials.seal.read_bytes()):
+            self._check_files_of(read_seal(partials.seal))
+
+    def _check_files_of(self, mine: Seal) -> None:
+        """Checks that the seal in the store is that of the files there, which this worker has just put.
+
+        Workers of one run put the same bytes. One of another run may have put its seal meanwhile.
+
+        Raises:
+            ArgumentError: it is not; it has been removed, so that the shard is unfinished.
+        """
+        try:
+            found = self._read_seal()
+        except FileNotFoundError:
+            return
+        if (found.bin, found.idx) != (mine.bin, mine.idx):
+            stores.delete_object(self._address(get_seal_path))
+            msg = (
+                f"{self.wanted.prefix}: one run at a time must write shards there, found the seal of another; it is "
+                "removed, as the files of the shard were replaced: run one of the two again"
+            )
+            raise ArgumentError(msg)
 
     def _read_seal(self) -> Seal:
         seal = self._address(get_seal_path)

@@ -6,8 +6,9 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
 from trackbed.files.stores import is_address, parse_address
+from trackbed.files.stores.pool import call_all
 from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
@@ -203,10 +205,10 @@ def _task(plan: ShardPlan, inputs: Inputs, shard: int) -> ShardTask:
 def _look_up(spec: ShardSpec, plan: ShardPlan, inputs: Inputs) -> Iterator[tuple[int, tuple[Seal, ...] | None]]:
     """Yields each shard with its seals, or None if it is not finished."""
     shards = iter(range(len(plan)))
-    with ThreadPoolExecutor(_STORE_THREADS if is_address(spec.output) else _THREADS) as pool:
-        while some := list(islice(shards, _AT_ONCE)):
-            found = pool.map(lambda shard: find_shard(spec, _task(plan, inputs, shard)), some)
-            yield from zip(some, found, strict=True)
+    num_threads = _STORE_THREADS if is_address(spec.output) else _THREADS
+    while some := list(islice(shards, _AT_ONCE)):
+        calls = [partial(find_shard, spec, _task(plan, inputs, shard)) for shard in some]
+        yield from zip(some, call_all(calls, num_threads=num_threads), strict=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError
-from trackbed.files.stores import is_address
+from trackbed.files.stores import is_address, redact
 
 __all__ = ["ObjectStorageConfig", "S3Config", "default_idx_cache"]
 
@@ -35,7 +35,7 @@ class ObjectStorageConfig:
             msg = f"path_to_idx_cache must be the path of a folder, found {folder!r}"
             raise ArgumentError(msg)
         if is_address(folder):
-            msg = f"path_to_idx_cache must be a folder on this host, found the address {folder}"
+            msg = f"path_to_idx_cache must be a folder on this host, found the address {redact(os.fspath(folder))}"
             raise ArgumentError(msg)
         if type(self.bin_chunk_nbytes) is not int or self.bin_chunk_nbytes < 1:
             msg = f"bin_chunk_nbytes must be a whole number of at least 1, found {self.bin_chunk_nbytes!r}"

@@ -37,8 +37,7 @@ from trackbed.files import (
     write_new,
 )
 from trackbed.files.stores import Address, ObjectStamp
-from trackbed.files.stores.pool import WaitingPool
-from trackbed.files.stores.waiting import result_of
+from trackbed.files.stores.pool import call_all
 from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
 from trackbed.tokens.length_checksum import checksum_lengths
 
@@ -261,12 +260,7 @@ def fetch_indexes(wanted: Sequence[tuple[StoredIndex, ObjectStamp]]) -> list[Pat
     """
     if len(wanted) < 2:
         return [index.fetch(stamp) for index, stamp in wanted]
-    pool = WaitingPool(min(_AT_ONCE, len(wanted)), "trackbed-idx")
-    try:
-        futures = [pool.submit(partial(index.fetch, stamp)) for index, stamp in wanted]
-        return [result_of(future) for future in futures]
-    finally:
-        pool.leave()
+    return call_all([partial(index.fetch, stamp) for index, stamp in wanted], num_threads=_AT_ONCE)
 
 
 def _note_marks(_folder: str, items: list[tuple[StoredIndex, ObjectStamp]]) -> None:
