@@ -40,12 +40,55 @@ def test_it_shows_every_dataset_by_split_and_stage(run, blend):
     assert 'order "instant", samples of 16 tokens' in found.stdout
     lines = found.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(line.startswith("train: 3 datasets, 10") for line in lines)
+    assert any(line.startswith("train: 2 datasets, 10") for line in lines)
     (row,) = [line.split() for line in lines if line.split()[:1] == ["pair0"]][:1]
-    assert row[1] == "30"
+    assert row[1:3] == ["1", "24"]
     assert row[-1] == "3"
     (stage,) = [line.split() for line in lines if line.split()[:1] == ["pair0"] and "%" in line][1:2]
     assert stage[-2:] == ["50.00%", "0.00%"]
+
+
+def test_a_glob_is_one_row_with_its_pairs_unless_its_members_are_asked_for(run, blend):
+    assert "pair1" not in run("blend", "blend.toml").stdout
+    found = json.loads(run("blend", "blend.toml", "--json").stdout)["splits"][0]["datasets"]
+    assert [one["entry"] for one in found] == ["pair0", "pair[12]", "pair[12]"]
+    assert [one["documents"] for one in found] == [24, 48, 72]
+    text = run("blend", "blend.toml").stdout
+    (row,) = [line.split() for line in text.split("valid")[0].splitlines() if line.split()[:2] == ["pair[12]", "2"]]
+    assert row[2] == "120"
+    members = run("blend", "blend.toml", "--members").stdout.split("valid")[0]
+    rows = [line.split() for line in members.splitlines() if line.split()[:1] in (["pair1"], ["pair2"])]
+    assert sorted(row[:3] for row in rows if "." not in row[1]) == [["pair1", "1", "48"], ["pair2", "1", "72"]]
+    assert "pair[12]" not in members
+
+
+def test_documents_are_those_of_the_split(run, blend):
+    _, valid = json.loads(run("blend", "blend.toml", "--json").stdout)["splits"]
+    assert [one["documents"] for one in valid["datasets"]] == [6, 12, 18]
+
+
+def test_more_samples_than_were_asked_for_are_explained(run, tmp_path):
+    write_pairs(tmp_path)
+    text = BLEND.replace('order = "instant"\n', "").replace("max_epochs = 3\n", "").split("[[stage]]")[0]
+    (tmp_path / "blend.toml").write_text(text.replace("train = 100", "train = 3001"))
+    lines = run("blend", "blend.toml").stdout.splitlines()
+    assert "train: 3,003 samples for 3,001 asked for, as the share of each dataset is rounded up" in lines
+    (line,) = [line for line in lines if line.startswith("train: indices are built for at least 3,0")]
+    assert line.endswith(" samples, as mid_level_dataset_surplus adds 0.5 % to the share of each dataset, rounded up")
+    plain = text.replace("train = 100", "train = 4").replace("valid = 5", "valid = 4").replace("[options]", "")
+    (tmp_path / "blend.toml").write_text(
+        plain.replace('glob = "pair[12]"', 'path = "pair1"') + "[options]\nmid_level_dataset_surplus = 0\n"
+    )
+    assert " as " not in run("blend", "blend.toml").stdout
+
+
+def test_nothing_is_wrapped_in_a_pipe(run, tmp_path):
+    name = "a-long-name-" * 10
+    write_pair(tmp_path / name, [20] * 30)
+    (tmp_path / "blend.toml").write_text(
+        f"version = 1\nsequence_length = 16\nsplit = '1'\nsize.train = 9\n[[dataset]]\npath = '{name}'\nweight = 1\n"
+    )
+    assert any(name in line and "100.00%" in line for line in run("blend", "blend.toml").stdout.splitlines())
 
 
 def test_programs_get_json(run, blend):
@@ -107,12 +150,12 @@ def test_many_datasets_are_summed_up_largest_first(run, tmp_path):
     text = "version = 1\nsequence_length = 16\nsplit = '1'\nsize.train = 500\n[[dataset]]\nglob = 'd*'\nratio = 1\n"
     (tmp_path / "blend.toml").write_text(text)
     started = time.monotonic()
-    short = run("blend", "blend.toml").stdout
+    short = run("blend", "blend.toml", "--members").stdout
     assert time.monotonic() - started < 5
     names = [line.split()[0] for line in short.splitlines() if line.strip().startswith("d")][1:]
     assert set(names) == {f"d{number:02}" for number in range(40, 60)}
     assert "40 others" in short
-    everything = run("blend", "blend.toml", "--all").stdout
+    everything = run("blend", "blend.toml", "--members", "--all").stdout
     assert "others" not in everything
     assert "d00" in everything
 

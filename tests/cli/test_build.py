@@ -57,6 +57,30 @@ def test_indices_are_built_once(run, blend):
     assert stamps(blend / "cache") == built
 
 
+def test_more_samples_than_were_asked_for_are_explained(run, blend):
+    text = BLEND.replace("train = 300", "train = 301")
+    (blend / "blend.toml").write_text(text)
+    (line,) = run("build", "blend.toml").stdout.splitlines()
+    assert "samples: train 302 (301 asked for), valid " in line
+    assert line.endswith("; there are more, as the share of each dataset is rounded up")
+    (blend / "blend.toml").write_text(text.split("weight = 0.5\n[[dataset]]\nglob")[0])
+    (line,) = run("build", "blend.toml").stdout.splitlines()
+    assert line.endswith("; there are more, as a dataset has all samples of the epochs that it needs")
+
+
+def test_a_file_without_tokenizer_and_cache_is_told_both_at_once(run, blend):
+    text = BLEND.replace('cache = "cache"\n', "").replace("[tokenizer]\neod = 100\nvocab_size = 101\n", "")
+    (blend / "blend.toml").write_text(text)
+    found = run("build", "blend.toml")
+    assert (found.exit_code, found.stderr.splitlines()) == (
+        1,
+        [
+            "trackbed: blend.toml:1: tokenizer must be given to build a dataset, found none",
+            "trackbed: blend.toml:1: cache must name a folder for the indices, found none: give --cache FOLDER",
+        ],
+    )
+
+
 def test_a_plan_builds_nothing(run, blend):
     found = run("build", "blend.toml", "--plan", "--ranks", "4", "--threads", "2")
     assert found.exit_code == 0, found.stderr

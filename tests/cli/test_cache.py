@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
+from blends import build, gpt_config, write_pair
 from small_entries import STEM, open_
 from trackbed.cache import await_flush
 from trackbed.cli.parse import Duration, Size
@@ -134,3 +135,25 @@ def test_durations_are_read_as_people_write_them(text, seconds):
 def test_amounts_that_mean_nothing_are_refused(kind, text):
     with pytest.raises(click.BadParameter, match="must be a number with"):
         kind.convert(text, None, None)
+
+
+@pytest.mark.parametrize("order", ["megatron", "balanced"])
+def test_entries_are_listed_with_dataset_split_and_class(run, tmp_path, order):
+    prefixes = [write_pair(tmp_path / f"a pair with a rather long name {number}", [20] * 30) for number in range(2)]
+    build(gpt_config(tmp_path / "cache", blend=(prefixes, [1, 1]), split="8,2", order=order), (9, 3, None))
+    listed = json.loads(run("cache", "ls", "cache", "--json").stdout)["entries"]
+    blend = "blend of 2 datasets" if order == "megatron" else "9 samples of 2 datasets in the balanced order"
+    found = {(one["dataset"], one["split"], one["class"]) for one in listed}
+    assert {(prefix, split, "GPTDataset") for prefix in prefixes for split in ("train", "valid")} <= found
+    assert any(dataset.endswith(blend[1:]) for dataset, _, _ in found)
+    table = run("cache", "ls", "cache").stdout
+    for prefix in prefixes:
+        rows = [line.split(prefix)[1].split()[:2] for line in table.splitlines() if prefix in line]
+        assert sorted(rows) == [["train", "GPTDataset"], ["valid", "GPTDataset"]]
+
+
+def test_an_entry_without_a_description_is_listed_with_what_its_name_tells(run, folder):
+    for path in folder.rglob("*description.txt"):
+        path.unlink()
+    (first, _) = json.loads(run("cache", "ls", folder, "--json").stdout)["entries"]
+    assert (first["dataset"], first["split"]) == ("", "valid")

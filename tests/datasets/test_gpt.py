@@ -268,7 +268,7 @@ def test_the_file_of_counts_must_name_the_prefix(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"eod_mask_loss": True}, {"reset_position_ids": True}, {"create_attention_mask": False}, {"random_seed": 8}],
+    [{"eod_mask_loss": True}, {"reset_position_ids": True}, {"create_cu_seqlens": True}, {"random_seed": 8}],
 )
 def test_whatever_shapes_samples_changes_the_fingerprint(tmp_path, options):
     assert one(tmp_path).fingerprint == one(tmp_path).fingerprint

@@ -2,6 +2,7 @@
 
 from trackbed.cache.await_visible import await_visible
 from trackbed.cache.build import build_batch
+from trackbed.cache.described import Described, describe_stored
 from trackbed.cache.entry import ArraySpec, Entry, fingerprint
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry, take_inventory
@@ -17,6 +18,7 @@ __all__ = [
     "ArraySpec",
     "Arrays",
     "Condition",
+    "Described",
     "Entry",
     "Found",
     "Inventory",
@@ -31,6 +33,7 @@ __all__ = [
     "build_batch",
     "bytes_to_read",
     "damage",
+    "describe_stored",
     "entries_in_use",
     "find_problems",
     "fingerprint",

@@ -165,7 +165,8 @@ def _judge(
     entry = request.entry
     is_aside = place.directory != f"{entry.directory}"
     if isinstance(manifest, Manifest):
-        if manifest.fingerprint != entry.fingerprint:
+        is_same = manifest.fingerprint == entry.fingerprint or manifest.fingerprint in request.earlier_fingerprints()
+        if not is_same:
             return Found(State.foreign, is_aside, stamps, differences(manifest.decisions, entry.decisions))
         problem = _size_problem(place, entry, manifest, stamps)
         if not problem and notes is not None:

@@ -41,7 +41,8 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 )  # fmt: skip
 @click.option("--tokens", type=_Count(), metavar="COUNT", help="Number of tokens to train on, such as 2T, 1.5B or 20M.")
 @click.option("--samples", type=_Count(), metavar="COUNT", help="Number of samples to train on.")
-@click.option("--all", "show_all", is_flag=True, help="Show every dataset, not only the largest ones.")
+@click.option("--all", "show_all", is_flag=True, help="Show every row, not only the largest ones.")
+@click.option("--members", is_flag=True, help="Show each pair of a glob in a row of its own.")
 @click.option("--plot", metavar="FILE", help="Plot proportions and epochs to a .svg, .png or .pdf file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @idx_cache_option
@@ -52,14 +53,16 @@ def blend(
     tokens: int | None,
     samples: int | None,
     show_all: bool,
+    members: bool,
     plot: str | None,
     as_json: bool,
     idx_cache: str | None,
 ) -> None:
     """Show the plan of a blend file, without building it.
 
-    BLEND.toml lists datasets, weights and sizes. Shows the tokens, samples and epochs that a run takes from each
-    dataset, and the proportions of each stage. The exit status is 1 if a dataset falls short.
+    BLEND.toml lists datasets, weights and sizes. Shows the documents and tokens of each dataset in each split, the
+    samples and epochs that a run takes from it, and the proportions of each stage. The exit status is 1 if a dataset
+    falls short.
     """
     from trackbed.builder.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
 
@@ -83,7 +86,7 @@ def blend(
     else:
         from trackbed.cli.blend_table import show_plan
 
-        show_plan(plan, show_all=show_all)
+        show_plan(plan, show_all=show_all, members=members)
     if plot is not None:
         from trackbed.cli.blend_plot import draw_plan
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trackbed.cli.blend_table import DatasetSelection, compact, largest_first
+from trackbed.cli.blend_table import RowSelection, compact, largest_first, rows_of
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
         msg = f"{path}: a plot needs matplotlib, which `pip install trackbed[plot]` installs, found none"
         raise ArgumentError(msg) from error
     split = plan.splits[0]
-    selection = largest_first(split, _MOST_BARS)
+    selection = largest_first(split, rows_of(split, members=True), _MOST_BARS)
     rows = len(selection.shown) + bool(selection.rest)
     figure = Figure(figsize=(11, 2.2 + 0.32 * rows), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -50,17 +50,18 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _colors(selection: DatasetSelection) -> list[Any]:
+def _colors(selection: RowSelection) -> list[Any]:
     from matplotlib import colormaps
 
     return [colormaps["tab20"](number % 20) for number in range(len(selection.shown))] + [_REST_COLOR]
 
 
-def _groups(selection: DatasetSelection) -> list[list[int]]:
-    return [[number] for number in selection.shown] + ([selection.rest] if selection.rest else [])
+def _groups(selection: RowSelection) -> list[list[int]]:
+    rest = [list(selection.rest_numbers)] if selection.rest else []
+    return [list(row.numbers) for row in selection.shown] + rest
 
 
-def _draw_stages(axes: Any, split: "SplitPlan", selection: DatasetSelection, colors: list[Any]) -> None:
+def _draw_stages(axes: Any, split: "SplitPlan", selection: RowSelection, colors: list[Any]) -> None:
     """Plots the stacked shares of the samples over the tokens of the run."""
     tokens_a_sample = split.tokens // max(split.samples, 1)
     unit, name = _unit(split.tokens)
@@ -80,7 +81,7 @@ def _draw_stages(axes: Any, split: "SplitPlan", selection: DatasetSelection, col
     axes.yaxis.set_major_formatter(lambda share, _position: f"{share:.0%}")
 
 
-def _draw_epochs(axes: Any, split: "SplitPlan", selection: DatasetSelection, colors: list[Any]) -> None:
+def _draw_epochs(axes: Any, split: "SplitPlan", selection: RowSelection, colors: list[Any]) -> None:
     """Plots the epochs of each dataset, and their limits."""
     groups = _groups(selection)
     names, widest = [], 1.0

@@ -100,7 +100,7 @@ def build(
         if group.rank == 0:
             show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)
         return
-    built = _run(make, group, config)
+    built = _run(make, group, config, blend.sizes)
     if (reader == _MEGATRON or check_against is not None) and group.rank == 0:
         _check_names(built, config)
     if check_against is not None and group.rank == 0:
@@ -115,10 +115,14 @@ def _config(
 ) -> "GPTDatasetConfig":
     from trackbed.comm.launch import threads_per_rank
 
+    file = blend.file
+    problems = file.problems()
+    if file.tokenizer is None and identity is None:
+        problems.add(("tokenizer",), "must be given to build a dataset, found none")
+    if (cache or file.cache) is None and file.order != "instant":
+        problems.add(("cache",), "must name a folder for the indices, found none: give --cache FOLDER")
+    problems.stop()  # both omissions at once
     config = blend.config(tokenizer=_tokenizer(blend, identity), cache=cache)
-    if config.path_to_cache is None and config.order != "instant":
-        msg = f"{blend.file.path}: cache must name a folder for the indices, found none: give --cache FOLDER"
-        raise ArgumentError(msg)
     config.num_dataset_builder_threads = threads or threads_per_rank()
     return config
 
@@ -205,7 +209,9 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
         raise CacheError(msg)
 
 
-def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -> list[Any]:
+def _run(
+    make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig", sizes: Sequence[int | None]
+) -> list[Any]:
     """Builds the indices, and shows the progress on the first process. Returns the datasets."""
     from trackbed.cache import await_flush
     from trackbed.cli.build_progress import show_building
@@ -216,12 +222,27 @@ def _run(make: Callable[..., Any], group: "Group", config: "GPTDatasetConfig") -
     await_flush()  # otherwise the next job would verify the files after a power loss
     if group.rank > 0:
         return built
-    names = ("train", "valid", "test")
-    samples = ", ".join(f"{name} {_length(one):,}" for name, one in zip(names, built, strict=True) if one is not None)
+    samples = _samples(built, sizes, config)
     where = "nothing to build" if config.order == "instant" else f"indices are in {config.path_to_cache}"
     processes = f" with {group.size} processes" if group.size > 1 else ""
     click.echo(f"{where}, after {monotonic() - started:.1f} s{processes}; samples: {samples}")
     return built
+
+
+def _samples(built: Sequence[Any], sizes: Sequence[int | None], config: "GPTDatasetConfig") -> str:
+    """Returns the samples of each split, and in one clause why there are more than were asked for."""
+    from trackbed.builder.blend_file.excess import why_more_samples
+    from trackbed.datasets import BlendedDataset
+
+    parts, reasons = [], []
+    for name, one, asked in zip(("train", "valid", "test"), built, sizes, strict=True):
+        if one is None:
+            continue
+        is_more = asked is not None and not isinstance(one, list) and len(one) > asked
+        parts.append(f"{name} {_length(one):,}{f' ({asked:,} asked for)' if is_more else ''}")
+        reasons += [why_more_samples(config, is_blended=isinstance(one, BlendedDataset))] if is_more else []
+    more = f"; there are more, as {' or '.join(dict.fromkeys(reasons))}" if reasons else ""
+    return ", ".join(parts) + more
 
 
 def _length(built: Any) -> int:

@@ -15,6 +15,8 @@ from trackbed.plural import number_of
 __all__ = ["cache"]
 
 _DAY = 86_400.0
+_NAME_CHARS = 8
+"""Characters of the name of an entry in the table, which is the MD5 of its description."""
 
 
 @click.group()
@@ -128,10 +130,14 @@ def _report(found: "Inventory", removal: "Removal", verb: str) -> None:
 
 def _fields(entry: "StoredEntry") -> dict[str, Any]:
     """Returns an entry as JSON values."""
+    from trackbed.cache import describe_stored
+
+    described = describe_stored(entry)
     return {
         "path": entry.path,
-        "class": entry.class_name,
-        "split": entry.split,
+        "dataset": described.dataset,
+        "class": described.class_name,
+        "split": described.split,
         "fingerprint": entry.fingerprint,
         "is_aside": entry.is_aside,
         "has_manifest": entry.manifest is not None,
@@ -145,18 +151,24 @@ def _fields(entry: "StoredEntry") -> dict[str, Any]:
 
 def _draw(entries: "list[StoredEntry]") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from trackbed.cache import describe_stored
+    from trackbed.cli.console import table_console
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("entry", overflow="fold", min_width=12)
+    table.add_column("dataset", overflow="fold", min_width=12)
+    for column in ("split", "class", "entry"):
+        table.add_column(column, no_wrap=True)
     for column in ("place", "size", "last used", "state"):
         table.add_column(column, justify="right", no_wrap=True)
     for entry in entries:
         state = entry.condition.value if entry.manifest is not None else f"{entry.condition.value}, no manifest"
         place = f"{entry.directory.rpartition('/')[2][:8]}" if entry.is_aside else "shared"
-        table.add_row(entry.stem, place, _size(entry.size_bytes), _day(entry.last_used), state)
-    Console(markup=False, highlight=False).print(table)
+        dataset, split, class_name = describe_stored(entry)
+        name = entry.stem[:_NAME_CHARS]
+        table.add_row(dataset, split, class_name, name, place, _size(entry.size_bytes), _day(entry.last_used), state)
+    table_console().print(table)
 
 
 def _day(seconds: float) -> str:

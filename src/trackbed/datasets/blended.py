@@ -141,6 +141,24 @@ class BlendedDataset(_Dataset, Gathering):
     def _fingerprint(self) -> str:
         return fingerprint({**self._decisions, "description": self.unique_description})
 
+    @property
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Other fingerprints that earlier versions gave such samples."""
+        earlier = self._earlier_decisions()
+        return () if earlier is None else (fingerprint({**earlier, "description": self.unique_description}),)
+
+    def _earlier_index_fingerprints(self) -> tuple[str, ...]:
+        """Returns other fingerprints that earlier versions gave the same index."""
+        earlier = self._earlier_decisions()
+        return () if earlier is None else (fingerprint(earlier),)
+
+    def _earlier_decisions(self) -> dict[str, Any] | None:
+        earlier = [getattr(dataset, "earlier_fingerprints", ()) for dataset in self.datasets]
+        if not any(earlier):
+            return None
+        members = [found[0] if found else one.fingerprint for found, one in zip(earlier, self.datasets, strict=True)]
+        return {**self._decisions, "datasets": fingerprint({"all": members})}
+
     @cached_property
     def data_checksum(self) -> DataChecksum:
         """Digest of the checksums of all datasets' data; third-party datasets may have none."""
@@ -178,7 +196,8 @@ class BlendedDataset(_Dataset, Gathering):
 
     def _request(self) -> Request | None:
         """Returns the request for the index, or None if it is kept in memory."""
-        return self._order.request(self._entry)
+        found = self._order.request(self._entry)
+        return None if found is None else found._replace(earlier_fingerprints=self._earlier_index_fingerprints)
 
     def __getstate__(self) -> dict[str, Any]:
         """State without the gatherer and the checksum, which a copy computes again."""

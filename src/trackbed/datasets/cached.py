@@ -71,6 +71,10 @@ class CachedDataset(MegatronDataset, Gathering):
     def _shaping(self) -> list[Any]:
         """Returns the values that decide the samples, and neither the index nor the description."""
 
+    def _earlier_shaping(self) -> list[Any] | None:
+        """Returns other values of `_shaping` for the same samples in earlier versions; None if there are none."""
+        return None
+
     def _shaping_content(self) -> dict[str, Any]:
         """Returns the fields of `_shaping` that ranks must agree on."""
         return {}
@@ -112,7 +116,15 @@ class CachedDataset(MegatronDataset, Gathering):
 
     @cached_property
     def _fingerprint(self) -> str:
-        shaping = self._shaping()
+        return self._fingerprint_with(self._shaping())
+
+    @property
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Other fingerprints that earlier versions gave such samples."""
+        shaping = self._earlier_shaping()
+        return () if shaping is None else (self._fingerprint_with(shaping),)
+
+    def _fingerprint_with(self, shaping: list[Any]) -> str:
         return fingerprint(
             {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping]}
         )

@@ -84,6 +84,10 @@ def _known(found: str, stamps: str | None = None) -> DataChecksum:
 
 class _HasData(Protocol):
     @property
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Fingerprints that earlier versions gave the dataset."""
+
+    @property
     def data_checksum(self) -> DataChecksum:
         """Checksum of the dataset's data."""
 
@@ -106,6 +110,10 @@ class DatasetFingerprint(str):
     def data(self) -> DataChecksum:
         """Checksum of the data of the dataset."""
         return self._dataset.data_checksum
+
+    def earlier(self) -> tuple[str, ...]:
+        """Returns the fingerprints that earlier versions gave the dataset, which positions may have."""
+        return self._dataset.earlier_fingerprints
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         """Pickles the text only."""

@@ -31,6 +31,7 @@ from trackbed.index.splits import Split
 
 __all__ = ["GPTDataset", "Piece"]
 
+# Earlier versions had create_attention_mask in the fingerprint: it keeps its place, so that theirs are still found.
 _SHAPING = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -226,7 +227,15 @@ class GPTDataset(CachedDataset):
         return self._samples.decisions()
 
     def _shaping(self) -> list[Any]:
-        return [getattr(self.config, name) for name in _SHAPING]
+        return self._shaping_as_if(create_attention_mask=True)
+
+    def _earlier_shaping(self) -> list[Any]:
+        return self._shaping_as_if(create_attention_mask=False)
+
+    def _shaping_as_if(self, *, create_attention_mask: bool) -> list[Any]:
+        """Returns the values of `_SHAPING`, whatever the configuration says of masks, which do not change the data."""
+        values = {name: getattr(self.config, name) for name in _SHAPING}
+        return list({**values, "create_attention_mask": create_attention_mask}.values())
 
     def _checksum(self) -> str:
         return self._samples.checksum()

@@ -1,7 +1,7 @@
 """The position of a run in the data as checkpoint state, with the identity of the data and of the order."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from operator import index
@@ -44,8 +44,12 @@ class Position:
         values = {name: getattr(self, name) for name in _names()}  # `asdict` copies, which is too slow for every batch
         return {"version": VERSION, **values}
 
-    def resumed(self, state: Mapping[str, Any]) -> "Position":
+    def resumed(self, state: Mapping[str, Any], *, earlier: Callable[[], Collection[str]] = tuple) -> "Position":
         """This position, moved to that of `state`.
+
+        Args:
+            state: the saved position.
+            earlier: returns other fingerprints that the same data had in earlier versions; called if they are needed.
 
         Raises:
             ArgumentError: `state` is not a position, or has another version, other data or another order.
@@ -56,6 +60,9 @@ class Position:
             raise ArgumentError(msg)
         if self.fingerprint is None:
             logger.warning("resuming without a fingerprint: cannot check that the data are the same")
+        saved = state.get("fingerprint")
+        if isinstance(saved, str) and saved != self.fingerprint and saved in earlier():
+            state = {**state, "fingerprint": self.fingerprint}
         for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):
                 found = getattr(self, name)

@@ -5,7 +5,7 @@ batch is any number of those, so its size may change from one step to the next.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -113,6 +113,7 @@ class MegatronPretrainingSampler(Positioned):
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.drop_last = drop_last
         self._fingerprint = None if fingerprint is None else str(fingerprint)
+        self._given = fingerprint
         self._yielded = consumed_samples
         self._keep_data(fingerprint.data if isinstance(fingerprint, DatasetFingerprint) else None)
 
@@ -136,7 +137,7 @@ class MegatronPretrainingSampler(Positioned):
 
     def load_position(self, state: Mapping[str, Any]) -> None:
         """Load a state without checking the data checksum."""
-        consumed = self._position(0).resumed(state).consumed_samples
+        consumed = self._position(0).resumed(state, earlier=_earlier(self._given)).consumed_samples
         if consumed > self.total_samples:
             msg = f"consumed_samples must be in [0, {self.total_samples}], found {consumed}"
             raise ArgumentError(msg)
@@ -249,7 +250,8 @@ class MegatronPretrainingRandomSampler(Positioned):
 
     def load_position(self, state: Mapping[str, Any]) -> None:
         """Load a state without checking the data checksum."""
-        self.consumed_samples = self._checked(self._position(0).resumed(state).consumed_samples)
+        earlier = _earlier(getattr(self.dataset, "fingerprint", None))
+        self.consumed_samples = self._checked(self._position(0).resumed(state, earlier=earlier).consumed_samples)
 
     def _position(self, consumed_samples: int) -> Position:
         fingerprint = getattr(self.dataset, "fingerprint", None)
@@ -262,6 +264,11 @@ class MegatronPretrainingRandomSampler(Positioned):
             permuted=self._permuted,
             data_parallel_size=self.data_parallel_size if self.data_sharding else None,
         )
+
+
+def _earlier(fingerprint: str | None) -> Callable[[], tuple[str, ...]]:
+    """Returns the function that returns the fingerprints that earlier versions gave a dataset."""
+    return fingerprint.earlier if isinstance(fingerprint, DatasetFingerprint) else tuple
 
 
 def _check_ranks(total_samples: int, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int) -> None:

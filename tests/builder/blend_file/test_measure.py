@@ -37,7 +37,8 @@ def test_the_configuration_is_the_one_that_is_written_by_hand(data):
     )
     blend = measured(text)
     ours = blend.config(tokenizer=NullTokenizer(VOCAB))
-    theirs = gpt_config("cache", blend=(["pair0", "pair1"], [0.3, 2.0]), split="8,1,1", reset_position_ids=True)
+    named = {"reset_position_ids": True, "create_attention_mask": False}
+    theirs = gpt_config("cache", blend=(["pair0", "pair1"], [0.3, 2.0]), split="8,1,1", **named)
     assert {**vars(ours), "tokenizer": None} == {**vars(theirs), "tokenizer": None}
     assert blend.sizes == (60, 6, 6)
     made = [

@@ -68,6 +68,7 @@ class DrawCounter:
         self._blend = blend
         self._members = blend.of(split)
         self.tokens = [member.split_tokens[split.value] or 0 for member in self._members]
+        self.documents = [member.split_documents[split.value] or 0 for member in self._members]
         self.sequence_length = config.sequence_length
         self._spec = plan_split(split, blend.sizes[split.value], config)
         self._is_blended = self._spec is not None and self._spec.is_blended

@@ -55,7 +55,9 @@ class Member:
     """Name in the configuration."""
     pairs: tuple[str, ...]
     entry: DatasetEntry
-    documents: int
+    split_documents: tuple[int | None, int | None, int | None]
+    """Documents of its part of each split, estimated from the share of its sequences if documents have several; None
+    for a split that it is not in."""
     tokens: int
     split_tokens: tuple[int | None, int | None, int | None]
     """Tokens of its part of each split; None for a split that it is not in."""
@@ -171,21 +173,28 @@ def _measure(
 ) -> Member:
     dataset = opener.open(entry, prefix, pairs)
 
-    def in_split(split: Split) -> int | None:
-        part = bounds[split.value]
-        if part is None or (entry.splits is not None and split not in entry.splits):
-            return None
-        start, stop = split_range(part, len(dataset))
-        return _tokens_before(dataset, stop) - _tokens_before(dataset, start)
+    ranges = [
+        None
+        if (part := bounds[split.value]) is None or (entry.splits is not None and split not in entry.splits)
+        else split_range(part, len(dataset))
+        for split in Split
+    ]
+    documents = dataset.index.document_count - 1
+
+    def tokens_in(span: tuple[int, int] | None) -> int | None:
+        return None if span is None else _tokens_before(dataset, span[1]) - _tokens_before(dataset, span[0])
+
+    def documents_in(span: tuple[int, int] | None) -> int | None:
+        return None if span is None else round(documents * (span[1] - span[0]) / max(len(dataset), 1))
 
     return Member(
         name=entry.name if entry.kind != "glob" else prefix.rpartition("/")[2],
         prefix=prefix,
         pairs=pairs,
         entry=entry,
-        documents=dataset.index.document_count - 1,
+        split_documents=(documents_in(ranges[0]), documents_in(ranges[1]), documents_in(ranges[2])),
         tokens=_tokens_before(dataset, len(dataset)),
-        split_tokens=(in_split(Split.train), in_split(Split.valid), in_split(Split.test)),
+        split_tokens=(tokens_in(ranges[0]), tokens_in(ranges[1]), tokens_in(ranges[2])),
         part=1.0,
     )
 

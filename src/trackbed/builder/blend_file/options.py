@@ -36,6 +36,8 @@ OPTIONS: Final[Mapping[str, Rule]] = {
 _IDX_CACHE: Final = "object_storage_cache_path"
 _REQUIRED: Final = ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
 """Fields without a default in Megatron Core; False by default in a blend file."""
+_MASK: Final = "create_attention_mask"
+"""True by default in Megatron Core; False in a blend file, as attention kernels make causal masks themselves."""
 
 
 def read_options(table: TableReader, folder: Path) -> dict[str, Any]:
@@ -50,6 +52,6 @@ def read_options(table: TableReader, folder: Path) -> dict[str, Any]:
     if given[_IDX_CACHE] is not None:
         given[_IDX_CACHE] = str(folder / given[_IDX_CACHE])
     return {
-        **dict.fromkeys(_REQUIRED, False),
+        **dict.fromkeys((*_REQUIRED, _MASK), False),
         **{name: value for name, value in given.items() if value is not None},
     }

@@ -3,14 +3,17 @@
 Shapes: K datasets of a split, T stages.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trackbed.builder.blend_file.draws import DrawCounter, SplitDraws, StageDraws
+from trackbed.builder.blend_file.excess import why_more_are_built, why_more_samples
 from trackbed.builder.blend_file.measure import MeasuredBlend
 from trackbed.builder.blend_file.members import Member
 from trackbed.builder.blend_file.tables import Problems
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.index import Split
+from trackbed.plural import number_of
 
 __all__ = ["BlendPlan", "DatasetPlan", "SplitPlan", "plan_blend"]
 
@@ -20,11 +23,13 @@ class DatasetPlan:
     """Draws from one dataset in a split."""
 
     name: str
+    entry: str
+    """Name of its `[[dataset]]`, which several datasets of a glob share."""
     prefix: str
     pairs: int
     """Number of pairs that it is read from."""
     documents: int
-    """Documents in the whole dataset."""
+    """Documents in its part of the split; estimated if documents have several sequences."""
     tokens: int
     """Tokens in its part of the split."""
     weight: float
@@ -46,12 +51,16 @@ class SplitPlan:
     """Plan of one split."""
 
     split: str
+    asked: int | None
+    """Samples that were asked for; None for all samples of its datasets."""
     samples: int
     """Samples of the blend, at least as many as requested."""
     tokens: int
     datasets: tuple[DatasetPlan, ...]
     stages: tuple[StageDraws, ...]
     """`[T]` stages, at least one."""
+    notes: tuple[str, ...] = ()
+    """Sentences that say why there are more samples than were asked for, or are drawn; empty if there are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,7 @@ def plan_blend(blend: MeasuredBlend) -> BlendPlan:
 
 def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, problems: Problems) -> SplitPlan:
     counter, members = DrawCounter(blend, config, split), blend.of(split)
+    asked = blend.sizes[split.value]
     draws, stages = counter.count()
     datasets = []
     for number, member in enumerate(members):
@@ -96,11 +106,32 @@ def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, pr
         problems.add(("dataset",), f"of {split.name}: {counter.failure}")
     return SplitPlan(
         split=split.name,
+        asked=asked,
         samples=draws.size,
         tokens=draws.size * config.sequence_length,
         datasets=tuple(datasets),
         stages=stages,
+        notes=_notes(config, draws, datasets, asked, has_weights=blend.weights[split.value] is not None),
     )
+
+
+def _notes(
+    config: GPTDatasetConfig,
+    draws: SplitDraws,
+    datasets: Sequence[DatasetPlan],
+    asked: int | None,
+    *,
+    has_weights: bool,
+) -> tuple[str, ...]:
+    notes = []
+    if asked is not None and draws.size > asked:
+        why = why_more_samples(config, is_blended=len(datasets) > 1)
+        notes.append(f"{number_of(draws.size, 'sample')} for {asked:,} asked for, as {why}")
+    built = sum(one.samples_built for one in datasets)
+    if built > draws.size and config.order != "instant":
+        why = why_more_are_built(config, has_weights=has_weights)
+        notes.append(f"indices are built for at least {number_of(built, 'sample')}, as {why}")
+    return tuple(notes)
 
 
 def _plan_dataset(
@@ -110,9 +141,10 @@ def _plan_dataset(
     drawn = draws.drawn[number]
     return DatasetPlan(
         name=member.name,
+        entry=member.entry.name,
         prefix=member.prefix,
         pairs=len(member.pairs),
-        documents=member.documents,
+        documents=counter.documents[number],
         tokens=counter.tokens[number],
         weight=draws.weights[number],
         samples=drawn,
