@@ -121,7 +121,7 @@ def test_a_blend_file_with_addresses_is_planned_built_and_shown(output_of, bucke
     for plan in plans:
         for split in plan["splits"]:
             for dataset in split["datasets"]:
-                dataset["name"] = dataset["prefix"] = ""
+                dataset["name"] = dataset["prefix"] = dataset["entry"] = ""
     assert plans[0] == plans[1]
     output_of("build", stored, "--idx-cache", tmp_path / "idx")
     samples = [json.loads(output_of("show", path, "--sample", "7", "--json")) for path in (stored, disk)]

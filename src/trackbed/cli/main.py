@@ -27,7 +27,6 @@ from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
 from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
-from trackbed.files.stores import is_address, secret_part
 from trackbed.version import __version__
 
 __all__ = ["main", "trackbed"]
@@ -57,7 +56,7 @@ class _CommandLine(click.Group):
         """Refuses addresses with secrets before any part of the command line repeats them."""
         for word in args:
             value = word.partition("=")[2] if word.startswith("--") else word
-            if is_address(value) and secret_part(value):
+            if "://" in value and _has_secret(value):
                 msg = "an address must have no user, password, query or fragment, found one (not repeated here)"
                 raise click.UsageError(msg)
         return super().parse_args(ctx, args)
@@ -75,6 +74,15 @@ class _CommandLine(click.Group):
         except KeyboardInterrupt as stop:
             click.echo(f"trackbed: interrupted{': ' if str(stop) else ''}{stop}", err=True)
             ctx.exit(128 + signal.SIGINT)
+
+
+def _has_secret(word: str) -> bool:
+    from trackbed.files.stores import is_address, secret_part
+
+    try:
+        return is_address(word) and secret_part(word) is not None
+    except ValueError:
+        return False  # the command says that it cannot be read
 
 
 @click.group(cls=_CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
