@@ -1,4 +1,5 @@
 import json
+import re
 import time
 
 import pytest
@@ -191,3 +192,17 @@ def test_the_arguments_of_a_megatron_job_become_a_blend_file(run, tmp_path):
     assert (tmp_path / "blend.toml").read_text() == printed
     assert run(*arguments, "blend.toml").stderr == "trackbed: blend.toml: must be a new file, found one that is there\n"
     assert "Missing argument 'BLEND.toml'" in run("blend").stderr
+
+
+def test_a_plot_of_a_hundred_datasets_has_a_row_for_each_entry_and_marks_distant_limits(run, tmp_path):
+    write_pairs(tmp_path, 40)
+    others = "".join(f'[[dataset]]\npath = "pair{n}"\nweight = {30 - n}\n' for n in range(20))
+    text = f'{others}[[dataset]]\nglob = "pair[23]?"\nweight = 400\nmax_epochs = 1e6\n'
+    head = 'version = 1\nsequence_length = 16\norder = "instant"\nsplit = "1"\nsize = {train = 100}\n'
+    (tmp_path / "many.toml").write_text(head + text)
+    assert run("blend", "many.toml", "--plot", "many.svg").exit_code == 0
+    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "many.svg").read_text())
+    assert texts.count("pair[23]? (20)") == 1  # a row for the glob
+    assert "11 others" in texts
+    assert "1e+06 ▶" in texts
+    assert any(re.fullmatch(r"pair\[23\]\?  \d+%", text) for text in texts)  # a label in the area itself

@@ -1,19 +1,25 @@
 """Plot of `trackbed blend --plot`: proportions by stage, and epochs by dataset, of training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trackbed.cli.blend_table import RowSelection, compact, largest_first, rows_of
+from trackbed.cli.blend_table import Row, RowSelection, compact, largest_first, rows_of
 from trackbed.errors import ArgumentError
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.builder import BlendPlan
-    from trackbed.builder.blend_file import SplitPlan
-from trackbed.plural import number_of
+    from trackbed.builder.blend_file import DatasetPlan, SplitPlan
 
 __all__ = ["draw_plan"]
 
-_MOST_BARS: Final = 11
+_MOST_BARS: Final = 10
+"""Rows with a color of their own, as many as the palette has."""
+_SMALLEST_LABEL: Final = 0.035
+"""Share of the samples from which on an area has its name in it."""
+_FAR: Final = 2.0
+"""Limits beyond so many times the most epochs are marked at the edge."""
 _REST_COLOR: Final = "0.8"
 _LIMIT_COLOR: Final = "0.2"
 _SUFFIXES: Final = (".svg", ".png", ".pdf")
@@ -35,7 +41,7 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
         msg = f"{path}: a plot needs matplotlib, which `pip install trackbed[plot]` installs, found none"
         raise ArgumentError(msg) from error
     split = plan.splits[0]
-    selection = largest_first(split, rows_of(split, members=True), _MOST_BARS)
+    selection = largest_first(split, rows_of(split, members=False), _MOST_BARS)
     rows = len(selection.shown) + bool(selection.rest)
     figure = Figure(figsize=(11, 2.2 + 0.32 * rows), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -53,12 +59,20 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
 def _colors(selection: RowSelection) -> list[Any]:
     from matplotlib import colormaps
 
-    return [colormaps["tab20"](number % 20) for number in range(len(selection.shown))] + [_REST_COLOR]
+    # Neighbours differ in hue: a palette of light and dark pairs would seem to group them.
+    return [colormaps["tab10"](number % 10) for number in range(len(selection.shown))] + [_REST_COLOR]
 
 
-def _groups(selection: RowSelection) -> list[list[int]]:
-    rest = [list(selection.rest_numbers)] if selection.rest else []
-    return [list(row.numbers) for row in selection.shown] + rest
+def _on(color: Any) -> str:
+    """Returns the color of a text on a color."""
+    from matplotlib.colors import to_rgb
+
+    return "0.15" if sum(to_rgb(color)) > 1.7 else "white"
+
+
+def _rows(selection: RowSelection) -> list[Row]:
+    rest = [Row(number_of(len(selection.rest), "other"), selection.rest_numbers)] if selection.rest else []
+    return [*selection.shown, *rest]
 
 
 def _draw_stages(axes: Any, split: "SplitPlan", selection: RowSelection, colors: list[Any]) -> None:
@@ -68,10 +82,15 @@ def _draw_stages(axes: Any, split: "SplitPlan", selection: RowSelection, colors:
     for stage in split.stages:
         start, total, top = stage.first_sample * tokens_a_sample / unit, sum(stage.samples), 1.0
         width = (stage.stop_sample - stage.first_sample) * tokens_a_sample / unit
-        for group, color in zip(_groups(selection), colors, strict=False):
-            share = sum(stage.samples[number] for number in group) / max(total, 1)
+        for row, color in zip(_rows(selection), colors, strict=False):
+            share = sum(stage.samples[number] for number in row.numbers) / max(total, 1)
             top -= share  # from the top, in the order of the bars in the other plot
             axes.bar(start, share, width, bottom=top, align="edge", color=color, edgecolor="white", linewidth=0.6)
+            if share >= _SMALLEST_LABEL and width * unit * len(split.stages) >= split.tokens / 2:
+                text = f"{_shortened(row.name)}  {share:.0%}" if len(split.stages) < 3 else f"{share:.0%}"
+                axes.text(
+                    start + width / 2, top + share / 2, text, ha="center", va="center", fontsize=8, color=_on(color)
+                )
     axes.set(
         xlim=(0, max(split.tokens / unit, 1e-9)),
         ylim=(0, 1),
@@ -83,31 +102,47 @@ def _draw_stages(axes: Any, split: "SplitPlan", selection: RowSelection, colors:
 
 def _draw_epochs(axes: Any, split: "SplitPlan", selection: RowSelection, colors: list[Any]) -> None:
     """Plots the epochs of each dataset, and their limits."""
-    groups = _groups(selection)
-    names, widest = [], 1.0
-    for row, (group, color) in enumerate(zip(groups, colors, strict=False)):
-        members = [split.datasets[number] for number in group]
-        drawn = sum(one.tokens_drawn for one in members)
-        epochs = members[0].epochs if len(members) == 1 else drawn / max(sum(one.tokens for one in members), 1)
-        is_short = any(one.shortfall is not None for one in members)
-        limit = members[0].max_epochs if len(members) == 1 else None
-        axes.barh(row, epochs, color=color)
-        axes.text(
-            epochs, row, f" {epochs:.2f}, {compact(drawn)}", va="center", fontsize=8, color="C3" if is_short else "0.2"
-        )
-        if limit is not None:
-            axes.plot([limit, limit], [row - 0.42, row + 0.42], color=_LIMIT_COLOR, linewidth=2)
-        names.append(members[0].name if len(members) == 1 else number_of(len(members), "other"))
-        widest = max(widest, epochs, limit or 0.0)
-    axes.set_yticks(range(len(groups)), [_shortened(name) for name in names], fontsize=9)
+    rows = _rows(selection)
+    shown = [[split.datasets[number] for number in row.numbers] for row in rows]
+    epochs = [_epochs_of(datasets) for datasets in shown]
+    most = max([1.0, *epochs])
+    limits = [_limit_of(datasets) for datasets in shown]
+    edge = 1.3 * max([most, *(limit for limit in limits if limit <= _FAR * most)])
+    for number, (datasets, color) in enumerate(zip(shown, colors, strict=False)):
+        limit, ink = limits[number], "C3" if any(one.shortfall is not None for one in datasets) else "0.2"
+        text = f" {epochs[number]:.2f}, {compact(sum(one.tokens_drawn for one in datasets))}"
+        axes.barh(number, epochs[number], color=color)
+        axes.text(epochs[number], number, text, va="center", fontsize=8, color=ink)
+        if limit > edge:
+            axes.text(edge, number, f"{limit:g} \u25b6", ha="right", va="center", fontsize=8, color=_LIMIT_COLOR)
+        elif limit:
+            axes.plot([limit, limit], [number - 0.42, number + 0.42], color=_LIMIT_COLOR, linewidth=2)
+    axes.set_yticks(range(len(rows)), [_shortened(_title(row)) for row in rows], fontsize=9)
     axes.invert_yaxis()
-    has_limits = any(one.max_epochs is not None for one in split.datasets)
     axes.set(
-        xlim=(0, widest * 1.3),
+        xlim=(0, edge),
         xlabel="epochs",
-        title="Epochs and tokens" + (" (line: the limit; red: short)" if has_limits else ""),
+        title="Epochs and tokens" + (" (line, arrow: the limit; red: short)" if any(limits) else ""),
     )
     axes.axvline(1, color="0.6", linestyle=":", linewidth=1, zorder=0)
+
+
+def _limit_of(datasets: "Sequence[DatasetPlan]") -> float:
+    """Returns the most epochs of each dataset of a row; 0 if there is no limit, or several."""
+    limits = {one.max_epochs for one in datasets}
+    return (limits.pop() or 0.0) if len(limits) == 1 else 0.0
+
+
+def _epochs_of(datasets: "Sequence[DatasetPlan]") -> float:
+    """Returns the epochs that the draws of a row take."""
+    if len(datasets) == 1:
+        return datasets[0].epochs
+    return sum(one.tokens_drawn for one in datasets) / max(sum(one.tokens for one in datasets), 1)
+
+
+def _title(row: Row) -> str:
+    """Returns the name of a row, with the number of its datasets if it has several."""
+    return row.name if len(row.numbers) == 1 or row.name.endswith("others") else f"{row.name} ({len(row.numbers):,})"
 
 
 def _unit(number: int) -> tuple[int, str]:
