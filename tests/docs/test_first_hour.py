@@ -1,4 +1,4 @@
-"""The README followed by a newcomer: from a fresh clone to a first batch, and to a model that was stopped and resumed."""
+"""The README followed by a newcomer: from a fresh clone to a first batch, and to a model that is resumed."""
 
 import json
 import os

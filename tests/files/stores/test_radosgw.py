@@ -60,6 +60,8 @@ def test_a_wrong_secret_is_refused_without_being_repeated(ceph_bucket, monkeypat
     ) as caught:
         read_object(address, most_bytes=10)
     assert "secret" not in str(caught.value)
+    with pytest.raises(StoreError, match="status 403 Forbidden, SignatureDoesNotMatch"):
+        stamp_of_object(address)  # the answer to HEAD has no reason
 
 
 def test_the_servers_listen_on_loopback_only(ceph_bucket):

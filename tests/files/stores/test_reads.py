@@ -1,5 +1,6 @@
 """Requests to a store, with and without faults on the way."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import (
     ObjectRange,
     ObjectStamp,
+    event_loop,
     fetch,
     fetch_heads,
     fetch_to_file,
@@ -129,6 +131,17 @@ def test_a_store_that_does_not_answer_is_given_up_in_time(seconds, bucket, deaf_
         assert isinstance(found, StoreError)
         assert f"{bucket.text(KEY)}: the store must answer in time" in str(found)
         assert taken < float(seconds) + 1
+
+
+def test_a_long_wait_is_told_once(bucket, deaf_store, monkeypatch, caplog):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "3")
+    monkeypatch.setattr(event_loop, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(event_loop, "_told", -math.inf)
+    with caplog.at_level("WARNING"), pytest.raises(StoreError):
+        stamp_of_object(bucket.address("a"))
+    (record,) = caplog.records
+    assert "/a: no answer of the store for 0 s" in record.getMessage()
+    assert record.getMessage().endswith("is the endpoint right?")
 
 
 def test_many_objects_of_a_store_that_does_not_answer_take_one_timeout(bucket, deaf_store, monkeypatch):

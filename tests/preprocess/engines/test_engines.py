@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import pytest
 
 from contracts.engine import EngineContract, Work
-from trackbed.errors import TrackbedError
+from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.preprocess.engines import ExecutorEngine, InProcessEngine, ProcessEngine, RayEngine, run_tasks
 
 make_pool = partial(ProcessPoolExecutor, 2, mp_context=get_context("spawn"))
@@ -64,3 +64,10 @@ def test_a_task_that_was_beside_one_that_kills_is_not_blamed():
     blamed = pytest.raises(TrackbedError, match=r"^\('die', 7\): ")
     with blamed, contextlib.closing(ExecutorEngine(Work(), make_pool, slots=2)) as engine:
         list(run_tasks(engine, enumerate(tasks), on_failure=lambda failed: None))
+
+
+def test_an_address_without_a_cluster_is_named_at_once(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ArgumentError, match=r"RAY_ADDRESS: must be .* found '127\.0\.0\.1:1': .*refused"):
+        RayEngine.open(len, workers=1)

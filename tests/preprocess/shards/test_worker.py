@@ -1,6 +1,8 @@
 import pickle
+import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,3 +97,13 @@ def test_a_group_of_4096_shards_opens_in_a_second(tmp_path):
         seconds.append(time.monotonic() - begin)
     assert len(group) == 2 * 4096
     assert min(seconds) < 1
+
+
+def test_a_worker_whose_host_has_other_credentials_is_refused_by_its_name(bucket, proxy):
+    worker = ShardWorker(spec_of(Path(), output=bucket.text("out/c")))
+    assert worker(None) == ()
+    proxy.faults[:] = [403, 403]
+    with pytest.raises(TrackbedError) as caught:
+        worker(None)
+    assert str(caught.value).startswith(f"{socket.gethostname()}: must be able to read from the store of the output")
+    assert "do not reach other hosts: set them there" in str(caught.value)

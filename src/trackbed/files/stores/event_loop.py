@@ -3,6 +3,8 @@
 import asyncio
 import atexit
 import contextlib
+import logging
+import math
 import os
 import threading
 import time
@@ -15,9 +17,13 @@ from trackbed.files.stores.waiting import is_done_by
 
 __all__ = ["OutOfTimeError", "result_by", "run_until", "submit"]
 
+logger = logging.getLogger(__name__)
+
 _Result = TypeVar("_Result")
 _GRACE_SECONDS: Final = 0.3
 """Seconds after its deadline in which a request reports its own error."""
+_SILENT_SECONDS: Final = 10.0
+"""Seconds after which a wait is told, and before it is told again."""
 _CLOSE_SECONDS: Final = 1.0
 _LEAVE_SECONDS: Final = 0.05
 """Seconds in which threads of obstore leave Python: they need microseconds, and the lock of the interpreter."""
@@ -100,11 +106,29 @@ def result_by(deadline: float, future: Future[_Result], *, where: str) -> _Resul
         Exception: the requests, or the poll of the caller, raised it.
     """
     try:
-        if not is_done_by(deadline + _GRACE_SECONDS, future):
-            raise OutOfTimeError(where, "no answer")
+        deadline += _GRACE_SECONDS
+        if not is_done_by(min(deadline, time.monotonic() + _SILENT_SECONDS), future):
+            _tell_waiting(where, deadline)
+            if not is_done_by(deadline, future):
+                raise OutOfTimeError(where, "no answer")
         return future.result()
     finally:
         future.cancel()
+
+
+_told = -math.inf
+"""Time of `time.monotonic` at which a wait was last told."""
+
+
+def _tell_waiting(where: str, deadline: float) -> None:
+    """Says that a wait takes long, for all waits of the process together at most once in `_SILENT_SECONDS`."""
+    global _told  # noqa: PLW0603  the last one of all threads
+    now = time.monotonic()
+    if now - _told < _SILENT_SECONDS:
+        return
+    _told = now
+    left = "" if deadline == math.inf else f", and waits for {deadline - now:.0f} s more (TRACKBED_STORE_TIMEOUT)"
+    logger.warning("%s: no answer of the store for %.0f s%s: is the endpoint right?", where, _SILENT_SECONDS, left)
 
 
 def run_until(deadline: float, work: Coroutine[Any, Any, _Result], *, where: str) -> _Result:

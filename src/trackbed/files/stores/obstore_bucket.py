@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import Answer
-from trackbed.files.stores.retries import WrongAnswerError, is_out_of_range, replaced
+from trackbed.files.stores.retries import WrongAnswerError, is_forbidden, is_out_of_range, replaced
 from trackbed.files.stores.stamp import ObjectRange, ObjectStamp, has_etag, stamp_of_metadata
 
 if TYPE_CHECKING:
@@ -43,7 +43,16 @@ class ObstoreBucket:
 
     async def head(self, address: Address) -> ObjectStamp:
         """Returns the stamp of an object."""
-        return stamp_of_metadata(await self._library.head_async(self._store, _key(address)), address)
+        try:
+            found = await self._library.head_async(self._store, _key(address))
+        except Exception as error:
+            if not is_forbidden(error):
+                raise
+            # An answer to HEAD has no body. That of GET says why: expired, wrongly signed, or not allowed.
+            options = {"range": (0, 1)}
+            await self._library.get_async(self._store, _key(address), options=options)
+            raise
+        return stamp_of_metadata(found, address)
 
     async def get(self, wanted: ObjectRange) -> memoryview:
         """Returns a range that is not empty."""

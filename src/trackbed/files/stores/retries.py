@@ -16,6 +16,7 @@ from trackbed.files.stores.redaction import redact
 __all__ = [
     "ATTEMPTS_IN_TIME",
     "WrongAnswerError",
+    "is_forbidden",
     "is_out_of_range",
     "make_once",
     "replaced",
@@ -114,6 +115,11 @@ async def make_once(request: Callable[[], Awaitable[_Result]], address: Address)
             f"{address.text}: the store must do what it is asked for, found: {_describe(error)}"
         )
     raise final
+
+
+def is_forbidden(error: Exception) -> bool:
+    """True if the store refuses the request, without a reason."""
+    return _status(error) == 403 and _CODE.search(str(error)) is None
 
 
 def is_out_of_range(error: Exception) -> bool:

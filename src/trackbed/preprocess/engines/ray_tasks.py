@@ -3,16 +3,19 @@
 import contextlib
 import os
 import pickle
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from trackbed.datasets.extras import require
+from trackbed.errors import ArgumentError
 from trackbed.preprocess.engines.engine import ASKED, Attempt, run_pickled
 
 __all__ = ["RayEngine"]
 
 _REFRESH_SECONDS: Final = 5.0
+_CONNECT_SECONDS: Final = 10.0
 
 
 class RayEngine:
@@ -42,15 +45,20 @@ class RayEngine:
             workers: number of cores of a cluster that is started.
 
         Raises:
-            ArgumentError: Ray is not installed.
-            ConnectionError: there is no cluster at that address.
+            ArgumentError: Ray is not installed, or there is no cluster at that address.
         """
         ray: Any = require("ray", where="the engine ray", extra="ray")
         is_owner = not ray.is_initialized()
         if is_owner:
             address = os.environ.get("RAY_ADDRESS") or "local"
             mine = {"num_cpus": workers, "include_dashboard": False} if address == "local" else {}
-            ray.init(address=address, log_to_driver=False, logging_level="warning", **mine)
+            _check_answers(address)
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level="warning", **mine)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                msg = f"RAY_ADDRESS: must be the address of a running cluster of Ray, found {address!r}: {first}"
+                raise ArgumentError(msg) from error
         return cls(ray, work, is_owner=is_owner)
 
     @property
@@ -110,3 +118,15 @@ class RayEngine:
             first = str(error).strip().splitlines() or [""]
             return Attempt(number, death=f"{type(error).__name__}: {first[0]}".rstrip(": "))
         return Attempt(number, result=found.result, error=found.error)
+
+
+def _check_answers(address: str) -> None:
+    """Raises ArgumentError if nothing listens at a host and port, for which Ray itself waits for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        msg = f"RAY_ADDRESS: must be the address of a running cluster of Ray, found {address!r}: {error}"
+        raise ArgumentError(msg) from None

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from trackbed.datasets.tokenizers.adapter import OpenedAs
-from trackbed.errors import ArgumentError, FormatError, TrackbedError
+from trackbed.errors import ArgumentError, FormatError, StoreError, TrackbedError
+from trackbed.files import stores
+from trackbed.files.stores import is_address, parse_address
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.plan import plan_segment_chunks
@@ -22,6 +24,7 @@ from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recip
 from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.preprocess.tokenizer import open_fastest_tokenizer
 from trackbed.tokens import IndexedDatasetBuilder
+from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.version import __version__
 
@@ -50,7 +53,7 @@ class ShardWorker:
             The seal of each key; none for None.
 
         Raises:
-            TrackbedError: this host does not see the output folder, or the files of its tokenizer differ.
+            TrackbedError: this host does not see the output folder, or its store, or the files of its tokenizer differ.
             FormatError: a record is bad and not skipped, or a file is damaged or has changed since planning.
             ArgumentError: the shard exists and was made in another way.
             OSError: a file cannot be read or written.
@@ -58,6 +61,7 @@ class ShardWorker:
         self._check_probe()
         tokenise = self._tokenise
         if task is None:
+            self._check_store()
             return ()
         finished = find_shard(self._spec, task)
         return finished or self._make(task, tokenise)
@@ -96,6 +100,21 @@ class ShardWorker:
                 f"{'another' if found else 'none'}: every host must have the folder of the output under this path"
             )
             raise TrackbedError(msg)
+
+    def _check_store(self) -> None:
+        """Makes a request to the store of the output: hosts have credentials of their own."""
+        if not is_address(self._spec.output):
+            return
+        try:
+            stores.stamp_of_object(parse_address(get_seal_path(self._spec.prefixes(0)[0])))
+        except FileNotFoundError:
+            pass
+        except (StoreError, ArgumentError) as error:
+            msg = (
+                f"{socket.gethostname()}: must be able to read from the store of the output, found: {error}; "
+                "credentials and endpoint in the environment of the driver do not reach other hosts: set them there"
+            )
+            raise TrackbedError(msg) from None
 
     @cached_property
     def _tokenise(self) -> ChunkTokenizer:
