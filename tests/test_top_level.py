@@ -209,9 +209,16 @@ def test_the_names_are_those_of_the_layers():
     assert trackbed.DistributedDataParallel is grads.DistributedDataParallel
     assert trackbed.DataParallelOptimizer is optim.DataParallelOptimizer
     assert (trackbed.save, trackbed.load) == (checkpoint.save, checkpoint.load)
-    assert set(dir(trackbed)) == set(trackbed.__all__)
+    assert trackbed.DistributedDataParallelConfig is grads.DistributedDataParallelConfig
+    assert set(trackbed.__all__) < set(dir(trackbed))
     with pytest.raises(AttributeError, match="has no attribute 'open_blends'"):
         _ = trackbed.open_blends
+
+
+def test_packages_are_imported_when_they_are_used():
+    script = "import trackbed; print(trackbed.loading.provenance.__name__, trackbed.errors.ArgumentError.__name__)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "provenance ArgumentError\n"
 
 
 def test_importing_trackbed_imports_no_torch_and_takes_no_time():

@@ -1,8 +1,8 @@
 """Tokens in, gradients across, checkpoints out: the layers under a model in LLM pre-training.
 
-The names are imported when they are first used. Each layer has more in its package: `trackbed.tokens`,
-`trackbed.preprocess`, `trackbed.datasets`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim` and
-`trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
+Names and packages are imported when they are first used. Each layer has more in its package: `trackbed.tokens`,
+`trackbed.preprocess`, `trackbed.datasets`, `trackbed.builder`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim`
+and `trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
 """
 
 from importlib import import_module
@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 from trackbed.version import __version__
 
 if TYPE_CHECKING:
-    from trackbed.checkpoint import load, save
-    from trackbed.grads import DistributedDataParallel
+    from trackbed import builder as builder
+    from trackbed import checkpoint as checkpoint
+    from trackbed import datasets as datasets
+    from trackbed import errors as errors
+    from trackbed import grads as grads
+    from trackbed import index as index
+    from trackbed import loading as loading
+    from trackbed import megatron as megatron
+    from trackbed import optim as optim
+    from trackbed import preprocess as preprocess
+    from trackbed import tokens as tokens
+    from trackbed.checkpoint import ShardedTensor, load, open_checkpoint, save
+    from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer
     from trackbed.top_level import BatchLoader, Splits, open_blend
 
@@ -20,10 +31,13 @@ __all__ = [
     "BatchLoader",
     "DataParallelOptimizer",
     "DistributedDataParallel",
+    "DistributedDataParallelConfig",
+    "ShardedTensor",
     "Splits",
     "__version__",
     "load",
     "open_blend",
+    "open_checkpoint",
     "save",
 ]
 
@@ -31,14 +45,32 @@ _MODULES = {
     "BatchLoader": "top_level",
     "DataParallelOptimizer": "optim",
     "DistributedDataParallel": "grads",
+    "DistributedDataParallelConfig": "grads",
+    "ShardedTensor": "checkpoint",
     "Splits": "top_level",
     "load": "checkpoint",
     "open_blend": "top_level",
+    "open_checkpoint": "checkpoint",
     "save": "checkpoint",
 }
+_PACKAGES = (
+    "builder",
+    "checkpoint",
+    "datasets",
+    "errors",
+    "grads",
+    "index",
+    "loading",
+    "megatron",
+    "optim",
+    "preprocess",
+    "tokens",
+)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
@@ -46,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, *_PACKAGES])

@@ -120,7 +120,7 @@ def test_the_help_names_addresses_and_what_ray_needs(run):
     text = " ".join(run("preprocess", "--help").stdout.split())
     assert "INPUT may also be an address such as s3://bucket/key" in text
     assert "with --shard-bytes, so may PREFIX" in text
-    assert "ray needs pip install 'trackbed[ray]', and inputs, tokenizer and PREFIX that every host has" in text
+    assert "ray needs pip install '.[ray]', and inputs, tokenizer and PREFIX that every host has" in text
 
 
 def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):

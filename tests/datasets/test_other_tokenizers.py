@@ -126,6 +126,7 @@ def test_both_go_through_processes(model, tiny):
 @pytest.mark.parametrize(("library", "name"), [("sentencepiece", "a.model"), ("tiktoken", "tiktoken:gpt2")])
 def test_a_library_that_is_missing_is_named_with_what_installs_it(library, name, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
-    wanted = rf"{name}: the library {library} must be installed to use this \(pip install 'trackbed\[text\]'\)"
+    how = r"pip install '\.\[text\]' in Trackbed's clone"
+    wanted = rf"{name}: the library {library} must be installed to use this \({how}\)"
     with pytest.raises(ArgumentError, match=wanted):
         open_tokenizer(name)

@@ -181,7 +181,7 @@ def test_the_recipes_for_other_trainers_run(first_hour, number):
 
 @pytest.mark.dist
 def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
-    before, after = snippets("python", (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text())
+    before, after, old = snippets("python", (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text())
     ends = (
         "\nimport json, os, pathlib\nsums = [p.double().sum().item() for p in module.parameters()]\n"
         "pathlib.Path(f'{os.environ[\"RANK\"]}.json').write_text(json.dumps(sums))\n"
@@ -193,6 +193,16 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
         torchrun(tmp_path / name, "program.py", 2)
         sums += [json.loads((tmp_path / name / f"{rank}.json").read_text()) for rank in range(2)]
     assert sums[1:] == [pytest.approx(sums[0], abs=1e-4)] * 3  # the same model
+    (tmp_path / "before" / "checkpoint").rename(tmp_path / "checkpoint-of-dcp")
+    show = "print([p.double().sum().item() for p in module.parameters()])"
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{old}\n{show}"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(found.stdout) == pytest.approx(sums[0])
 
 
 @pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5"])

@@ -193,7 +193,8 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    wanted = f"trackbed: {name}: the library {library} must be installed to use this (pip install 'trackbed[text]'): "
+    how = "pip install '.[text]' in Trackbed's clone"
+    wanted = f"trackbed: {name}: the library {library} must be installed to use this ({how}): "
     assert done.stderr.startswith(wanted)
 
 

@@ -163,7 +163,7 @@ def test_what_is_no_code_of_a_language_is_refused(language):
 @pytest.mark.parametrize(("name", "library"), [("sentencex", "sentencex"), ("punkt", "nltk")])
 def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch, model, name, library):
     monkeypatch.setitem(sys.modules, library, None)
-    how = r"must be installed to use this \(pip install 'trackbed\[sentences\]'\)"
+    how = r"must be installed to use this \(pip install '\.\[sentences\]' in Trackbed's clone\)"
     with pytest.raises(ArgumentError, match=f"--splitter {name}: the library {library} {how}"):
         open_splitter(name if name == "sentencex" else f"punkt:{model}")
 

@@ -56,4 +56,4 @@ def test_without_the_fast_library_a_message_says_so_and_the_other_is_used(tokeni
     assert not isinstance(tokenizer, FlatTokenizer)
     (message,) = caplog.messages
     assert message.startswith(f"{tokenizer_file}: using tokenizers instead of the much faster fastokens")
-    assert message.endswith("fastokens is not installed (pip install 'trackbed[text]')")
+    assert message.endswith("fastokens is not installed (pip install '.[text]' in Trackbed's clone)")

@@ -38,7 +38,7 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        msg = f"{path}: a plot needs matplotlib, which `pip install trackbed[plot]` installs, found none"
+        msg = f"{path}: a plot needs matplotlib, found none: pip install matplotlib"
         raise ArgumentError(msg) from error
     split = plan.splits[0]
     selection = largest_first(split, rows_of(split, members=False), _MOST_BARS)

@@ -26,16 +26,19 @@ MOST_DATASETS: Final = 32_766
 MOST_SHOWN: Final = 20
 
 
-@click.command()
+@click.command(short_help="Build the indices of a blend ahead of the job.")
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option("--cache", metavar="FOLDER", help="Folder for the indices, instead of the file's `cache`.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads of this process; by default its share of the cores."
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of this process; by default its share of the cores.",
 )
 @click.option(
     "--plan", "plan_only", is_flag=True, help="Only show the missing indices, and how many each process would build."
 )
-@click.option("--ranks", type=click.IntRange(min=1), help="With --plan: number of processes.")
+@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="With --plan: number of processes.")
 @click.option(
     "--for", "reader", type=click.Choice(["trackbed", _MEGATRON]), default="trackbed", show_default=True,
     help="Library that will read the indices.",
@@ -49,7 +52,10 @@ MOST_SHOWN: Final = 20
     help="Start this library on the indices; an error if it builds any.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), help="Seconds without a heartbeat after which a process counts as dead."
+    "--timeout",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Seconds without a heartbeat after which a process counts as dead; by default 600.",
 )
 @click.option(
     "--secret-file", metavar="FILE", type=click.Path(dir_okay=False),

@@ -15,14 +15,26 @@ from trackbed.plural import number_of
 __all__ = ["inspect"]
 
 
-@click.command()
+@click.command(short_help="Show the contents of a pair, or of a list of shards.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @click.option("--tokenizer", metavar="FILE", help="Decode the first documents with it; as for preprocess.")
 @click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
 @click.option(
-    "--documents", type=click.IntRange(min=0), default=3, show_default=True, help="Number of documents to decode."
+    "--documents",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Number of documents to decode.",
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Maximum tokens of each.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=64,
+    show_default=True,
+    help="Maximum tokens of each.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--counts-json",

@@ -86,7 +86,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     default="local",
     show_default=True,
     help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS; ray needs "
-    "pip install 'trackbed[ray]', and inputs, tokenizer and PREFIX that every host has at the same path or address.",
+    "pip install '.[ray]', and inputs, tokenizer and PREFIX that every host has at the same path or address.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
 def preprocess(

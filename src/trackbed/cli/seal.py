@@ -7,7 +7,7 @@ from trackbed.cli.parse import idx_cache_option
 __all__ = ["seal"]
 
 
-@click.command()
+@click.command(short_help="Write the checksums of pairs.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @idx_cache_option
 def seal(prefixes: tuple[str, ...], *, idx_cache: str | None) -> None:

@@ -16,7 +16,7 @@ from trackbed.plural import number_of
 __all__ = ["show"]
 
 
-@click.command()
+@click.command(short_help="Show what a sample of a blend contains.")
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--sample", type=int, required=True, metavar="K", help="Position of the sample; a negative one counts from the end."

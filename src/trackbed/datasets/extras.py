@@ -23,5 +23,6 @@ def require(library: str, *, where: str | Path, extra: str = "text") -> ModuleTy
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        msg = f"{where}: the library {library} must be installed to use this (pip install 'trackbed[{extra}]'): {error}"
+        how = f"pip install '.[{extra}]' in Trackbed's clone"
+        msg = f"{where}: the library {library} must be installed to use this ({how}): {error}"
         raise ArgumentError(msg) from None

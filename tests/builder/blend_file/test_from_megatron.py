@@ -67,6 +67,9 @@ def test_flags_become_options():
     flags = "--reset-position-ids --eod-mask-loss --num-dataset-builder-threads 3 --no-mmap-bin-files --seed 7"
     config, _ = config_of(f"--data-path 1 a 1 b --split 1 {JOB} {TOKENIZER} {flags}")
     assert (config.reset_position_ids, config.reset_attention_mask, config.eod_mask_loss) == (True, False, True)
+    assert config.create_attention_mask
+    bare = "--no-create-attention-mask-in-dataloader"
+    assert not config_of(f"--data-path 1 a 1 b --split 1 {JOB} {TOKENIZER} {bare}")[0].create_attention_mask
     assert (config.num_dataset_builder_threads, config.mmap_bin_files, config.random_seed) == (3, False, 7)
 
 

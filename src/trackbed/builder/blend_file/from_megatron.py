@@ -54,7 +54,7 @@ def _parser() -> _Parser:
     parser.add_argument("--eval-interval", type=int, default=1000)
     parser.add_argument("--num-dataset-builder-threads", type=int)
     parser.add_argument("--mid-level-dataset-surplus", type=float)
-    for name in (*_FLAGS, "mock_data", "no_mmap_bin_files"):
+    for name in (*_FLAGS, "mock_data", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
     return parser
 
@@ -205,6 +205,8 @@ def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] |
 
 def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     options: dict[str, object] = {name: "true" for flag, name in _FLAGS.items() if getattr(given, flag)}
+    if not given.no_create_attention_mask_in_dataloader:
+        options["create_attention_mask"] = "true"  # Megatron-LM's default
     options |= {"mmap_bin_files": "false"} if given.no_mmap_bin_files else {}
     for name in ("num_dataset_builder_threads", "mid_level_dataset_surplus"):
         if getattr(given, name) is not None:

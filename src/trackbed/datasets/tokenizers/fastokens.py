@@ -90,7 +90,7 @@ def _load(json: str) -> Any:
         version = importlib.metadata.version("fastokens")
         from fastokens import Tokenizer
     except ImportError as error:
-        msg = "fastokens is not installed (pip install 'trackbed[text]')"
+        msg = "fastokens is not installed (pip install '.[text]' in Trackbed's clone)"
         raise UnsuitableError(msg) from error
     try:
         return Tokenizer.from_json_str(json)

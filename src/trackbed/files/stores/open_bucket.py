@@ -85,7 +85,7 @@ def open_bucket(address: Address) -> Bucket:
 def _open_with_obstore(address: Address) -> ObstoreBucket:
     library = _import("obstore")
     if library is None:
-        msg = f"{address.text}: obstore must be installed to use object stores: pip install 'trackbed[s3]'"
+        msg = f"{address.text}: obstore must be installed to use object stores: pip install '.[s3]' in Trackbed's clone"
         raise ArgumentError(msg)
     return _opened(address, partial(_open, library, address.root, endpoint_of(address), timeout_seconds(), _settings()))
 
