@@ -190,7 +190,7 @@ def test_the_arguments_of_a_megatron_job_become_a_blend_file(run, tmp_path):
     printed = run(*arguments).stdout
     assert run(*arguments, "blend.toml").stdout == "blend.toml is written; trackbed blend blend.toml shows its plan\n"
     assert (tmp_path / "blend.toml").read_text() == printed
-    assert run(*arguments, "blend.toml").stderr == "trackbed: blend.toml: must be a new file, found one that is there\n"
+    assert run(*arguments, "blend.toml").stderr == "trackbed: blend.toml: must not exist yet, found a file there\n"
     assert "Missing argument 'BLEND.toml'" in run("blend").stderr
 
 

@@ -106,7 +106,7 @@ def _convert(arguments: str, path: str | None) -> None:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        msg = f"{path}: must be a new file, found one that is there"
+        msg = f"{path}: must not exist yet, found a file there"
         raise ArgumentError(msg) from None
     click.echo(f"{path} is written; trackbed blend {path} shows its plan")
 

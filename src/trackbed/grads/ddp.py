@@ -49,10 +49,13 @@ class DistributedDataParallel(torch.nn.Module):
     `finish_grad_sync()`. With `use_distributed_optimizer` each rank ends with its shard of the gradients; the optimizer
     updates its shard of the parameters, which are gathered in `start_param_sync()` or during the next forward pass.
 
-    A training step is `zero_grad_buffer()`, backward passes, all but the last in `no_sync()`, `finish_grad_sync()`, and
-    the optimizer's step.
+    A training step is `optimizer.zero_grad()`, backward passes, all but the last in `no_sync()`, and `optimizer.step()`
+    of a `DataParallelOptimizer`. With an optimizer of Megatron Core it is `zero_grad_buffer()`, backward passes,
+    `finish_grad_sync()`, and the optimizer's step.
 
-    Constructing it is collective over the ranks. They check that they have the same model and the same options.
+    Constructing it is collective over the ranks. They check that they have the same names, shapes and types of
+    parameters, and the same options. Values are not compared or copied: `broadcast_params()` gives all ranks those of
+    rank 0.
 
     Args:
         config: Megatron Core's configuration of the model, or None.
