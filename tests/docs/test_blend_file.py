@@ -47,7 +47,8 @@ def test_the_page_lists_the_options_that_there_are():
 
 
 @pytest.mark.parametrize(
-    ("section", "table"), [("Top-level keys", ""), ("`[size]`", "size"), ("`[[dataset]]`", "dataset"), ("`[[stage]]`", "stage")]
+    ("section", "table"),
+    [("Top-level keys", ""), ("`[size]`", "size"), ("`[[dataset]]`", "dataset"), ("`[[stage]]`", "stage")],
 )
 def test_the_page_lists_the_keys_that_there_are(tmp_path, section, table):
     """The error for an unknown key lists the known ones."""
