@@ -169,6 +169,16 @@ def test_a_loader_counts_the_batches_that_were_handed_out(folder):
         assert pickle.loads(pickle.dumps(loader.state_dict()))["consumed_samples"] == 8 * number
 
 
+def test_a_loader_begins_where_another_program_has_stopped(folder):
+    train = trackbed.open_blend("blend.toml").train
+    batches = [batch["tokens"].tolist() for batch in trackbed.BatchLoader(train, batch_size=8)]
+    later = trackbed.BatchLoader(train, batch_size=8, consumed_samples=24)
+    assert next(iter(later))["tokens"].tolist() == batches[3]
+    assert later.state_dict()["consumed_samples"] == 32
+    with pytest.raises(ArgumentError, match=r"consumed_samples must be in \[0, total_samples = 100\), found 100"):
+        trackbed.BatchLoader(train, batch_size=8, consumed_samples=100)
+
+
 @pytest.mark.dist
 def test_ranks_read_what_one_rank_would_and_resume_on_another_number(folder):
     (folder / "rank.py").write_text(RANK)

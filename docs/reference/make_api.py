@@ -46,7 +46,7 @@ def make_page() -> str:
 def _sections(facade: str) -> Iterator[str]:
     module = import_module(facade)
     yield f"\n## `{facade}`\n\n{_text(module.__doc__)}"
-    for name in sorted(module.__all__, key=str.lower):
+    for name in sorted(module.__all__, key=lambda one: (one.startswith("_"), one.lower())):
         yield f"\n### `{name}`\n\n{_entry(facade, name, getattr(module, name))}"
 
 

@@ -205,9 +205,11 @@ class BatchLoader(_BatchLoader):
     Args:
         dataset: dataset of the samples.
         batch_size: samples per rank and step, at least 1.
+        consumed_samples: samples that all ranks together have trained on, for a run whose position was not saved by a
+            loader, such as one of Megatron-LM; in `[0, len(dataset))`.
         drop_last: True to drop samples at the end that do not fill up a step of all ranks. If False, each rank gets its
             part of them, which may be empty.
-        ahead: see `trackbed.loading.BatchLoader`, as for the following arguments.
+        ahead: number of batches to prefetch, at least 1.
         num_threads: threads that gather a batch; None for this rank's share of the CPUs.
         pinned: True for page-locked memory.
         device: CUDA device to which batches are copied.
@@ -221,6 +223,7 @@ class BatchLoader(_BatchLoader):
         dataset: SplitDataset,
         *,
         batch_size: int,
+        consumed_samples: int = 0,
         drop_last: bool = True,
         ahead: int = 2,
         num_threads: int | None = None,
@@ -237,7 +240,13 @@ class BatchLoader(_BatchLoader):
             )
             raise ArgumentError(msg)
         sampler = MegatronPretrainingSampler(
-            len(dataset), 0, batch_size, rank, size, drop_last, fingerprint=getattr(dataset, "fingerprint", None)
+            len(dataset),
+            consumed_samples,
+            batch_size,
+            rank,
+            size,
+            drop_last,
+            fingerprint=getattr(dataset, "fingerprint", None),
         )
         super().__init__(
             dataset,
