@@ -81,7 +81,7 @@ def build(
 
     Runs as one process, or as several under torchrun or srun, each of which builds a fair share. Existing indices are
     not built again. The rendezvous of processes on several hosts is at MASTER_ADDR, or at the first host of the Slurm
-    step; it listens there and on no other interface.
+    step; it listens there and on no other interface, unless torchrun's own store is used.
     """
     from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
     from trackbed.comm.launch import group_from_environment, has_several_ranks
