@@ -73,8 +73,17 @@ def _class(name: str, found: type) -> str:
         parts.insert(0, _code(f"class {name}({bases})"))
     else:
         parts.insert(0, _signature(name, found))
-    members = [line for member, value in vars(found).items() for line in _member(member, value)]
+    members = [line for member, value in _members(found).items() for line in _member(member, value)]
     return "\n".join([*(part.rstrip() + "\n" for part in parts if part), *(["".join(members)] if members else [])])
+
+
+def _members(found: type) -> dict[str, Any]:
+    """Returns the attributes of a class and of those of its bases that are Trackbed's."""
+    members: dict[str, Any] = {}
+    for base in found.__mro__:
+        if base.__module__.startswith("trackbed."):
+            members |= {name: value for name, value in vars(base).items() if name not in members}
+    return members
 
 
 def _member(name: str, value: Any) -> Iterator[str]:

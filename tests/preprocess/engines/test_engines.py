@@ -67,7 +67,8 @@ def test_a_task_that_was_beside_one_that_kills_is_not_blamed():
 
 
 def test_an_address_without_a_cluster_is_named_at_once(monkeypatch):
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ArgumentError, match=r"RAY_ADDRESS: must be .* found '127\.0\.0\.1:1': .*refused"):
         RayEngine.open(len, workers=1)
