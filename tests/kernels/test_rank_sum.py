@@ -124,10 +124,9 @@ def test_an_exception_of_the_poll_ends_the_sum():
     def stop(done):
         raise KeyboardInterrupt
 
-    buffers = [np.zeros(2**23, dtype=np.float64) for _ in range(2)]
-
     def run():
         while True:  # a machine may be so fast that one sum takes less time than a poll
+            buffers = [np.zeros(2**23, dtype=np.float64) for _ in range(4)]  # fresh memory takes longest
             sum_ranks(buffers, start=0, stop=2**23, poll=stop)
 
     with pytest.raises(KeyboardInterrupt):
