@@ -169,13 +169,19 @@ def _text(docstring: str | None) -> str:
     """Returns a docstring as Markdown: sections become bold heads with lists, examples are dropped."""
     lines = inspect.cleandoc(docstring or "").splitlines()
     out: list[str] = []
+    is_list = False
     for number, line in enumerate(lines):
         if line.startswith(">>> "):
+            while out and (not out[-1] or out[-1].endswith(":")):  # the sentence that introduces the example
+                out.pop()
             break
         following = lines[number + 1] if number + 1 < len(lines) else ""
         if re.fullmatch(r"[A-Z][a-z]+:", line) and following.startswith("    "):
+            is_list = True
             out.append(f"**{line[:-1]}**\n")
-        elif re.match(r"    \*{0,2}[\w, ]+: ", line):
+        elif not is_list:
+            out.append(line)
+        elif re.match(r"    \*{0,2}\w[\w, ]*: ", line):
             name, text = line.strip().split(": ", 1)
             out.append(f"- `{name}`: {text}")
         elif line.startswith("        "):

@@ -192,6 +192,7 @@ def test_the_arguments_of_a_megatron_job_become_a_blend_file(run, tmp_path):
     assert (tmp_path / "blend.toml").read_text() == printed
     assert run(*arguments, "blend.toml").stderr == "trackbed: blend.toml: must not exist yet, found a file there\n"
     assert "Missing argument 'BLEND.toml'" in run("blend").stderr
+    assert "--from-megatron excludes the options of the plan" in run(*arguments, "--json").stderr
 
 
 def test_a_plot_of_a_hundred_datasets_has_a_row_for_each_entry_and_marks_distant_limits(run, tmp_path):

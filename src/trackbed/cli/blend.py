@@ -58,7 +58,7 @@ def blend(
     as_json: bool,
     idx_cache: str | None,
 ) -> None:
-    """Show the plan of a blend file, without building it.
+    """Show the plan of a blend file, or write one (--from-megatron). Builds nothing.
 
     BLEND.toml lists datasets, weights and sizes. Shows the documents and tokens of each dataset in each split, the
     samples and epochs that a run takes from it, and the proportions of each stage. The exit status is 1 if a dataset
@@ -67,6 +67,9 @@ def blend(
     from trackbed.builder.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
 
     if from_megatron is not None:
+        if as_json or show_all or members or plot is not None or tokens is not None or samples is not None:
+            msg = "--from-megatron excludes the options of the plan"
+            raise click.UsageError(msg)
         _convert(from_megatron, path)
         return
     if path is None or not Path(path).exists():

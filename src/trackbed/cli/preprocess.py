@@ -25,7 +25,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
 @click.option(
     "--tokenizer",
     required=True,
-    metavar="FILE",
+    metavar="TOKENIZER",
     help="Hugging Face .json or folder, WordPiece vocab.txt, SentencePiece .model, tiktoken:NAME, null:N, or: bytes.",
 )
 @click.option(

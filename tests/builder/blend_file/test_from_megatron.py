@@ -80,6 +80,23 @@ def test_prefixes_are_those_of_the_working_directory_whatever_the_folder_of_the_
     assert '"s3://bucket/a"' in blend_of_megatron_arguments("--data-path s3://bucket/a --split 1", folder="sub")
 
 
+@pytest.mark.parametrize("eos", ["<end>", {"content": "<end>", "lstrip": False}])
+def test_documents_end_with_the_token_that_the_jobs_tokenizer_ends_texts_with(folder, eos):
+    (folder / "model").mkdir()
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    text = blend_of_megatron_arguments("--data-path a --tokenizer-type HuggingFaceTokenizer --tokenizer-model model")
+    assert 'tokenizer = {file = "model", eod_token = "<end>"}' in text
+
+
+def test_arguments_without_a_key_are_comments():
+    flags = "--per-dataset-sequences-path x.json --dataloader-type cyclic --sft --dataloader-fast-cache-load"
+    text = blend_of_megatron_arguments(f"--data-path a {flags}")
+    assert "fast_cache_load = true" in text
+    for name in ("per-dataset-sequences-path", "dataloader-type", "sft"):
+        assert f"# --{name} is not here: " in text
+    assert "dataloader-type" not in blend_of_megatron_arguments("--data-path a --dataloader-type single")
+
+
 def test_what_the_job_does_not_give_is_a_comment():
     text = blend_of_megatron_arguments("--data-path 1 a 1 a --tokenizer-type GPT2BPETokenizer")
     comments = [line for line in text.splitlines() if line.startswith("#")]

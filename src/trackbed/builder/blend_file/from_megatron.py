@@ -26,8 +26,16 @@ _FLAGS: Final = {
     "eod_mask_loss": "eod_mask_loss",
     "full_validation": "full_validation",
     "multiple_validation_sets": "multiple_validation_sets",
+    "dataloader_fast_cache_load": "fast_cache_load",
+    "dataloader_defer_npy_index_mmap": "defer_npy_index_mmap",
 }
 """Options by the flags that set them."""
+_NOT_SAID: Final = {
+    "per_dataset_sequences_path": "the counts of sequences are read from the files",
+    "dataloader_type": "a blend file has the order of --dataloader-type single",
+    "sft": "a blend file has no data for fine-tuning",
+}
+"""Arguments about the data that a blend file has no key for, with what it does instead."""
 _TOKENIZERS: Final = ("HuggingFaceTokenizer", "SentencePieceTokenizer", "NullTokenizer")
 
 
@@ -46,7 +54,7 @@ def _parser() -> _Parser:
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="*")
     for name in ("data-args-path", "per-split-data-args-path", "split", "data-cache-path", "tokenizer-type"):
         parser.add_argument(f"--{name}")
-    for name in ("tokenizer-model", "object-storage-cache-path"):
+    for name in ("tokenizer-model", "object-storage-cache-path", "per-dataset-sequences-path", "dataloader-type"):
         parser.add_argument(f"--{name}")
     for name in ("seq-length", "train-iters", "train-samples", "global-batch-size", "seed", "vocab-size"):
         parser.add_argument(f"--{name}", type=int)
@@ -54,7 +62,7 @@ def _parser() -> _Parser:
     parser.add_argument("--eval-interval", type=int, default=1000)
     parser.add_argument("--num-dataset-builder-threads", type=int)
     parser.add_argument("--mid-level-dataset-surplus", type=float)
-    for name in (*_FLAGS, "mock_data", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"):
+    for name in (*_FLAGS, "mock_data", "sft", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
     return parser
 
@@ -116,6 +124,9 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         yield '# cache = "cache"    # --data-cache-path'
     yield _tokenizer(given, place)
     yield _size(given)
+    for name, instead in _NOT_SAID.items():
+        if getattr(given, name) not in (None, False, "single"):
+            yield f"# --{name.replace('_', '-')} is not here: {instead}"
 
 
 def _tokenizer(given: argparse.Namespace, place: _Place) -> str:
@@ -123,9 +134,20 @@ def _tokenizer(given: argparse.Namespace, place: _Place) -> str:
     if kind == "NullTokenizer" and given.vocab_size is not None:
         return f"tokenizer = {_text(f'null:{given.vocab_size}')}"
     if kind in _TOKENIZERS and model is not None:
-        return f"tokenizer = {_text(place.of(model))}"
+        name, eos = _text(place.of(model)), _eos_token(model) if kind == "HuggingFaceTokenizer" else None
+        return f"tokenizer = {{file = {name}, eod_token = {_text(eos)}}}" if eos else f"tokenizer = {name}"
     found = f"{kind or 'none'} {model or ''}".strip()
     return f'# tokenizer = "tokenizer.json"    # the job has: {found}'
+
+
+def _eos_token(folder: str) -> str | None:
+    """Returns the token that ends a text, and in Megatron-LM a document; None if nothing says it."""
+    try:
+        found = json.loads((Path(folder) / "tokenizer_config.json").read_text()).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return None
+    token = found.get("content") if isinstance(found, dict) else found
+    return token if isinstance(token, str) else None
 
 
 def _size(given: argparse.Namespace) -> str:
