@@ -135,6 +135,10 @@ def test_datasets_say_what_they_hold(folder):
         ),
         ({"prefixes": ["a"]}, "trackbed.open_blend: sequence_length must be given"),
         (
+            {"prefixes": [3], "sequence_length": 8},
+            "trackbed.open_blend: prefixes must be paths or addresses, found a int",
+        ),
+        (
             {"prefixes": {"a": -1}, "sequence_length": 8},
             "dataset.weight must be a finite number of at least 0, found -1",
         ),
@@ -158,6 +162,20 @@ def test_a_loader_of_too_few_samples_is_refused(folder):
         trackbed.BatchLoader(train, batch_size=101)
     (batch,) = trackbed.BatchLoader(train, batch_size=101, drop_last=False)
     assert batch["tokens"].shape == (100, 16)
+
+
+@pytest.mark.parametrize("batch_size", [0, 2.5, None, "8"])
+def test_a_wrong_batch_size_is_named(folder, batch_size):
+    with pytest.raises(ArgumentError, match="batch_size must be a whole number of at least 1, found "):
+        trackbed.BatchLoader(trackbed.open_blend("blend.toml").train, batch_size=batch_size)
+    with pytest.raises(ArgumentError, match=r"dataset must be that of a split, such as splits.train, found a Splits"):
+        trackbed.BatchLoader(trackbed.open_blend("blend.toml"), batch_size=8)
+
+
+def test_numbers_of_numpy_and_paths_are_taken(folder):
+    numbers = {"sequence_length": np.int64(16), "seed": np.uint32(5), "size": {"train": np.int32(100), "valid": 10}}
+    train = of_prefixes(prefixes={folder / "a": np.float32(0.5), folder / "b": 0.5}, **numbers).train
+    assert len(trackbed.BatchLoader(train, batch_size=np.int64(8))) == 12
 
 
 def test_a_loader_counts_the_batches_that_were_handed_out(folder):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,9 @@ from trackbed.comm.launch import group_from_environment, parse_launch, threads_p
 from trackbed.comm.torch import current_group
 from trackbed.datasets import BlendedDataset, GPTDataset
 from trackbed.datasets.config import OrderName
+from trackbed.datasets.gathering import Gathering
 from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import is_integer
 from trackbed.loading import BatchLoader as _BatchLoader
 from trackbed.loading import MegatronPretrainingSampler
 
@@ -172,21 +175,37 @@ def _measured(
 def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
     """Returns the arguments as the keys of a blend file."""
     prefixes, size = settings["prefixes"], settings["size"]
-    if isinstance(prefixes, str):
+    if isinstance(prefixes, (str, os.PathLike)):
         prefixes = [prefixes]
+    wrong = [one for one in prefixes if not isinstance(one, (str, os.PathLike))]
+    if wrong:
+        msg = f"{_WHERE}: prefixes must be paths or addresses, found a {type(wrong[0]).__name__}"
+        raise ArgumentError(msg)
     weights = prefixes if isinstance(prefixes, Mapping) else {}
     datasets = [
-        {"path": prefix, "name": prefix, **({"weight": weights[prefix]} if prefix in weights else {})}
-        for prefix in map(os.fspath, prefixes)
+        {
+            "path": os.fspath(prefix),
+            "name": os.fspath(prefix),
+            **({"weight": weights[prefix]} if prefix in weights else {}),
+        }
+        for prefix in prefixes
     ]
-    given = {name: settings[name] for name in ("sequence_length", "seed", "order") if settings[name] is not None}
+    given = {
+        name: _plain(settings[name]) for name in ("sequence_length", "seed", "order") if settings[name] is not None
+    }
+    sizes = {} if size is None else dict(size) if isinstance(size, Mapping) else {"train": size}
     return {
         **given,
         "split": settings["split"] or "1",
         "dataset": datasets,
-        **({} if size is None else {"size": dict(size) if isinstance(size, Mapping) else {"train": size}}),
+        **({"size": {key: _plain(value) for key, value in sizes.items()}} if sizes else {}),
         **({} if cache is None else {"cache": cache}),
     }
+
+
+def _plain(value: Any) -> Any:
+    """Returns a whole number of NumPy as one of Python, and other values as they are."""
+    return index(value) if is_integer(value) else value
 
 
 def _group(timeout_seconds: float | None) -> Group:
@@ -234,9 +253,15 @@ class BatchLoader(_BatchLoader):
         device: torch.device | str | None = None,
     ) -> None:
         rank, size = _place()
+        if not isinstance(dataset, Gathering):
+            msg = f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
+            raise ArgumentError(msg)
+        if not is_integer(batch_size) or batch_size < 1:
+            msg = f"batch_size must be a whole number of at least 1, found {batch_size!r}"
+            raise ArgumentError(msg)
         self._step = batch_size * size
         self._drop_last = drop_last
-        if isinstance(dataset, (GPTDataset, BlendedDataset)) and drop_last and len(dataset) < self._step:
+        if drop_last and len(dataset) < self._step:
             msg = (
                 f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
                 f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
