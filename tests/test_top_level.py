@@ -136,7 +136,7 @@ def test_datasets_say_what_they_hold(folder):
         ({"prefixes": ["a"]}, "trackbed.open_blend: sequence_length must be given"),
         (
             {"prefixes": [3], "sequence_length": 8},
-            "trackbed.open_blend: prefixes must be paths or addresses, found a int",
+            "prefixes must be paths or addresses, found one of type int",
         ),
         (
             {"prefixes": {"a": -1}, "sequence_length": 8},

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
@@ -179,14 +179,14 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
         prefixes = [prefixes]
     wrong = [one for one in prefixes if not isinstance(one, (str, os.PathLike))]
     if wrong:
-        msg = f"{_WHERE}: prefixes must be paths or addresses, found a {type(wrong[0]).__name__}"
+        msg = f"{_WHERE}: prefixes must be paths or addresses, found one of type {type(wrong[0]).__name__}"
         raise ArgumentError(msg)
     weights = prefixes if isinstance(prefixes, Mapping) else {}
     datasets = [
         {
             "path": os.fspath(prefix),
             "name": os.fspath(prefix),
-            **({"weight": weights[prefix]} if prefix in weights else {}),
+            **({"weight": _plain(weights[prefix])} if prefix in weights else {}),
         }
         for prefix in prefixes
     ]
@@ -204,8 +204,8 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a whole number of NumPy as one of Python, and other values as they are."""
-    return index(value) if is_integer(value) else value
+    """Returns a number of NumPy as one of Python, and other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _group(timeout_seconds: float | None) -> Group:
