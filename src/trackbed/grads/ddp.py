@@ -54,8 +54,8 @@ class DistributedDataParallel(torch.nn.Module):
     `finish_grad_sync()`, and the optimizer's step.
 
     Constructing it is collective over the ranks. They check that they have the same names, shapes and types of
-    parameters, and the same options. Without a configuration of Megatron Core, all ranks get the values of rank 0, as
-    from torch's wrapper; with one they keep theirs, as Megatron-LM calls `broadcast_params()` itself.
+    parameters, and the same options. Values are not compared or copied: `broadcast_params()` gives all ranks those of
+    rank 0.
 
     Args:
         config: Megatron Core's configuration of the model, or None.
@@ -133,8 +133,6 @@ class DistributedDataParallel(torch.nn.Module):
             self.enable_forward_pre_hook()
         self._optimizer: weakref.ref[Any] | None = None
         self._state_hooks = hooks_around_states(module, self)
-        if config is None:
-            self.broadcast_params()
         handles = [*self.grad_accs, *self._state_hooks]
         weakref.finalize(self, _remove_hooks, handles, self._gather.hooked).atexit = False
 
