@@ -231,6 +231,27 @@ def test_a_pair_that_one_rank_lacks_is_named_on_every_rank(folder):
     )
 
 
+@pytest.mark.dist
+@pytest.mark.usefixtures("deaf_store")
+def test_a_rank_that_waits_for_a_store_hears_of_the_failure_of_another(folder, bucket, monkeypatch):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "60")
+    script = (
+        "import os, json, time, trackbed\n"
+        f"name = {bucket.text('web')!r} if os.environ['RANK'] == '0' else 'c'\n"
+        "trackbed.open_blend\n"
+        "started = time.monotonic()\n"
+        "try:\n"
+        "    trackbed.open_blend(prefixes=[name], sequence_length=16, tokenizer='bytes', cache='cache')\n"
+        "except Exception as error:\n"
+        "    print(json.dumps([f'{type(error).__name__}: {error}', time.monotonic() - started]))\n"
+    )
+    (folder / "rank.py").write_text(script)
+    ((first, seconds),), ((second, _),) = run_script(folder / "rank.py", 2, limit_seconds=90)
+    assert first == second
+    assert first.startswith("CollectiveError: opening the blend: rank 1: BlendFileError: trackbed.open_blend: ")
+    assert seconds < 20
+
+
 def test_the_names_are_those_of_the_layers():
     from trackbed import checkpoint, grads, optim
 

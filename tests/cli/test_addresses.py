@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -183,21 +184,35 @@ def test_shards_that_are_cut_in_another_way_are_not_left_beside_new_ones(output_
     output_of(*common, "--shard-bytes", "4KB", "--overwrite")
 
 
-@pytest.mark.parametrize("command", ["group", "preprocess"])
-@pytest.mark.usefixtures("deaf_store")
-def test_ctrl_c_ends_the_wait_for_a_store_that_does_not_answer(bucket, tmp_path, command):
-    commands = {"preprocess": ["preprocess", "in.jsonl", "--tokenizer", "bytes", "-o", bucket.text("out/c")]}
-    commands["preprocess"] += ["--shard-bytes", "9"]
-    commands["group"] = ["blend", str(blend_file(tmp_path / "a", [f'name = "all"\ngroup = ["{bucket.text("a")}"]']))]
-    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+@pytest.mark.parametrize("kind", ["paths", "group", "shards"])
+def test_ctrl_c_ends_the_wait_for_a_store_that_does_not_answer(bucket, tmp_path, proxy, addresses, kind):
+    """Wherever it waits: at the headers of pairs, or at the seals of shards, which threads of their own look up."""
+    entries = {
+        "paths": [f'path = "{address}"\nname = "{at}"' for at, address in enumerate(addresses)],
+        "group": [f'name = "all"\ngroup = ["{addresses[0]}", "{addresses[1]}"]'],
+        "shards": [],
+    }[kind]
+    blend = blend_file(tmp_path / "a", entries)
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n' * 9)
+    shards = ["preprocess", "in.jsonl", "--tokenizer", "bytes", "-o", bucket.text("out/c"), "--shard-bytes", "20"]
+    waits, proxy.stall_seconds = threading.Event(), 60
+
+    def stall(_headers):
+        _, key, _ = proxy.log[-1]
+        if key.endswith(".trackbed.json" if kind == "shards" else ".idx"):
+            proxy.faults.append("stall")
+            waits.set()
+
+    proxy.look = stall
     process = subprocess.Popen(
-        [sys.executable, "-m", "trackbed", *commands[command]],
+        [sys.executable, "-m", "trackbed", *(shards if kind == "shards" else ["blend", str(blend)])],
         cwd=tmp_path,
-        env={**os.environ, "TRACKBED_STORE_TIMEOUT": "60"},
+        env={**os.environ, "TRACKBED_STORE_TIMEOUT": "60", "XDG_CACHE_HOME": str(tmp_path / "xdg")},
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(3)
+    assert waits.wait(60)
+    time.sleep(0.2)  # the other requests of the round
     process.send_signal(signal.SIGINT)
     started = time.monotonic()
     errors = process.communicate(timeout=60)[1]

@@ -123,7 +123,7 @@ def first_hour(tmp_path_factory):
 
 
 def torchrun(folder, program, ranks):
-    """What a program prints on so many ranks."""
+    """Runs a program on `ranks` ranks, and returns what it prints."""
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     found = subprocess.run(
         [*launcher, "--nproc-per-node", str(ranks), program],

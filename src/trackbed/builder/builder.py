@@ -57,7 +57,7 @@ _Settle = Callable[[Sequence[Any]], None]
 _Dataset = TypeVar("_Dataset", bound=MegatronDataset)
 
 BuiltSplit: TypeAlias = _Dataset | BlendedDataset | list[_Dataset | BlendedDataset] | None
-"""What is built for a split: a dataset of the class, or a blend of several; a list with `multiple_validation_sets`."""
+"""Result for one split: a dataset of the class, or a blend of several; a list with `multiple_validation_sets`."""
 
 
 class _Opened(NamedTuple):

@@ -16,7 +16,7 @@ _FIELD: Final = re.compile(r'^    "(class|dataset_path|index_split|split)": ("(?
 
 
 class Described(NamedTuple):
-    """What an entry is the index of; fields are empty if nothing tells them."""
+    """Dataset, split and class of an entry; a field is empty if it is not known."""
 
     dataset: str
     """Prefix of the dataset, or the number of datasets of a blend."""

@@ -49,8 +49,8 @@ def load(
 ) -> Any:
     """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
 
-    Plain tensors and values, which rank 0 has saved, are returned whatever is wanted: `load({}, folder)` returns them
-    alone. Those in `sharded_state_dict` are ignored, not filled.
+    Plain tensors and values, which rank 0 has saved, are always returned: `load({}, folder)` returns only them. Those
+    in `sharded_state_dict` are ignored, not filled.
 
     Args:
         sharded_state_dict: tensors that are wanted as `ShardedTensor`, whose `data` is filled where it is not None, and

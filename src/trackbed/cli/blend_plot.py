@@ -19,7 +19,7 @@ _MOST_BARS: Final = 10
 _SMALLEST_LABEL: Final = 0.035
 """Share of the samples from which on an area has its name in it."""
 _FAR: Final = 2.0
-"""Limits beyond so many times the most epochs are marked at the edge."""
+"""Limits above this multiple of the most epochs are marked at the edge."""
 _REST_COLOR: Final = "0.8"
 _LIMIT_COLOR: Final = "0.2"
 _SUFFIXES: Final = (".svg", ".png", ".pdf")

@@ -233,7 +233,7 @@ class GPTDataset(CachedDataset):
         return self._shaping_as_if(create_attention_mask=False)
 
     def _shaping_as_if(self, *, create_attention_mask: bool) -> list[Any]:
-        """Returns the values of `_SHAPING`, whatever the configuration says of masks, which do not change the data."""
+        """Returns the values of `_SHAPING`; that of masks, which do not change the data, is the given one."""
         values = {name: getattr(self.config, name) for name in _SHAPING}
         return list({**values, "create_attention_mask": create_attention_mask}.values())
 

@@ -1,4 +1,4 @@
-"""Checksum of lengths, by which data are recognised whatever file they lie in."""
+"""Checksum of lengths, which identifies data in any file."""
 
 from typing import Any, Final
 
