@@ -438,9 +438,9 @@ class SharedGroupContract(GroupContract):
             late.set()
             return found
 
-        found = self.run(3, work, timeout_seconds=1)
+        found = self.run(3, work, timeout_seconds=2)  # of one second, a busy machine takes half for an answer
         texts = {str(error) for errors in found for error in errors}
-        assert texts == {"barrier: rank 1 sent no heartbeat for 1 s, while ranks 0 and 2 waited"}
+        assert texts == {"barrier: rank 1 sent no heartbeat for 2 s, while ranks 0 and 2 waited"}
         assert {type(error) for errors in found for error in errors} == {CollectiveError}
 
     def test_a_rank_that_is_silent_inside_a_step_is_waited_for_once(self):

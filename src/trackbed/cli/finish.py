@@ -5,7 +5,7 @@ import click
 __all__ = ["finish"]
 
 
-@click.command(short_help="Complete pairs after their writer was killed.")
+@click.command(short_help="Complete pairs of .bin and .idx files after a kill.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 def finish(prefixes: tuple[str, ...]) -> None:
     """Complete pairs of .bin and .idx files whose writer was killed while it replaced them.

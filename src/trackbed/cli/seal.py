@@ -7,7 +7,7 @@ from trackbed.cli.parse import idx_cache_option
 __all__ = ["seal"]
 
 
-@click.command(short_help="Write the checksums of pairs.")
+@click.command(short_help="Write checksums of pairs of .bin and .idx files.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @idx_cache_option
 def seal(prefixes: tuple[str, ...], *, idx_cache: str | None) -> None:
