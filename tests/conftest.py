@@ -13,6 +13,10 @@ from ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all fol
 from indexed_pair import Pair
 from store_servers import bucket, deaf_store, moto_endpoint, proxy, web_server  # noqa: F401 - fixtures for all folders
 
+# torch looks up the name of every address for its messages, and waits for name servers that do not answer. The C
+# library reads this once, at its first look-up: names of `/etc/hosts` are found, others are not asked for.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
+
 # A fixture that lives as long as the test is fine where every example writes files of its own.
 _QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 settings.register_profile(

@@ -243,7 +243,7 @@ def ended(process, deadline):
 def main():
     torch.set_num_threads(1)
     # Stores and gloo look up names of hosts, which must not take the time that is measured here.
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "attempts:0"}
     cases, base = [Case(**case) for case in json.loads(sys.argv[1])], Path(sys.argv[2])
     order = list(range(len(cases)))
     random.Random(1).shuffle(order)

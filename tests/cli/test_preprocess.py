@@ -62,7 +62,7 @@ def test_a_resumed_run_says_where_it_goes_on_and_its_rate_is_that_of_its_own_wor
     assert resumed.stderr == "trackbed: going on at 0.4 of 0.6 MB\n"
     (line,) = [line for line in resumed.stdout.splitlines() if "kept" in line]
     found = re.fullmatch(r"0\.6 MB, kept from before 0\.4 MB, in ([\d.]+) s, ([\d.]+) MB/s", line)
-    assert float(found[1]) * float(found[2]) < 0.3
+    assert (float(found[1]) - 0.05) * float(found[2]) < 0.25  # 0.2 MB; the seconds are rounded
     whole = run("preprocess", *options)
     assert whole.stderr == ""
     assert re.search(r"^0\.6 MB, kept from before 0\.6 MB, in [\d.]+ s$", whole.stdout, re.MULTILINE)

@@ -125,8 +125,7 @@ def test_a_long_job_with_a_child_does_not_fill_the_store():
     assert len(store) < 40  # as many for the child as for its parent
 
 
-def test_children_have_threads_of_their_own_that_end_with_the_group(monkeypatch):
-    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+def test_children_have_threads_of_their_own_that_end_with_the_group():
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def threads():
@@ -149,9 +148,8 @@ def test_children_have_threads_of_their_own_that_end_with_the_group(monkeypatch)
     assert threads() <= before
 
 
-def test_a_blocked_request_of_a_group_does_not_delay_its_child(monkeypatch):
+def test_a_blocked_request_of_a_group_does_not_delay_its_child():
     """A request of the parent hangs, as if the server were stopped: the child goes on over its own connection."""
-    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     release = threading.Event()
 

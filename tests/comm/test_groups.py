@@ -93,9 +93,7 @@ class TestFileStore(TorchStores):
 
 class TestTCPStore(TorchStores):
     @pytest.fixture(autouse=True)
-    def _server(self, monkeypatch):
-        # torch looks up the name of every address for its messages, which takes long without a name server.
-        monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+    def _server(self):
         self.server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def open(self):

@@ -35,7 +35,11 @@ def test_a_first_batch_within_three_minutes_and_a_resumed_model_within_five(tmp_
 
     binaries = tmp_path / "venv" / "bin"
     environment = {
-        **{name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("VIRTUAL_ENV", "PYTHONPATH", "RES_OPTIONS")
+        },
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),  # the variant of torch that this machine needs
         "OMP_NUM_THREADS": "1",
