@@ -4,13 +4,32 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["Poll", "check_cancelled", "current_poll", "polling"]
+__all__ = ["Flag", "Poll", "check_cancelled", "current_poll", "polling"]
 
 _Callback = Callable[[int], object]
 
 Poll = _Callback | None
 """Called with the number of items that are done, at least every 50 ms. If it raises, the kernel ends, and its outputs
 are undefined. Ctrl-C ends a kernel with or without one."""
+
+
+class Flag:
+    """A flag that threads look at: a `threading.Event` without waiting, and so without a lock.
+
+    Ctrl-C inside `Event.set` may leave its lock taken, so that the next call never returns.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Sets the flag."""
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        """True once it has been set."""
+        return self._is_set
+
 
 _POLL: ContextVar[Poll] = ContextVar("poll", default=None)
 

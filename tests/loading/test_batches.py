@@ -202,7 +202,7 @@ def test_the_state_is_that_of_a_sampler_and_is_taken_by_one(dataset):
     other.load_state_dict(state)
     assert next(iter(other)) == [12, 13, 14, 15]
     with pytest.raises(ArgumentError, match="only with the saved fingerprint"):
-        loader.load_state_dict({**state, "fingerprint": "0"})
+        loader.load_state_dict({**state, "fingerprint": "0", "content": None})
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

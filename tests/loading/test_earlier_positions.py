@@ -1,7 +1,6 @@
 """Positions and caches of earlier versions, in whose fingerprints create_attention_mask was."""
 
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -37,8 +36,8 @@ def pairs(tmp_path, monkeypatch):
         write_pair(Path(f"pair{number}"), [20, 30, 40], seed=number)
 
 
-def dataset_of(order, name, *, mask, **options):
-    cache = None if order == "instant" else Path("cache")
+def dataset_of(order, name, *, mask, folder="cache", **options):
+    cache = None if order == "instant" else Path(folder)
     config = gpt_config(
         cache, **{"blend": BLENDS[name], "split": "1", "order": order, "create_attention_mask": mask, **options}
     )
@@ -77,7 +76,7 @@ def test_positions_no_longer_depend_on_masks_but_on_all_else(pairs):
         sampler = MegatronPretrainingSampler(len(other), 0, 2, 0, 1, fingerprint=other.fingerprint)
         for mask in (True, False):
             with pytest.raises(ArgumentError, match="only with the saved fingerprint"):
-                sampler.load_position(earlier_state(("megatron", name, mask), other))
+                sampler.resumed(earlier_state(("megatron", name, mask), other))
 
 
 def test_the_random_sampler_accepts_them_too(pairs):
@@ -89,8 +88,7 @@ def test_the_random_sampler_accepts_them_too(pairs):
 
 def test_the_index_of_a_blend_without_masks_of_an_earlier_version_is_found(pairs, monkeypatch, caplog):
     """Such an entry differs from that of a blend with masks in its fingerprint only."""
-    decisions = dataset_of("megatron", "blend", mask=True)._earlier_decisions()
-    shutil.rmtree("cache")
+    decisions = dataset_of("megatron", "blend", mask=True, folder="other")._earlier_decisions()
     with monkeypatch.context() as earlier:
         earlier.setattr(BlendedDataset, "_decisions", decisions)
         dataset_of("megatron", "blend", mask=True)

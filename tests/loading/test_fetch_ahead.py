@@ -13,6 +13,7 @@ import torch
 
 from blends import build, gpt_config, write_pair
 from stored_pairs import upload
+from trackbed.cancellation import Flag
 from trackbed.datasets.gathering import Gathering
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.kernels import FetchedBytes
@@ -41,7 +42,7 @@ class Slow(Gathering):
 
 
 def ahead(jobs, dataset, *, together=1):
-    return fetch_ahead(jobs, dataset, threading.Event(), indices_of=lambda job: [job], together=lambda _: together)
+    return fetch_ahead(jobs, dataset, Flag(), indices_of=lambda job: [job], together=lambda _: together)
 
 
 def test_batches_come_in_order_and_groups_grow_while_they_are_late():

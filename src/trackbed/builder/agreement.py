@@ -17,6 +17,7 @@ from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import is_ours
+from trackbed.datasets.sample_content import plain
 from trackbed.index.splits import Split
 
 __all__ = ["Item", "RankRequest", "find_difference", "first_difference", "request_of"]
@@ -68,7 +69,7 @@ class RankRequest:
         if number >= len(self.items):
             return ["nothing", {}]
         item = self.items[number]
-        return [item.name, json.loads(json.dumps(item.fields(), default=_plain))]
+        return [item.name, json.loads(json.dumps(item.fields(), default=plain))]
 
 
 def request_of(
@@ -86,7 +87,7 @@ def request_of(
         config: configuration of the builder.
     """
     options = _options_of(cls, sizes, config)
-    items = [Item("the arguments of the builder", json.dumps(options, default=_plain), lambda: options)]
+    items = [Item("the arguments of the builder", json.dumps(options, default=plain), lambda: options)]
     for one in built:
         for dataset in one if isinstance(one, list) else [one]:
             items += _items_of(dataset)
@@ -97,7 +98,7 @@ def _items_of(dataset: Any) -> list[Item]:
     if isinstance(dataset, BlendedDataset):
         name = f"the blend of split {dataset.split.name}"
         fields = {"num_datasets": len(dataset.datasets), "weights": dataset.weights, "size": dataset.size}
-        key = json.dumps(fields, default=_plain)
+        key = json.dumps(fields, default=plain)
         return [Item(name, key, lambda: fields), *[item for member in dataset.datasets for item in _items_of(member)]]
     if not isinstance(dataset, MegatronDataset):
         return []
@@ -168,11 +169,3 @@ def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[An
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-
-
-def _plain(value: Any) -> Any:
-    """Converts a value that JSON lacks: numbers of NumPy, tokenizers, and other objects to the name of their class."""
-    if hasattr(value, "item"):
-        return value.item()
-    identifiers = getattr(value, "unique_identifiers", None)
-    return dict(identifiers) if identifiers is not None else type(value).__name__

@@ -82,11 +82,11 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         """Returns the names of the configuration fields that belong to the dataset's identity."""
         return [*MaskedWordPieceDataset._key_config_attributes(), "classification_head"]  # noqa: SLF001
 
-    def _shaping(self) -> list[Any]:
-        return [self.config.bert_vocabulary_order]
+    def _shaping(self) -> dict[str, Any]:
+        return {"bert_vocabulary_order": self.config.bert_vocabulary_order}
 
     def _shaping_content(self) -> dict[str, Any]:
-        return {"bert_vocabulary_order": self.config.bert_vocabulary_order}
+        return self._shaping()
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """Returns one sample.

@@ -31,6 +31,7 @@ from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.megatron import MegatronDataset, description_now, samples_text
 from trackbed.datasets.overrides import check_overrides
+from trackbed.datasets.sample_content import content_text, joined
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError
 from trackbed.index import Order
@@ -158,6 +159,15 @@ class BlendedDataset(_Dataset, Gathering):
             return None
         members = [found[0] if found else one.fingerprint for found, one in zip(earlier, self.datasets, strict=True)]
         return {**self._decisions, "datasets": fingerprint({"all": members})}
+
+    @cached_property
+    def sample_content(self) -> str | None:
+        """Everything that decides the samples, as text without paths; None with datasets of others' classes."""
+        if not all(isinstance(dataset, CachedDataset) for dataset in self.datasets):
+            return None
+        members = joined(dataset.sample_fields() for dataset in self.datasets if isinstance(dataset, CachedDataset))
+        own = {name: value for name, value in self._decisions.items() if name not in ("class", "datasets")}
+        return content_text({**members, **own, "weights": self.weights})
 
     @cached_property
     def data_checksum(self) -> DataChecksum:

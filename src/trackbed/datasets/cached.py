@@ -15,6 +15,7 @@ from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
 from trackbed.datasets.low_level import has_stamps, identify, object_stamps
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import first_override, is_overridden
+from trackbed.datasets.sample_content import content_text
 from trackbed.datasets.sources import SampleLayout
 
 __all__ = ["CachedDataset", "IndexInputs"]
@@ -68,10 +69,10 @@ class CachedDataset(MegatronDataset, Gathering):
         """Returns everything that decides the index, besides class and files."""
 
     @abstractmethod
-    def _shaping(self) -> list[Any]:
-        """Returns the values that decide the samples, and neither the index nor the description."""
+    def _shaping(self) -> dict[str, Any]:
+        """Returns the values, by name, that decide the samples, and neither the index nor the description."""
 
-    def _earlier_shaping(self) -> list[Any] | None:
+    def _earlier_shaping(self) -> dict[str, Any] | None:
         """Returns other values of `_shaping` for the same samples in earlier versions; None if there are none."""
         return None
 
@@ -124,10 +125,19 @@ class CachedDataset(MegatronDataset, Gathering):
         shaping = self._earlier_shaping()
         return () if shaping is None else (self._fingerprint_with(shaping),)
 
-    def _fingerprint_with(self, shaping: list[Any]) -> str:
+    def _fingerprint_with(self, shaping: dict[str, Any]) -> str:
         return fingerprint(
-            {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping]}
+            {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping.values()]}
         )
+
+    @cached_property
+    def sample_content(self) -> str:
+        """Everything that decides the samples, as text without paths: a saved position has it."""
+        return content_text(self.sample_fields())
+
+    def sample_fields(self) -> dict[str, Any]:
+        """Returns everything that decides the samples, by name, without paths."""
+        return {**self.content(), "pad": self._pad_token_id, **self._shaping()}
 
     @cached_property
     def data_checksum(self) -> DataChecksum:

@@ -3,9 +3,12 @@
 import os
 from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-__all__ = ["DataChecksum", "DatasetFingerprint"]
+from trackbed.datasets.sample_content import find_changes
+from trackbed.errors import ArgumentError
+
+__all__ = ["DataChecksum", "DatasetFingerprint", "SampleIdentity"]
 
 _STARTING: Final = Lock()
 
@@ -82,7 +85,7 @@ def _known(found: str, stamps: str | None = None) -> DataChecksum:
     return DataChecksum(lambda: found, stamps=stamps)
 
 
-class _HasData(Protocol):
+class _HasIdentity(Protocol):
     @property
     def earlier_fingerprints(self) -> tuple[str, ...]:
         """Fingerprints that earlier versions gave the dataset."""
@@ -91,29 +94,77 @@ class _HasData(Protocol):
     def data_checksum(self) -> DataChecksum:
         """Checksum of the dataset's data."""
 
+    @property
+    def sample_content(self) -> str | None:
+        """What decides the samples, as text; None if datasets of other classes decide it, too."""
 
-class DatasetFingerprint(str):
-    """Fingerprint of a dataset, with the checksum of its data: a sampler that receives it keeps both."""
 
-    __slots__ = ("_dataset",)
+class _Known(NamedTuple):
+    """Identity of a dataset that is elsewhere."""
 
-    _dataset: _HasData
+    data_checksum: DataChecksum
+    sample_content: str | None
+    earlier_fingerprints: tuple[str, ...]
 
-    @classmethod
-    def of(cls, text: str, dataset: _HasData) -> "DatasetFingerprint":
-        """Returns the fingerprint `text` of a dataset."""
-        made = cls(text)
-        made._dataset = dataset
-        return made
+
+class SampleIdentity:
+    """What the samples of a dataset are computed from, for saved positions.
+
+    Args:
+        dataset: the dataset; asked when it is needed.
+    """
+
+    def __init__(self, dataset: _HasIdentity) -> None:
+        self._dataset = dataset
 
     @property
     def data(self) -> DataChecksum:
-        """Checksum of the data of the dataset."""
+        """Checksum of the data."""
         return self._dataset.data_checksum
 
-    def earlier(self) -> tuple[str, ...]:
-        """Returns the fingerprints that earlier versions gave the dataset, which positions may have."""
-        return self._dataset.earlier_fingerprints
+    def state(self) -> dict[str, str]:
+        """Returns the checksum of the data and what decides the samples, for a saved position."""
+        content = self._dataset.sample_content
+        return {**self.data.state(), **({} if content is None else {"content": content})}
+
+    def accepts(self, state: Mapping[str, Any]) -> bool:
+        """True if the samples of a position with another fingerprint are the same.
+
+        They are if the fingerprint is of an earlier version, or if only the paths of files are others.
+
+        Raises:
+            ArgumentError: a value that decides the samples differs; the message names all that do.
+        """
+        if state["fingerprint"] in self._dataset.earlier_fingerprints:
+            return True
+        saved, content = state.get("content"), self._dataset.sample_content
+        if saved is None or content is None:
+            return False
+        changes = find_changes(saved, content)
+        if changes is not None:
+            msg = f"a run can resume only with the samples that it was trained on, found others: {changes}"
+            raise ArgumentError(msg)
+        return True
+
+    def __reduce__(self) -> "tuple[type[SampleIdentity], tuple[_Known]]":
+        """Pickles what is known of the dataset; computes it first."""
+        return SampleIdentity, (_Known(self.data, self._dataset.sample_content, self._dataset.earlier_fingerprints),)
+
+
+class DatasetFingerprint(str):
+    """Fingerprint of a dataset, with what it stands for: a sampler that receives it saves and compares these, too."""
+
+    __slots__ = ("identity",)
+
+    identity: SampleIdentity
+    """What the samples are computed from."""
+
+    @classmethod
+    def of(cls, text: str, dataset: _HasIdentity) -> "DatasetFingerprint":
+        """Returns the fingerprint `text` of a dataset."""
+        made = cls(text)
+        made.identity = SampleIdentity(dataset)
+        return made
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         """Pickles the text only."""

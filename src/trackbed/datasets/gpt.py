@@ -226,16 +226,22 @@ class GPTDataset(CachedDataset):
     def _index_decisions(self) -> dict[str, Any]:
         return self._samples.decisions()
 
-    def _shaping(self) -> list[Any]:
+    def _shaping(self) -> dict[str, Any]:
         return self._shaping_as_if(create_attention_mask=True)
 
-    def _earlier_shaping(self) -> list[Any]:
+    def _earlier_shaping(self) -> dict[str, Any]:
         return self._shaping_as_if(create_attention_mask=False)
 
-    def _shaping_as_if(self, *, create_attention_mask: bool) -> list[Any]:
+    def _shaping_as_if(self, *, create_attention_mask: bool) -> dict[str, Any]:
         """Returns the values of `_SHAPING`; that of masks, which do not change the data, is the given one."""
         values = {name: getattr(self.config, name) for name in _SHAPING}
-        return list({**values, "create_attention_mask": create_attention_mask}.values())
+        return {**values, "create_attention_mask": create_attention_mask}
+
+    def sample_fields(self) -> dict[str, Any]:
+        """Returns everything that decides the samples, by name, without paths."""
+        fields = super().sample_fields()
+        del fields["create_attention_mask"]  # masks do not change the data
+        return fields
 
     def _checksum(self) -> str:
         return self._samples.checksum()

@@ -172,8 +172,8 @@ class MaskedWordPieceDataset(CachedDataset):
     def _index_decisions(self) -> dict[str, Any]:
         return {} if self._indices is None else self._indices.decisions()
 
-    def _shaping(self) -> list[Any]:
-        return []
+    def _shaping(self) -> dict[str, Any]:
+        return {}
 
     def _checksum(self) -> str:
         arrays = self._arrays.arrays

@@ -4,7 +4,6 @@ Shapes: B samples of a batch, K datasets of a blend.
 """
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -13,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
 from trackbed.datasets.data_checksum import DataChecksum
 from trackbed.datasets.gathering import Gathering
@@ -117,7 +117,7 @@ class BatchLoader:
         self._state = self._position()
         run: ReadAhead[_PreparedBatch] | None = None
         try:
-            left = threading.Event()
+            left = Flag()
             run = self._run = ReadAhead(partial(self._make, left), self._ahead, on_end=left.set)
             while (batch := self._next(run)) is not None:
                 yield batch
@@ -170,11 +170,12 @@ class BatchLoader:
         "instant" the first call may wait until the lengths of all documents have been read.
         """
         state = self._position() if self._run is None else dict(self._state or {})
-        return state if self._data is None else {**state, **self._data.state()}
+        data = {} if self._data is None else self._data.state()
+        return {**state, **data, **(self.sampler.data_state() if isinstance(self.sampler, Positioned) else {})}
 
     @cached_property
     def _position(self) -> Callable[[], dict[str, Any]]:
-        """Function that returns the sampler's position, without the data checksum for a `Positioned` sampler."""
+        """Function that returns the sampler's position; of a `Positioned` sampler without its `data_state`."""
         return self.sampler.position_state if isinstance(self.sampler, Positioned) else self.sampler.state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,6 +185,8 @@ class BatchLoader:
             ArgumentError: `state` is not a state, its data had other contents, or the sampler rejects it.
         """
         check_mapping(state)
+        if isinstance(self.sampler, Positioned):
+            self.sampler.resumed(state)
         if self._data is not None:
             check_data(state, self._data)
         self.close()
@@ -192,11 +195,11 @@ class BatchLoader:
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Set the sampler to a position whose data checksum was checked."""
         if isinstance(self.sampler, Positioned):
-            self.sampler.load_position(state)
+            self.sampler.move_to(self.sampler.resumed(state))
         else:
             self.sampler.load_state_dict(state)
 
-    def _make(self, left: threading.Event) -> Iterator[_PreparedBatch]:
+    def _make(self, left: Flag) -> Iterator[_PreparedBatch]:
         """Gathers the batches, usually on the prefetch thread, until `left` is set."""
         copies = None if self._device is None else DeviceCopies(self._device)
         jobs = ((indices, self._position()) for indices in self.sampler)
@@ -209,16 +212,14 @@ class BatchLoader:
                 yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
                 del lent
 
-    def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, left: threading.Event) -> Batch:
+    def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, left: Flag) -> Batch:
         memory = self._memory(len(indices))
         if fetched is None:
             return self.dataset.gather(indices, memory, num_threads=self._num_threads)
         with ends_with(left):
             return self.dataset.gather(indices, memory, num_threads=self._num_threads, fetched=fetched)
 
-    def _with_bytes(
-        self, jobs: Iterable[_Job], left: threading.Event
-    ) -> Generator[tuple[_Job, FetchedBytes | None], None, None]:
+    def _with_bytes(self, jobs: Iterable[_Job], left: Flag) -> Generator[tuple[_Job, FetchedBytes | None], None, None]:
         """Yields batches to gather, each with bytes if there are pairs in object stores."""
         if not self._is_stored:
             for job in jobs:

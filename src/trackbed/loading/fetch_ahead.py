@@ -6,7 +6,6 @@ is in flight.
 
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -17,6 +16,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from trackbed.cancellation import Flag
 from trackbed.datasets.gathering import Gathering
 from trackbed.files.stores.pool import LeftError, WaitingPool, ends_with
 from trackbed.files.stores.waiting import result_of
@@ -47,7 +47,7 @@ class _Fetched:
 def fetch_ahead(
     jobs: Iterable[_Job],
     dataset: Gathering,
-    left: threading.Event,
+    left: Flag,
     *,
     indices_of: Callable[[_Job], Sequence[int]],
     together: Callable[[_Job], int],

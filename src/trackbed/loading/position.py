@@ -1,13 +1,13 @@
 """The position of a run in the data as checkpoint state, with the identity of the data and of the order."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from operator import index
 from typing import Any, Final
 
-from trackbed.datasets.data_checksum import DataChecksum
+from trackbed.datasets.data_checksum import DataChecksum, SampleIdentity
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
@@ -44,12 +44,13 @@ class Position:
         values = {name: getattr(self, name) for name in _names()}  # `asdict` copies, which is too slow for every batch
         return {"version": VERSION, **values}
 
-    def resumed(self, state: Mapping[str, Any], *, earlier: Callable[[], Collection[str]] = tuple) -> "Position":
+    def resumed(self, state: Mapping[str, Any], *, identity: SampleIdentity | None = None) -> "Position":
         """This position, moved to that of `state`.
 
         Args:
             state: the saved position.
-            earlier: returns other fingerprints that the same data had in earlier versions; called if they are needed.
+            identity: what the samples are computed from: it accepts the same samples under another fingerprint, and
+                names what differs.
 
         Raises:
             ArgumentError: `state` is not a position, or has another version, other data or another order.
@@ -60,8 +61,8 @@ class Position:
             raise ArgumentError(msg)
         if self.fingerprint is None:
             logger.warning("resuming without a fingerprint: cannot check that the data are the same")
-        saved = state.get("fingerprint")
-        if isinstance(saved, str) and saved != self.fingerprint and saved in earlier():
+        is_other = isinstance(state.get("fingerprint"), str) and state["fingerprint"] != self.fingerprint
+        if is_other and identity is not None and identity.accepts(state):
             state = {**state, "fingerprint": self.fingerprint}
         for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):

@@ -5,45 +5,57 @@ batch is any number of those, so its size may change from one step to the next.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
+from trackbed.datasets.data_checksum import DatasetFingerprint, SampleIdentity
 from trackbed.errors import ArgumentError
-from trackbed.loading.position import Position, check_data, check_mapping
+from trackbed.loading.position import Position, check_data
 from trackbed.plural import number_of
 
 __all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Positioned"]
 
 
 class Positioned(ABC):
-    """A sampler whose position is saved with the checksum of its data.
+    """A sampler whose position is saved with what its samples are computed from.
 
-    A loader records a position for each batch, and adds the checksum only when it saves one, because the checksum may
-    still be computing.
+    A loader records a position for each batch, and adds the rest only when it saves one, because the checksum of the
+    data may still be computing.
     """
 
-    _data: DataChecksum | None = None
+    _identity: SampleIdentity | None = None
 
-    def _keep_data(self, data: DataChecksum | None) -> None:
-        """Store the checksum of the data, and start to compute it in the background."""
-        self._data = data
-        if data is not None and data.stamps is None:  # of objects, a position may do without
-            data.start()
+    def _keep_identity(self, fingerprint: str | None) -> None:
+        """Store what a fingerprint stands for, and start to compute the checksum of the data in the background."""
+        self._identity = fingerprint.identity if isinstance(fingerprint, DatasetFingerprint) else None
+        if self._identity is not None and self._identity.data.stamps is None:  # of objects, a position may do without
+            self._identity.data.start()
 
     @abstractmethod
     def _position_now(self, consumed_samples: int | None) -> Position:
         """Position after `consumed_samples`, or after the yielded samples if None."""
 
     @abstractmethod
-    def load_position(self, state: Mapping[str, Any]) -> None:
-        """Load a state without checking the data checksum."""
+    def resumed(self, state: Mapping[str, Any]) -> Position:
+        """Returns the position of a saved state, whose data checksum is not looked at.
+
+        Raises:
+            ArgumentError: `state` has another version, other data or another order.
+        """
+
+    @abstractmethod
+    def move_to(self, position: Position) -> None:
+        """Continue at a position that `resumed` returned."""
 
     def position_state(self) -> dict[str, Any]:
-        """Position after the yielded samples, without the data checksum."""
+        """Position after the yielded samples, without what the samples are computed from."""
         return self._position_now(None).state_dict()
+
+    def data_state(self) -> dict[str, Any]:
+        """What the samples are computed from: the other part of a state. Waits until the checksum is computed."""
+        return {} if self._identity is None else self._identity.state()
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
         """Position with the data checksum, for a checkpoint. Waits until the checksum is computed.
@@ -52,8 +64,7 @@ class Positioned(ABC):
             consumed_samples: samples that all ranks together have trained on. Defaults to the samples that this
                 sampler has yielded, which are more if a loader prefetches.
         """
-        state = self._position_now(consumed_samples).state_dict()
-        return state if self._data is None else {**state, **self._data.state()}
+        return {**self._position_now(consumed_samples).state_dict(), **self.data_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a saved state, on any number of ranks unless the order depends on it.
@@ -62,10 +73,10 @@ class Positioned(ABC):
             ArgumentError: `state` has another version, other data or another order; the message contains both
                 values.
         """
-        check_mapping(state)
-        if self._data is not None:
-            check_data(state, self._data)
-        self.load_position(state)
+        position = self.resumed(state)
+        if self._identity is not None:
+            check_data(state, self._identity.data)
+        self.move_to(position)
 
 
 class MegatronPretrainingSampler(Positioned):
@@ -113,9 +124,8 @@ class MegatronPretrainingSampler(Positioned):
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.drop_last = drop_last
         self._fingerprint = None if fingerprint is None else str(fingerprint)
-        self._given = fingerprint
         self._yielded = consumed_samples
-        self._keep_data(fingerprint.data if isinstance(fingerprint, DatasetFingerprint) else None)
+        self._keep_identity(fingerprint)
 
     def __len__(self) -> int:
         """Samples of the dataset, as in Megatron."""
@@ -135,14 +145,17 @@ class MegatronPretrainingSampler(Positioned):
     def _position_now(self, consumed_samples: int | None) -> Position:
         return self._position(self._yielded if consumed_samples is None else consumed_samples)
 
-    def load_position(self, state: Mapping[str, Any]) -> None:
-        """Load a state without checking the data checksum."""
-        consumed = self._position(0).resumed(state, earlier=_earlier(self._given)).consumed_samples
-        if consumed > self.total_samples:
-            msg = f"consumed_samples must be in [0, {self.total_samples}], found {consumed}"
+    def resumed(self, state: Mapping[str, Any]) -> Position:
+        """Returns the position of a saved state, whose data checksum is not looked at."""
+        position = self._position(0).resumed(state, identity=self._identity)
+        if position.consumed_samples > self.total_samples:
+            msg = f"consumed_samples must be in [0, {self.total_samples}], found {position.consumed_samples}"
             raise ArgumentError(msg)
-        self.consumed_samples = consumed
-        self._yielded = self.consumed_samples
+        return position
+
+    def move_to(self, position: Position) -> None:
+        """Continue at a position that `resumed` returned."""
+        self.consumed_samples = self._yielded = position.consumed_samples
 
     def _position(self, consumed_samples: int) -> Position:
         return Position(
@@ -194,8 +207,7 @@ class MegatronPretrainingRandomSampler(Positioned):
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.last_batch_size = total_samples % self.micro_batch_times_data_parallel_size
         self.consumed_samples = self._checked(consumed_samples)
-        data = getattr(dataset, "data_checksum", None)
-        self._keep_data(data if isinstance(data, DataChecksum) else None)
+        self._keep_identity(getattr(dataset, "fingerprint", None))
 
     @property
     def _samples_per_epoch(self) -> int:
@@ -248,10 +260,15 @@ class MegatronPretrainingRandomSampler(Positioned):
     def _position_now(self, consumed_samples: int | None) -> Position:
         return self._position(self.consumed_samples if consumed_samples is None else consumed_samples)
 
-    def load_position(self, state: Mapping[str, Any]) -> None:
-        """Load a state without checking the data checksum."""
-        earlier = _earlier(getattr(self.dataset, "fingerprint", None))
-        self.consumed_samples = self._checked(self._position(0).resumed(state, earlier=earlier).consumed_samples)
+    def resumed(self, state: Mapping[str, Any]) -> Position:
+        """Returns the position of a saved state, whose data checksum is not looked at."""
+        position = self._position(0).resumed(state, identity=self._identity)
+        self._checked(position.consumed_samples)
+        return position
+
+    def move_to(self, position: Position) -> None:
+        """Continue at a position that `resumed` returned."""
+        self.consumed_samples = position.consumed_samples
 
     def _position(self, consumed_samples: int) -> Position:
         fingerprint = getattr(self.dataset, "fingerprint", None)
@@ -264,11 +281,6 @@ class MegatronPretrainingRandomSampler(Positioned):
             permuted=self._permuted,
             data_parallel_size=self.data_parallel_size if self.data_sharding else None,
         )
-
-
-def _earlier(fingerprint: str | None) -> Callable[[], tuple[str, ...]]:
-    """Returns the function that returns the fingerprints that earlier versions gave a dataset."""
-    return fingerprint.earlier if isinstance(fingerprint, DatasetFingerprint) else tuple
 
 
 def _check_ranks(total_samples: int, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from trackbed.cancellation import check_cancelled, polling
+from trackbed.cancellation import Flag, check_cancelled, polling
 from trackbed.files.stores.waiting import result_of
 
 __all__ = ["LeftError", "WaitingPool", "call_all", "ends_with"]
@@ -27,11 +27,11 @@ class WaitingPool:
     Args:
         num_threads: at least 1.
         name: name of the threads.
-        left: event that ends the calls, and the threads; set by `leave`.
+        left: flag that ends the calls, and the threads; set by `leave`.
     """
 
-    def __init__(self, num_threads: int, name: str, *, left: threading.Event | None = None) -> None:
-        self._left = left or threading.Event()
+    def __init__(self, num_threads: int, name: str, *, left: Flag | None = None) -> None:
+        self._left = left or Flag()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._num_threads = num_threads
         for _ in range(num_threads):
@@ -68,7 +68,7 @@ def call_all(calls: Sequence[Callable[[], _Result]], *, num_threads: int) -> lis
 
 
 @contextlib.contextmanager
-def ends_with(left: threading.Event) -> Iterator[None]:
+def ends_with(left: Flag) -> Iterator[None]:
     """Ends waits for a store inside the block once `left` is set.
 
     Raises:
@@ -83,7 +83,7 @@ def ends_with(left: threading.Event) -> Iterator[None]:
         yield
 
 
-def _serve(calls: "queue.SimpleQueue[_Call | None]", left: threading.Event) -> None:
+def _serve(calls: "queue.SimpleQueue[_Call | None]", left: Flag) -> None:
     def work(call: Callable[[], Any]) -> Any:
         with ends_with(left):
             check_cancelled()

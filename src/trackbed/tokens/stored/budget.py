@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,7 +11,7 @@ from trackbed.cancellation import check_cancelled
 
 __all__ = ["BUDGET", "FetchBudget"]
 
-_POLL_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.005
 _UNLIMITED: Final = (1 << 63) - 1
 
 
@@ -29,7 +30,7 @@ class FetchBudget:
     def _reset(self) -> None:
         self._held = 0
         self._ahead = 0
-        self._freed = threading.Condition()
+        self._lock = threading.Lock()  # not a Condition: Ctrl-C inside the methods of one may leave it taken
 
     @property
     def half(self) -> int:
@@ -48,21 +49,25 @@ class FetchBudget:
             Exception: the poll of the caller raised it.
         """
         wanted = min(size_bytes, self.half)
-        with self._freed:
-            while self._held and self._held + wanted > self.half:
-                self._freed.wait(_POLL_SECONDS)
-                check_cancelled()
-            self._held += wanted
+        while not self._take(wanted):
+            time.sleep(_POLL_SECONDS)
+            check_cancelled()
         try:
             yield
         finally:
-            with self._freed:
+            with self._lock:
                 self._held -= wanted
-                self._freed.notify_all()
+
+    def _take(self, size_bytes: int) -> bool:
+        with self._lock:
+            if self._held and self._held + size_bytes > self.half:
+                return False
+            self._held += size_bytes
+            return True
 
     def hold_ahead(self, size_bytes: int) -> bool:
         """Holds bytes that are to be fetched ahead, if they are free. Returns True if they are held."""
-        with self._freed:
+        with self._lock:
             if self._ahead + size_bytes > self.half:
                 return False
             self._ahead += size_bytes
@@ -70,7 +75,7 @@ class FetchBudget:
 
     def free_ahead(self, size_bytes: int) -> None:
         """Frees bytes that were held ahead."""
-        with self._freed:
+        with self._lock:
             self._ahead -= size_bytes
 
 

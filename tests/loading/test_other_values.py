@@ -1,0 +1,96 @@
+"""Positions over other files and other values: the same samples resume, and what differs is named."""
+
+import json
+import shutil
+
+import pytest
+
+from blends import build, gpt_config, write_pairs
+from trackbed.errors import ArgumentError
+from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "first").mkdir()
+    write_pairs(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def dataset_of(folder):
+    def make(place="first", *, num=2, size=50, weights=None, **options):
+        blend = ([f"{place}/pair{number}" for number in range(num)], weights or [1.0 / num] * num)
+        config = gpt_config(folder / "cache", **{"blend": blend, "split": "9,1", **options})
+        return build(config, (size, 2, None))[0]
+
+    return make
+
+
+def loader_of(dataset):
+    fingerprint = dataset.fingerprint
+    return BatchLoader(dataset, MegatronPretrainingSampler(len(dataset), 0, 4, 0, 1, fingerprint=fingerprint))
+
+
+@pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.parametrize("order", ["megatron", "balanced", "instant"])
+def test_copies_of_files_in_another_folder_resume(dataset_of, num, order):
+    first, second = (dataset_of(place, num=num, order=order) for place in ("first", "second"))
+    assert first.fingerprint != second.fingerprint
+    loader = loader_of(first)
+    next(iter(loader))
+    other = loader_of(second)
+    other.load_state_dict(loader.state_dict())
+    assert next(iter(other))["tokens"].tolist() == [first[position]["tokens"].tolist() for position in range(4, 8)]
+    shuffled = MegatronPretrainingRandomSampler(first, len(first), 8, 4, 0, 1, data_sharding=False)
+    MegatronPretrainingRandomSampler(second, len(second), 0, 4, 0, 1, data_sharding=False).load_state_dict(
+        shuffled.state_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sequence_length": 8}, r"sequence_length: 16, now 8"),
+        ({"random_seed": 8}, "random_seed: 7, now 8"),
+        ({"split": "8,2"}, r"documents: \[\[0, 27\], \[0, 54\]\], now \[\[0, 24\], \[0, 48\]\]"),
+        ({"weights": [0.25, 0.75]}, r"weights: \[0.5, 0.5\], now \[0.25, 0.75\]"),
+        ({"num": 1}, "num_datasets: 2, now 1"),
+        ({"num": 3}, "num_datasets: 2, now 3"),
+        ({"size": 40}, "size: 50, now 40"),
+        ({"order": "balanced"}, 'order: "megatron", now "balanced"'),
+        ({"eod_mask_loss": True}, "eod_mask_loss: false, now true"),
+        ({"reset_position_ids": True}, "reset_position_ids: false, now true"),
+    ],
+)
+def test_a_value_that_differs_is_named(dataset_of, options, said):
+    loader = loader_of(dataset_of())
+    other = loader_of(dataset_of("second", **options))
+    with pytest.raises(ArgumentError, match=f"the samples that it was trained on, found others: .*{said}"):
+        other.load_state_dict(loader.state_dict())
+    assert other.state_dict()["consumed_samples"] == 0
+
+
+def test_files_that_were_rewritten_are_named_as_data(dataset_of, folder):
+    loader = loader_of(dataset_of())
+    shutil.copytree(folder / "first", folder / "second", dirs_exist_ok=True)
+    for end in ("bin", "idx"):
+        shutil.copy(folder / "first" / f"pair2.{end}", folder / "second" / f"pair1.{end}")
+    with pytest.raises(ArgumentError, match="data: "):
+        loader_of(dataset_of("second")).load_state_dict(loader.state_dict())
+
+
+def test_a_position_says_what_decides_its_samples(dataset_of):
+    content = json.loads(loader_of(dataset_of()).state_dict()["content"])
+    assert content["sequence_length"] == 16
+    assert content["weights"] == [0.5, 0.5]
+    assert "first" not in json.dumps(content)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{", 7, b"x"])
+def test_a_damaged_content_is_refused(dataset_of, content):
+    state = {**loader_of(dataset_of()).state_dict(), "content": content}
+    with pytest.raises(ArgumentError, match=r"found others|saved fingerprint"):
+        loader_of(dataset_of("second")).load_state_dict(state)
