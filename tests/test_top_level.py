@@ -164,10 +164,64 @@ def test_a_loader_of_too_few_samples_is_refused(folder):
     assert batch["tokens"].shape == (100, 16)
 
 
-@pytest.mark.parametrize("batch_size", [0, 2.5, None, "8"])
-def test_a_wrong_batch_size_is_named(folder, batch_size):
-    with pytest.raises(ArgumentError, match="batch_size must be a whole number of at least 1, found "):
-        trackbed.BatchLoader(trackbed.open_blend("blend.toml").train, batch_size=batch_size)
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        *[("batch_size", value, "a whole number of at least 1") for value in (0, 2.5, None, "8", True)],
+        *[("consumed_samples", value, "a whole number of at least 0") for value in (-1, 1.5, "3", None)],
+        *[("num_threads", value, "a whole number of at least 1") for value in (0, 1.5, "1")],
+        *[("ahead", value, "a whole number of at least 1") for value in (0, 1.5, "a", None)],
+        *[("drop_last", value, "True or False") for value in ("no", 1, None)],
+    ],
+)
+def test_a_wrong_argument_of_a_loader_is_named(folder, name, value, wanted):
+    train = trackbed.open_blend("blend.toml").train
+    with pytest.raises(ArgumentError, match=f"{name} must be {wanted}, found {value!r}"):
+        trackbed.BatchLoader(train, **{"batch_size": 8, name: value})
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "x", True, float("nan")])
+def test_a_wrong_timeout_is_named(folder, seconds):
+    with pytest.raises(ArgumentError, match="timeout_seconds must be a number above 0, found "):
+        trackbed.open_blend("blend.toml", timeout_seconds=seconds)
+
+
+def test_splits_without_test_or_with_a_wrong_name_say_so(folder):
+    splits = trackbed.open_blend("blend.toml")
+    assert (hasattr(splits, "valid"), hasattr(splits, "test"), getattr(splits, "test", None)) == (True, False, None)
+    with pytest.raises(AttributeError, match="found 'validation'; did you mean 'valid'"):
+        splits.validation  # noqa: B018
+    with pytest.raises(AttributeError, match=r"found 'foo'$"):
+        splits.foo  # noqa: B018
+    assert len(pickle.loads(pickle.dumps(splits)).train) == 100
+
+
+def test_a_loader_says_how_the_samples_are_divided(folder):
+    loader = trackbed.BatchLoader(trackbed.open_blend("blend.toml").train, batch_size=8)
+    assert repr(loader).startswith("<BatchLoader: 12 steps of 8 samples on 1 rank, <BlendedDataset: train, ")
+
+
+def test_one_of_several_ranks_without_a_process_group_is_no_job_of_its_own(folder, monkeypatch):
+    import torch
+
+    from trackbed.comm import SOLO
+    from trackbed.grads import DistributedDataParallelConfig
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model, config = torch.nn.Linear(2, 2), DistributedDataParallelConfig()
+    words = r"torch.distributed must be initialised on each of the 2 ranks \(WORLD_SIZE\), found it is not"
+    with pytest.raises(ArgumentError, match=f"process_group: {words}"):
+        trackbed.DistributedDataParallel(None, config, model)
+    with pytest.raises(ArgumentError, match=f"save: {words}"):
+        trackbed.save({"step": 1}, "checkpoint")
+    assert not (folder / "checkpoint").exists()
+    trackbed.DistributedDataParallel(None, config, model, process_group=SOLO)
+    trackbed.save({"step": 1}, "checkpoint", group=SOLO)
+    assert trackbed.load({}, "checkpoint") == {"step": 1}
+
+
+def test_a_dataset_of_another_kind_is_named(folder):
     with pytest.raises(ArgumentError, match=r"dataset must be that of a split, such as splits.train, found a Splits"):
         trackbed.BatchLoader(trackbed.open_blend("blend.toml"), batch_size=8)
 

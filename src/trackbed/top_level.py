@@ -17,19 +17,23 @@ from trackbed.datasets import BlendedDataset, GPTDataset
 from trackbed.datasets.config import OrderName
 from trackbed.datasets.gathering import Gathering
 from trackbed.errors import ArgumentError
-from trackbed.kernels.integers import is_integer
+from trackbed.kernels.integers import check_at_least
 from trackbed.loading import BatchLoader as _BatchLoader
 from trackbed.loading import MegatronPretrainingSampler
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.datasets.tokenizers.kinds import AnyTokenizer
-from trackbed.plural import number_of
 
 __all__ = ["BatchLoader", "SplitDataset", "Splits", "open_blend"]
 
 SplitDataset = GPTDataset | BlendedDataset
 """Dataset of a split: of one pair, or a blend."""
 _WHERE = "trackbed.open_blend"
+
+
+class MissingSplitError(ArgumentError, AttributeError):
+    """A blend has none, or several, of the dataset that is asked for. `hasattr` is False."""
 
 
 class Splits:
@@ -83,12 +87,23 @@ class Splits:
         found = self._found[split]
         if isinstance(found, list):
             msg = f"{self._name}: split {split!r} has several datasets, which validation_sets lists"
-            raise ArgumentError(msg)
+            raise MissingSplitError(msg)
         if found is None:
             known = ", ".join(repr(name) for name, one in self._found.items() if one is not None)
             msg = f"{self._name}: the blend must have a split {split!r}, found {known}; its shares are set by split"
-            raise ArgumentError(msg)
+            raise MissingSplitError(msg)
         return found
+
+    if not TYPE_CHECKING:  # type checkers would take every name for one that there is
+
+        def __getattr__(self, name: str) -> SplitDataset:
+            """Raises the error of a split that is missing, or of a name that there is not."""
+            if name in ("train", "valid", "test"):
+                return self._one(name)
+            meant = next((split for split in ("train", "valid", "test") if name[:3] == split[:3]), None)
+            hint = "" if meant is None else f"; did you mean {meant!r}?"
+            msg = f"splits have train, valid, test and validation_sets, found {name!r}{hint}"
+            raise AttributeError(msg)
 
     def __repr__(self) -> str:
         """Lists the datasets."""
@@ -140,6 +155,10 @@ def open_blend(
     """
     settings = {"prefixes": prefixes, "sequence_length": sequence_length, "split": split, "size": size}
     settings |= {"seed": seed, "order": order}
+    is_number = isinstance(timeout_seconds, (int, float)) and not isinstance(timeout_seconds, bool)
+    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):  # not a NaN either
+        msg = f"{_WHERE}: timeout_seconds must be a number above 0, found {timeout_seconds!r}"
+        raise ArgumentError(msg)
     group = _group(timeout_seconds)
     with group.guarded("opening the blend") as step, polling(step.poll):
         blend, opened = _measured(path, settings, tokenizer, None if cache is None else os.fspath(cache))
@@ -256,11 +275,17 @@ class BatchLoader(_BatchLoader):
         if not isinstance(dataset, Gathering):
             msg = f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
             raise ArgumentError(msg)
-        if not is_integer(batch_size) or batch_size < 1:
-            msg = f"batch_size must be a whole number of at least 1, found {batch_size!r}"
+        check_at_least(1, batch_size=batch_size)
+        check_at_least(0, consumed_samples=consumed_samples)
+        if not isinstance(drop_last, (bool, np.bool_)):
+            msg = f"drop_last must be True or False, found {drop_last!r}"
             raise ArgumentError(msg)
+        self._ranks = size
         self._step = batch_size * size
         self._drop_last = drop_last
+        if not len(dataset):
+            msg = f"dataset must have at least 1 sample, found none in {dataset!r}"
+            raise ArgumentError(msg)
         if drop_last and len(dataset) < self._step:
             msg = (
                 f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
@@ -280,7 +305,7 @@ class BatchLoader(_BatchLoader):
             dataset,
             sampler,
             ahead=ahead,
-            num_threads=num_threads or threads_per_rank(),
+            num_threads=threads_per_rank() if num_threads is None else num_threads,
             pinned=pinned,
             device=device,
         )
@@ -288,6 +313,11 @@ class BatchLoader(_BatchLoader):
     def __len__(self) -> int:
         """Number of steps of a whole iteration."""
         return len(self.dataset) // self._step if self._drop_last else -(-len(self.dataset) // self._step)
+
+    def __repr__(self) -> str:
+        """Says how the samples are divided."""
+        steps, samples = number_of(len(self), "step"), number_of(self._step, "sample")
+        return f"<BatchLoader: {steps} of {samples} on {number_of(self._ranks, 'rank')}, {self.dataset!r}>"
 
 
 def _place() -> tuple[int, int]:

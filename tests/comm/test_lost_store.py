@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import PrefixStore
 
 from contracts.group import result_of
-from trackbed.comm import run_ranks
+from trackbed.comm import run_ranks, torch_store
 from trackbed.comm.torch_store import TimeoutStore, connect_to, share_store
 from trackbed.errors import CollectiveError
 
@@ -105,3 +105,24 @@ def test_a_store_that_has_not_answered_is_not_asked_again(server):
     for request in (lambda: store.set("key", b""), lambda: store.add("key", 1), lambda: below.has(["key"])):
         assert str(result_of(request)) == str(first) == "no answer for 0.5 s"
     assert time.monotonic() - began < 0.2
+
+
+def test_a_store_that_has_gone_is_told_long_before_a_long_timeout(server, monkeypatch):
+    """The launcher was killed: the store refuses every further connection, as that of a child group."""
+    process, port = server
+    monkeypatch.setattr(torch_store, "_MOST_CONNECT_SECONDS", 1.0)
+    all_are_there = threading.Barrier(2, action=process.kill)
+
+    def connect():
+        return share_store(connect_to("127.0.0.1", port, timeout_seconds=20), "", timeout_seconds=1800)
+
+    def work(group):
+        group.barrier()
+        all_are_there.wait(30)
+        began = time.monotonic()
+        error = result_of(lambda: group.child("side").barrier())
+        return error, time.monotonic() - began
+
+    for error, seconds in run_ranks(2, work, connect=connect, timeout_seconds=1800):
+        assert isinstance(error, CollectiveError)
+        assert seconds < 20

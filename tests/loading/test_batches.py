@@ -366,8 +366,8 @@ def test_a_program_that_ends_in_the_middle_ends_well(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ahead": 0}, "ahead and num_threads must be at least 1, found 0"),
-        ({"num_threads": 0}, "ahead and num_threads must be at least 1, found 2 and 0"),
+        ({"ahead": 0}, "ahead must be a whole number of at least 1, found 0"),
+        ({"num_threads": 0}, "num_threads must be a whole number of at least 1, found 0"),
         ({"device": "cpu"}, "device must be a CUDA device, or None for batches in the host's memory, found cpu"),
     ],
 )

@@ -26,6 +26,7 @@ from trackbed.checkpoint.writing import (
     write_descriptions,
     write_shards,
 )
+from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError
 
 __all__ = ["save"]
@@ -71,7 +72,8 @@ def save(
         A request if `async_sharded_save`, else None.
 
     Raises:
-        ArgumentError: a strategy is combined with an argument that only this function's own way has.
+        ArgumentError: a strategy is combined with an argument that only this function's own way has, or this process is
+            one of several and `torch.distributed` was not initialised.
         CheckpointError: on every rank, with the rank that failed and its message. The folder is as it was before.
     """
     if sharded_strategy is not None or common_strategy is not None:
@@ -88,6 +90,9 @@ def save(
             preprocess_common_before_consistancy_check,
             content_metadata,
         )
+
+    if group is None:
+        check_initialized("save")
 
     def write() -> None:
         with meet("save", group) as meeting:

@@ -21,7 +21,7 @@ from trackbed.errors import ArgumentError, CollectiveError
 if TYPE_CHECKING:
     from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
-__all__ = ["TorchGroup", "current_group", "is_served_by_agent"]
+__all__ = ["TorchGroup", "check_initialized", "current_group", "is_served_by_agent"]
 
 _JOINED: Final[Counter[str]] = Counter()
 
@@ -73,6 +73,28 @@ def current_group() -> TorchGroup | None:
     if world not in _CURRENT:
         _CURRENT[world] = TorchGroup()
     return _CURRENT[world]
+
+
+def check_initialized(where: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Checks that a process which torchrun started as one of several has initialised `torch.distributed`.
+
+    Without, each of them would be a job of its own.
+
+    Args:
+        where: what needs it, for the error.
+        environment: variables of the process.
+
+    Raises:
+        ArgumentError: it has not.
+    """
+    size = environment.get("WORLD_SIZE", "")
+    is_one_of_several = "RANK" in environment and size.isdecimal() and int(size) > 1
+    if is_one_of_several and current_group() is None:
+        msg = (
+            f"{where}: torch.distributed must be initialised on each of the {size} ranks (WORLD_SIZE), found it is "
+            "not; call torch.distributed.init_process_group() first, or give a group: trackbed.comm.SOLO is this rank alone"
+        )
+        raise ArgumentError(msg)
 
 
 def is_served_by_agent(environment: Mapping[str, str] = os.environ) -> bool:

@@ -17,6 +17,8 @@ __all__ = ["TimeoutStore", "connect_to", "share_store"]
 
 # TCPStore writes two lines to standard error whenever a wait of its own times out.
 _WAIT_SECONDS: Final = 3600.0
+_MOST_CONNECT_SECONDS: Final = 120.0
+"""A store that this process was connected to is lost if it takes no further connection for so long."""
 _NOTHING: Final = b"\0nothing is there"
 """Returned for a missing key; no rank writes it."""
 
@@ -181,7 +183,7 @@ def share_store(store: Store, prefix: str, *, timeout_seconds: float) -> Timeout
         base = base.underlying_store
     # An idle watchdog checks that another is active after half of the timeout; the other half is for the response.
     request_timeout_seconds = timeout_seconds / 2
-    connect = partial(_connect_again, base, prefix, request_timeout_seconds)
+    connect = partial(_connect_again, base, prefix, min(request_timeout_seconds, _MOST_CONNECT_SECONDS))
     return TimeoutStore(PrefixStore(prefix, base), connect, request_timeout_seconds=request_timeout_seconds)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trackbed.comm import SOLO, Group
-from trackbed.comm.torch import TorchGroup
+from trackbed.comm.torch import TorchGroup, check_initialized
 from trackbed.errors import ArgumentError
 
 __all__ = ["GroupOfRanks", "ProcessGroups", "messages_of"]
@@ -54,6 +54,9 @@ class ProcessGroups:
         Args:
             process_group: torch's process group, or a `Group`; by default all ranks.
             expert_process_group: ranks with the same experts; by default `process_group`.
+
+        Raises:
+            ArgumentError: this process does not belong to a group, or is one of several and none was initialised.
         """
         ranks = _group_of(process_group)
         experts = ranks if expert_process_group is None else _group_of(expert_process_group)
@@ -113,6 +116,7 @@ def messages_of(process_group: Any) -> Group:
 
 def _group_of(process_group: Any) -> Any:
     if process_group is None:
+        check_initialized("process_group")
         is_alone = not (dist.is_available() and dist.is_initialized())
         return GroupOfRanks() if is_alone else dist.group.WORLD
     if isinstance(process_group, int):  # torch gives a number to ranks that are not members

@@ -1,8 +1,22 @@
-"""Check for integers that excludes bools."""
+"""Checks for integers that exclude bools."""
 
 from operator import index
 
-__all__ = ["is_integer"]
+from trackbed.errors import ArgumentError
+
+__all__ = ["check_at_least", "is_integer"]
+
+
+def check_at_least(least: int, **values: object) -> None:
+    """Checks that values, given by name, are whole numbers of at least `least`.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    for name, value in values.items():
+        if not is_integer(value) or value < least:  # type: ignore[operator]  # an integer
+            msg = f"{name} must be a whole number of at least {least}, found {value!r}"
+            raise ArgumentError(msg)
 
 
 def is_integer(value: object) -> bool:

@@ -20,6 +20,7 @@ from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.pool import ends_with
 from trackbed.kernels import FetchedBytes
+from trackbed.kernels.integers import check_at_least
 from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies
@@ -254,9 +255,7 @@ def _check(
     if not isinstance(dataset, Gathering):
         msg = f"dataset must support gather, as GPTDataset does, found a {type(dataset).__name__}"
         raise ArgumentError(msg)
-    if ahead < 1 or (num_threads is not None and num_threads < 1):
-        msg = f"ahead and num_threads must be at least 1, found {ahead} and {num_threads}"
-        raise ArgumentError(msg)
+    check_at_least(1, ahead=ahead, num_threads=1 if num_threads is None else num_threads)
     if device is not None and torch.device(device).type != "cuda":
         msg = f"device must be a CUDA device, or None for batches in the host's memory, found {device}"
         raise ArgumentError(msg)
