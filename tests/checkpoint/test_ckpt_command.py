@@ -42,7 +42,10 @@ def test_contents_are_listed(checkpoint):
     assert status == 0
     assert "float32" in output
     assert "4 x 3" in output
-    assert "1 tensors, 1 objects" in output
+    assert "1 sharded tensor, 1 object" in output
+    assert "common state: " in output
+    status, output = run("ls", checkpoint, "--json")
+    assert (status, json.loads(output)[0]["key"]) == (0, "w")
 
 
 def test_a_checkpoint_is_described(checkpoint):
@@ -80,7 +83,7 @@ def test_two_checkpoints_are_compared_in_any_layout(checkpoint, tmp_path):
     other = save_on(1, tmp_path / "three", 2.0, more={"a": 1}, v=ShardedTensor.from_rank_offsets("v", torch.zeros(1)))
     status, output = run("diff", checkpoint, other)
     assert status == 1
-    assert output.splitlines() == ["only in B: v", "w: 12 of 12 elements differ", "common state: differs"]
+    assert output.splitlines() == ["only in B: v", "w: 12 of 12 elements differ", "common state: only in B: more"]
 
 
 @pytest.mark.parametrize("command", ["ls", "inspect", "verify", "diff"])

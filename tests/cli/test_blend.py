@@ -37,7 +37,8 @@ def blend(tmp_path):
 
 def test_it_shows_every_dataset_by_split_and_stage(run, blend):
     found = run("blend", "blend.toml")
-    assert (found.exit_code, found.stderr) == (0, "")
+    said = "trackbed: blend.toml names no tokenizer; the plan needs none, builds and training do\n"
+    assert (found.exit_code, found.stderr) == (0, said)
     assert 'order "instant", samples of 16 tokens' in found.stdout
     lines = found.stdout.splitlines()
     assert max(map(len, lines)) <= 80

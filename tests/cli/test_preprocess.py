@@ -206,7 +206,8 @@ def test_nothing_is_written_of_no_document_unless_that_is_allowed(run, tmp_path,
     (tmp_path / "empty.jsonl").write_text("")
     refused = run("preprocess", "empty.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr.startswith(f"trackbed: {pair}: a pair must have at least one document, found none")
+    replaced = f"trackbed: {pair}.bin and .idx exist, and are replaced once the new ones are whole\n"
+    assert refused.stderr.startswith(f"{replaced}trackbed: {pair}: a pair must have at least one document, found none")
     assert (tmp_path / f"{pair}.bin").read_bytes() == before
     allowed = run("preprocess", "empty.jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--allow-empty")
     assert allowed.exit_code == 0
@@ -308,7 +309,8 @@ def test_images_follow_their_texts_in_a_pair_without_key_and_level(run, with_ima
     options = ["--tokenizer", "bytes", "-o", "made", "--append-eod", "--workers", 1, "--pad-length", 5]
     for more in ([], ["--image-key", "file"]):
         found = run("preprocess", "a.jsonl", "--images", "images", *options, *more)
-        assert (found.exit_code, found.stderr) == (0, "")
+        said = "trackbed: made.bin and .idx exist, and are replaced once the new ones are whole\n" if more else ""
+        assert (found.exit_code, found.stderr) == (0, said)
         assert found.stdout.splitlines()[-2:] == ["made.bin", "made.idx"]
         sequences = [(tokens.tolist(), int(mode)) for tokens, mode in IndexedDataset("made", multimodal=True)]
         assert sequences == [([97, 98, 99, 256, 256], 0), ([3, 0x34333231, 0x35], 1)]

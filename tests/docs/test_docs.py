@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from torch.distributed import checkpoint as dcp
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -205,6 +206,32 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
         text=True,
     )
     assert json.loads(found.stdout) == pytest.approx(sums[0])
+
+
+@pytest.mark.dist
+def test_states_move_from_pytorch_as_the_page_says(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text()
+    before, after, _ = snippets("python", page)
+    convert, shard = snippets("python no-run", page)
+    (load,) = re.findall(r"`(optimizer\.load_full_state_dict\(.*\))`", page)
+    end = "dist.destroy_process_group()\n"
+    leave = "import os\nos._exit(0)\n"  # torch's own wrappers abort at the end of the interpreter in some runs
+    (tmp_path / "before.py").write_text(before.replace(end, convert + leave))
+    torchrun(tmp_path, "before.py", 2)
+    check = (
+        "saved = torch.load('optimizer.pt')['state']\n"
+        "found = optimizer.full_state_dict()['state']\n"
+        "assert set(found) == set(saved) == {'weight', 'bias'}\n"
+        "for name, values in saved.items():\n"
+        "    for key, value in values.items():\n"
+        "        torch.testing.assert_close(found[name][key], value, rtol=0, atol=0)\n"
+    )
+    start, loop = after.split("with model.guarded()")
+    rest = f"with model.guarded(){loop}".replace(end, shard + end)
+    (tmp_path / "after.py").write_text(f"{start}{load}\n{check}{rest}")
+    torchrun(tmp_path, "after.py", 2)
+    old = dcp.FileSystemReader(tmp_path / "checkpoint").read_metadata()
+    assert set(old.state_dict_metadata) == {"model.weight", "model.bias"}
 
 
 @pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5"])

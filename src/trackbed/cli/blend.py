@@ -83,7 +83,10 @@ def blend(
         samples = samples_for(tokens, file.sequence_length)
     if samples is not None:
         file = file.with_train_samples(samples)
-    plan = plan_blend(measure_blend(file))
+    measured = measure_blend(file)
+    if file.tokenizer is not None:
+        measured.tokenizer()
+    plan = plan_blend(measured)
     if as_json:
         click.echo(_to_json(plan))
     else:
@@ -95,6 +98,8 @@ def blend(
 
         draw_plan(plan, plot)
     plan.problems.stop()
+    if file.tokenizer is None and not as_json:
+        click.echo(f"trackbed: {path} names no tokenizer; the plan needs none, builds and training do", err=True)
 
 
 def _convert(arguments: str, path: str | None) -> None:

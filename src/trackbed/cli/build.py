@@ -11,12 +11,12 @@ import click
 
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError, CacheError
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.builder import MeasuredBlend
     from trackbed.comm import Group
     from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
-from trackbed.plural import number_of
 
 __all__ = ["build"]
 

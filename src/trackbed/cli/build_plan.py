@@ -8,9 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from trackbed.plural import number_of
+
 if TYPE_CHECKING:
     from trackbed.builder.schedule import Plan, Task
-from trackbed.plural import number_of
 
 __all__ = ["show_plan"]
 

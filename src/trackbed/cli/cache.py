@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trackbed.cli.parse import Duration, Size
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.cache import Inventory, Removal, StoredEntry
-from trackbed.plural import number_of
 
 __all__ = ["cache"]
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from trackbed.errors import CacheError
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.datasets import GPTDatasetConfig
-from trackbed.plural import number_of
 
 __all__ = ["check_against_megatron"]
 

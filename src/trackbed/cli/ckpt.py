@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trackbed.plural import number_of
+
 if TYPE_CHECKING:
     from trackbed.checkpoint import Checkpoint
 
@@ -22,14 +24,23 @@ def ckpt() -> None:
 
 @ckpt.command()
 @_FOLDER
-def ls(folder: Path) -> None:
-    """List the tensors and objects of a checkpoint."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ls(folder: Path, *, as_json: bool) -> None:
+    """List the tensors and objects of a checkpoint.
+
+    Plain tensors and values, which rank 0 has saved, are the common state: `trackbed ckpt inspect` lists its keys.
+    """
     from rich import box
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
 
-    rows = _contents(folder)
+    from trackbed.checkpoint.folder import open_folder
+
+    rows, common = _contents(folder), open_folder(folder).load_common()
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("key", overflow="fold", min_width=12)
     for column in ("type", "shape", "boxes", "size"):
@@ -39,12 +50,14 @@ def ls(folder: Path) -> None:
         table.add_row(
             _printable(row["key"]), row["dtype"] or "object", shape, f"{row['boxes']:,}", decimal(row["bytes"])
         )
-    Console(markup=False, highlight=False).print(table)
-    tensors = sum(row["dtype"] is not None for row in rows)
-    click.echo(f"{tensors:,} tensors, {len(rows) - tensors:,} objects, {decimal(sum(row['bytes'] for row in rows))}")
+    if rows:
+        Console(markup=False, highlight=False).print(table)
+    tensors, size = sum(row["dtype"] is not None for row in rows), decimal(sum(row["bytes"] for row in rows))
+    counts = f"{number_of(tensors, 'sharded tensor')}, {number_of(len(rows) - tensors, 'object')}, {size}"
+    click.echo(f"{counts}; common state: {number_of(len(common), 'key')}, which `trackbed ckpt inspect` lists")
 
 
-@ckpt.command()
+@ckpt.command(short_help="Show program, formats, files and keys of a checkpoint.")
 @_FOLDER
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(folder: Path, *, as_json: bool) -> None:
@@ -76,7 +89,7 @@ def inspect(folder: Path, *, as_json: bool) -> None:
     click.echo(f"tensors and objects: {len(rows):,}; `trackbed ckpt ls` lists them")
 
 
-@ckpt.command()
+@ckpt.command(short_help="Compare every byte of a checkpoint with its checksums.")
 @_FOLDER
 @click.pass_context
 def verify(ctx: click.Context, folder: Path) -> None:
@@ -97,7 +110,7 @@ def verify(ctx: click.Context, folder: Path) -> None:
     click.echo(f"{folder}: ok")
 
 
-@ckpt.command()
+@ckpt.command(short_help="Compare two checkpoints, however they are sharded.")
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @click.pass_context
@@ -147,13 +160,19 @@ def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
     pairs = [(key, one.load_object(key), other.load_object(key)) for key in sorted(keys & others)]
     for name, a, b in [*pairs, ("common state", one.load_common(), other.load_common())]:
         try:
-            is_equal = not any(compare(a, b))
+            only_a, only_b, mismatches = compare(a, b)
         except Exception as error:  # values of hostile checkpoints raise errors of any kind
             msg = f"{name}: values must be such that can be compared, but are not: {type(error).__name__}: {error}"
             raise CheckpointError(msg) from error
-        if not is_equal:
-            found.append(f"{name}: differs")
+        found += [f"{name}: only in A: {_path_text(path)}" for path in only_a]
+        found += [f"{name}: only in B: {_path_text(path)}" for path in only_b]
+        found += [f"{name}: {_path_text(path)} differs" for path, *_ in mismatches]
     return found
+
+
+def _path_text(path: Any) -> str:
+    """Path of a value in nested containers, as text."""
+    return ".".join(map(_key_text, path)) if isinstance(path, tuple) else _key_text(path)
 
 
 def _key_text(key: Any) -> str:

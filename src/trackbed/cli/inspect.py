@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trackbed.cli.parse import idx_cache_option
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.preprocess import FirstDocument, Inspection
-from trackbed.plural import number_of
 
 __all__ = ["inspect"]
 

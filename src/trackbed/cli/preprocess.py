@@ -1,6 +1,7 @@
 """`trackbed preprocess`: raw text to indexed files."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,7 @@ from trackbed.cli.preprocess_report import show_report
 
 if TYPE_CHECKING:
     from trackbed.preprocess import ImagesConfig
-    from trackbed.preprocess.config import EngineName, FormatName
+    from trackbed.preprocess.config import EngineName, FormatName, Level
     from trackbed.preprocess.engines import FailedAttempt
 
 __all__ = ["preprocess"]
@@ -158,6 +159,8 @@ def preprocess(
     opened = open_fastest_tokenizer(
         tokenizer, lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
     )
+    if shard_bytes is None:
+        _tell_what_is_replaced(output, json_keys, split_sentences=split_sentences, is_one=images is not None)
     start = time.monotonic()
     kept = KeptWork()
     with show_progress("tokenising") as progress, kept.told_at_an_interrupt():
@@ -170,6 +173,16 @@ def preprocess(
     show_report(report, time.monotonic() - start, split_sentences=split_sentences)
     if not (append_eod or split_sentences or images is not None):
         click.echo(_NO_END, err=True)
+
+
+def _tell_what_is_replaced(output: str, keys: Sequence[str], *, split_sentences: bool, is_one: bool) -> None:
+    """Prints a line for each pair that is there already."""
+    from trackbed.preprocess import output_prefix
+
+    level: Level = "sentence" if split_sentences else "document"
+    for prefix in [output] if is_one else [output_prefix(output, key, level=level) for key in keys]:
+        if Path(f"{prefix}.idx").exists():
+            click.echo(f"trackbed: {prefix}.bin and .idx exist, and are replaced once the new ones are whole", err=True)
 
 
 def _check_shards(shard_bytes: int | None, engine: str, images: Path | None, *, overwrite: bool) -> None:

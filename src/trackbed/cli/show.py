@@ -8,10 +8,10 @@ import click
 
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
+from trackbed.plural import number_of
 
 if TYPE_CHECKING:
     from trackbed.loading import Provenance
-from trackbed.plural import number_of
 
 __all__ = ["show"]
 
@@ -21,7 +21,10 @@ __all__ = ["show"]
 @click.option(
     "--sample", type=int, required=True, metavar="K", help="Position of the sample; a negative one counts from the end."
 )
-@click.option("--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True)
+@click.option(
+    "--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True,
+    help="Part of the blend that the position counts in.",
+)  # fmt: skip
 @click.option("--cache", metavar="FOLDER", help="Folder of the indices, instead of the file's `cache`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @idx_cache_option
@@ -38,9 +41,12 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
     config = blend.config(cache=cache)
     built = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()
     dataset = dict(zip(("train", "valid", "test"), built, strict=True))[split]
-    if dataset is None or isinstance(dataset, list) or not -len(dataset) <= sample < len(dataset):
-        size = 0 if dataset is None or isinstance(dataset, list) else len(dataset)
-        msg = f"{path}: --sample must be in [-{size}, {size}), the samples of {split}, found {sample}"
+    if dataset is None or isinstance(dataset, list):
+        found_instead = "several datasets (multiple_validation_sets)" if dataset else "none"
+        msg = f"{path}: --split {split} must be one with one dataset, found {found_instead}"
+        raise ArgumentError(msg)
+    if not -len(dataset) <= sample < len(dataset):
+        msg = f"{path}: --sample must be in [-{len(dataset)}, {len(dataset)}), the samples of {split}, found {sample}"
         raise ArgumentError(msg)
     found = provenance(dataset, sample)
     texts = _texts(found, dataset[sample], config.tokenizer)

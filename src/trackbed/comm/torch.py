@@ -92,7 +92,8 @@ def check_initialized(where: str, environment: Mapping[str, str] = os.environ) -
     if is_one_of_several and current_group() is None:
         msg = (
             f"{where}: torch.distributed must be initialised on each of the {size} ranks (WORLD_SIZE), found it is "
-            "not; call torch.distributed.init_process_group() first, or give a group: trackbed.comm.SOLO is this rank alone"
+            "not; call torch.distributed.init_process_group() first, or give a group: trackbed.comm.SOLO is this rank "
+            "alone"
         )
         raise ArgumentError(msg)
 

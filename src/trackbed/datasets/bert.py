@@ -5,7 +5,7 @@ Shapes: S tokens of a sample.
 
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     classification_head: bool | None = None
     """True to swap the segments of half of the samples, for the prediction of the next sentence; required."""
 
-    bert_vocabulary_order: str = field(default="listed", kw_only=True)
+    bert_vocabulary_order: Literal["listed", "sorted"] = field(default="listed", kw_only=True)
     """Order of the ids from which a random token is drawn. "listed": that of the tokenizer's `inv_vocab`, as in
     megatron-core 0.16.1. "sorted": increasing ids, as in 0.18 and later."""
 

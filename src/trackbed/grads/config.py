@@ -1,7 +1,7 @@
 """Options of data parallelism."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Final
+from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
 
@@ -106,7 +106,7 @@ class DistributedDataParallelConfig:
 
     _: KW_ONLY
 
-    collectives: str = "auto"
+    collectives: Literal["auto", "shared_memory", "torch"] = "auto"
     """Collectives for buffers on the CPU: "shared_memory" if all ranks are on one host, "torch" for those of the
     process group, or "auto" for shared memory where the ranks can map each other's memory. On a GPU, always "torch"."""
 

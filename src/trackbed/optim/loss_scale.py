@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Literal, TypeGuard
 
 from trackbed.errors import ArgumentError
 
@@ -36,7 +36,7 @@ class LossScale:
         ArgumentError: it is something else.
     """
 
-    def __init__(self, loss_scale: "float | str | None") -> None:
+    def __init__(self, loss_scale: "float | Literal['dynamic'] | None") -> None:
         self.is_dynamic = loss_scale == "dynamic"
         if self.is_dynamic:
             self.value = _FIRST

@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class DataParallelOptimizer:
         model: DistributedDataParallel,
         *,
         max_norm: float | None = None,
-        loss_scale: float | str | None = None,
+        loss_scale: float | Literal["dynamic"] | None = None,
     ) -> None:
         if max_norm is not None and not (is_number(max_norm) and max_norm >= _SMALLEST_NORM):
             msg = f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}"

@@ -11,6 +11,7 @@ from trackbed.files import Checksum, checksum_file, open_regular
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.missing_pair import hint_for_missing_pair
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.stored.config import default_idx_cache
 from trackbed.tokens.stored.index_cache import StoredIndex
@@ -58,7 +59,11 @@ class PairContent:
         if not is_address(path_prefix):
             if interruption(path_prefix):
                 open_index(idx_path)  # raises an error that says how to finish the pair
-            bin_bytes = Path(bin_path).stat().st_size
+            try:
+                bin_bytes = Path(bin_path).stat().st_size
+            except FileNotFoundError as error:
+                text = f"{error.strerror}{hint_for_missing_pair(path_prefix)}"
+                raise FileNotFoundError(error.errno, text, bin_path) from None
             return cls(open_index(idx_path, multimodal=multimodal), bin_path, bin_bytes, None)
         folder = idx_cache or default_idx_cache()
         header = open_stored_pair(path_prefix, folder, multimodal=multimodal)

@@ -122,3 +122,29 @@ def test_arguments_that_contradict_each_other_are_refused(arguments, words):
     with pytest.raises(ArgumentError) as caught:
         blend_of_megatron_arguments(arguments)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("words", ["30 a 70", "a 70 b", "0.5"])
+def test_weights_without_prefixes_are_refused(words):
+    with pytest.raises(ArgumentError, match="every prefix must follow its weight, or none, found"):
+        blend_of_megatron_arguments(f"--data-path {words} {JOB}")
+
+
+def test_what_is_lost_or_misspelt_is_said():
+    words = (
+        "--data-path a --split 1 --seq-lenght 16 --fim-data --fim-rate 0.5 --sequence-length 16 --decoder-seq-length 8"
+    )
+    text = blend_of_megatron_arguments(f"{words} --data_cache_path cc --train-iters 10 --global-batch-size 4")
+    lines = [line for line in text.splitlines() if line.startswith("# --")]
+    assert lines == [
+        "# --fim-data is not here: a blend file has no fill-in-the-middle",
+        "# --seq-lenght is not known here; did you mean --seq-length?",
+        "# --data_cache_path is not known here; did you mean --data-cache-path?",
+    ]
+
+
+def test_a_tokenizer_of_a_hub_is_said_to_need_a_download(folder):
+    job = f"--data-path a --split 1 {JOB} --tokenizer-type HuggingFaceTokenizer --tokenizer-model"
+    assert "a name of a hub must be downloaded" in blend_of_megatron_arguments(f"{job} meta-llama/Llama-3")
+    (folder / "tok").mkdir()
+    assert "hub" not in blend_of_megatron_arguments(f"{job} tok")

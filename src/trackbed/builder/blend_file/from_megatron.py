@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -34,8 +36,20 @@ _NOT_SAID: Final = {
     "per_dataset_sequences_path": "the counts of sequences are read from the files",
     "dataloader_type": "a blend file has the order of --dataloader-type single",
     "sft": "a blend file has no data for fine-tuning",
+    "fim_data": "a blend file has no fill-in-the-middle",
 }
 """Arguments about the data that a blend file has no key for, with what it does instead."""
+_IS_NUMBER: Final = re.compile(r"[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
+_SWITCHES: Final = (
+    "mock_data",
+    "sft",
+    "fim_data",
+    "no_mmap_bin_files",
+    "no_create_attention_mask_in_dataloader",
+)
+_SIMILAR: Final = 0.85
+_ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
+"""Arguments of Megatron-LM that are spelt almost as one about the data."""
 _TOKENIZERS: Final = ("HuggingFaceTokenizer", "SentencePieceTokenizer", "NullTokenizer")
 
 
@@ -62,7 +76,14 @@ def _parser() -> _Parser:
     parser.add_argument("--eval-interval", type=int, default=1000)
     parser.add_argument("--num-dataset-builder-threads", type=int)
     parser.add_argument("--mid-level-dataset-surplus", type=float)
-    for name in (*_FLAGS, "mock_data", "sft", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"):
+    for name in (
+        *_FLAGS,
+        "mock_data",
+        "sft",
+        "fim_data",
+        "no_mmap_bin_files",
+        "no_create_attention_mask_in_dataloader",
+    ):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
     return parser
 
@@ -85,9 +106,19 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
     except ValueError as error:
         msg = f"{_WHERE}: must be quoted as in a shell, found: {error}"
         raise ArgumentError(msg) from None
-    given, _ = _parser().parse_known_args(words)
-    place = _Place(Path(folder))
-    return "\n".join([*_top(given, place), *_datasets(given, place), *_options(given, place)]) + "\n"
+    parser, place = _parser(), _Place(Path(folder))
+    given, others = parser.parse_known_args(words)
+    lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
+    return "\n".join(lines) + "\n"
+
+
+def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
+    """Yields a comment for each argument that is none of those about the data, but almost."""
+    known = list(parser._option_string_actions)  # noqa: SLF001  argparse has no other list of its flags
+    for flag in (word.partition("=")[0] for word in others if word.startswith("--")):
+        for near in get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=_SIMILAR):
+            if flag not in _ALIKE:
+                yield f"# {flag} is not known here; did you mean {near}?"
 
 
 class _Place:
@@ -135,7 +166,9 @@ def _tokenizer(given: argparse.Namespace, place: _Place) -> str:
         return f"tokenizer = {_text(f'null:{given.vocab_size}')}"
     if kind in _TOKENIZERS and model is not None:
         name, eos = _text(place.of(model)), _eos_token(model) if kind == "HuggingFaceTokenizer" else None
-        return f"tokenizer = {{file = {name}, eod_token = {_text(eos)}}}" if eos else f"tokenizer = {name}"
+        is_there = is_address(model) or Path(model).exists()
+        hint = "" if is_there else "    # no such file or folder: a name of a hub must be downloaded to a folder first"
+        return (f"tokenizer = {{file = {name}, eod_token = {_text(eos)}}}" if eos else f"tokenizer = {name}") + hint
     found = f"{kind or 'none'} {model or ''}".strip()
     return f'# tokenizer = "tokenizer.json"    # the job has: {found}'
 
@@ -178,7 +211,7 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         (split, prefix, None if weights is None else weights[number])
         for split, words in blends.items()
         if words
-        for prefixes, weights in [get_blend_from_list(words) or ([], None)]
+        for prefixes, weights in [_prefixes_and_weights(words)]
         for number, prefix in enumerate(prefixes)
     ]
     if not entries:
@@ -196,6 +229,16 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
             yield f"weight = {weight:g}" if float(f"{weight:g}") == weight else f"weight = {weight!r}"
         if split is not None:
             yield f"splits = [{_text(split)}]"
+
+
+def _prefixes_and_weights(words: Sequence[str]) -> tuple[Sequence[str], Sequence[float] | None]:
+    """Returns prefixes and weights. Of an odd number of words all are prefixes, as in Megatron-LM."""
+    weights = [word for word in words if _IS_NUMBER.fullmatch(word) and not Path(f"{word}.idx").exists()]
+    if len(words) % 2 and weights:
+        text = " ".join(words[:6]) + (" ..." if len(words) > 6 else "")
+        msg = f"{_WHERE}: every prefix must follow its weight, or none, found {text!r}"
+        raise ArgumentError(msg)
+    return get_blend_from_list(words) or ([], None)
 
 
 def _blend(given: argparse.Namespace) -> Sequence[str] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trackbed.builder.blend_file.description import BlendFile
 from trackbed.builder.blend_file.members import Member, find_members
 from trackbed.builder.blend_file.tables import Problems
+from trackbed.builder.blend_file.token_ids import check_token_ids
 from trackbed.builder.blend_file.tokenizer import StatedTokenizer, make_tokenizer
 from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.builder.plan_split import check_sizes
@@ -63,16 +64,30 @@ class MeasuredBlend:
             cache: replaces the folder that the file names.
 
         Raises:
-            BlendFileError: neither the file nor the caller names a tokenizer, or fields contradict each other.
-            ArgumentError: the file's tokenizer cannot be read.
+            BlendFileError: neither the file nor the caller names a tokenizer, that of the file cannot be opened, the
+                tokens are not of it, or fields contradict each other.
         """
-        if tokenizer is None:
-            if self.file.tokenizer is None:
-                problems = self.file.problems()
-                problems.add(("tokenizer",), "must be given to build a dataset, found none")
-                problems.stop()
-            tokenizer = make_tokenizer(self.file.tokenizer)  # type: ignore[arg-type]  # given, or stop has raised
-        return self._config(tokenizer, cache or self.file.cache)
+        return self._config(self.tokenizer() if tokenizer is None else tokenizer, cache or self.file.cache)
+
+    def tokenizer(self) -> Any:
+        """Opens the tokenizer that the file names.
+
+        Raises:
+            BlendFileError: it names none, or one that cannot be opened, or that the tokens are not of.
+        """
+        problems, where, entry = self.file.problems(), ("tokenizer",), self.file.tokenizer
+        tokenizer = None
+        if entry is None:
+            problems.add(where, "must be given to build a dataset, found none")
+        else:
+            try:
+                tokenizer = make_tokenizer(entry)
+            except ArgumentError as error:
+                problems.add(where, f"must be one that can be opened, but: {error}")
+            else:
+                check_token_ids(self.members, tokenizer, problems)
+        problems.stop()
+        return tokenizer
 
     def plan_config(self) -> GPTDatasetConfig:
         """Returns the configuration for planning, with a placeholder for the tokenizer, which does not affect sizes."""

@@ -40,6 +40,7 @@ _LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+
 _SYNTAX_LINE: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _NUMBERS: Final = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
 _AT_END: Final = " (at end of document)"
+_TWICE: Final = "Cannot overwrite a value"
 
 
 def _is_split(value: object) -> bool:
@@ -91,7 +92,8 @@ def with_tokenizer(file: BlendFile, setting: Any) -> BlendFile:
     problems = Problems(file.path, {})
     entry = read_tokenizer(TableReader({"tokenizer": setting}, (), problems), Path())
     problems.stop()
-    return replace(file, tokenizer=entry)
+    lines = {where: line for where, line in file.lines.items() if where[:1] != ("tokenizer",)}
+    return replace(file, tokenizer=entry, lines=lines)
 
 
 def _read(path: Path, folder: Path, table: Mapping[str, Any], lines: dict[KeyPath, int]) -> BlendFile:
@@ -139,7 +141,8 @@ def _syntax_problem(path: Path, text: str, message: str) -> str:
     match = _SYNTAX_LINE.search(message)
     line = int(match[1]) if match else text.count("\n") + 1
     said = message[: match.start()] + f", column {match[2]}" if match else message.removesuffix(_AT_END)
-    return f"{path}:{line}: must be TOML: {said}"
+    hint = "; a table has each key once: every dataset begins with a line [[dataset]]" if _TWICE in message else ""
+    return f"{path}:{line}: must be TOML: {said}{hint}"
 
 
 def _fields(reader: TableReader, folder: Path) -> dict[str, Any]:
@@ -151,7 +154,8 @@ def _fields(reader: TableReader, folder: Path) -> dict[str, Any]:
     size = reader.table("size")
     sizes, batch = read_sizes(size, sequence_length=length)
     datasets = read_datasets(reader, folder, split=split)
-    _check_sizes(size, sizes, datasets, split, options)
+    if split is not None or all(entry.splits for entry in datasets):  # else it is unknown what needs a size
+        _check_sizes(size, sizes, datasets, split, options)
     return {
         "seed": reader.take("seed", _SEED, 1234),
         "sequence_length": length,
