@@ -336,3 +336,15 @@ def test_importing_trackbed_imports_no_torch_and_takes_no_time():
 def test_an_address_that_became_a_path_is_told_so():
     with pytest.raises(BlendFileError, match=r"s3:/bucket/web: .*; pass an address as a string"):
         trackbed.open_blend(prefixes=[Path("s3://bucket/web")], sequence_length=8, tokenizer="bytes")
+
+
+@pytest.mark.dist
+def test_a_part_of_the_last_step_may_be_empty(folder):
+    program = (
+        "import json, trackbed\n"
+        "valid = trackbed.open_blend('blend.toml').valid\n"
+        "batches = list(trackbed.BatchLoader(valid, batch_size=8, drop_last=False))\n"
+        "print(json.dumps([list(batch['tokens'].shape) for batch in batches]))\n"
+    )
+    (folder / "program.py").write_text(program)
+    assert run_script(folder / "program.py", 3, limit_seconds=60) == [[[[8, 16]]], [[[2, 16]]], [[[0, 16]]]]

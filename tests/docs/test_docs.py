@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import checkpoint as dcp
 
+from trackbed.builder import read_blend_file
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
@@ -154,6 +156,25 @@ def test_the_readmes_training_goes_on_on_another_number_of_ranks(first_hour):
     losses = dict(re.findall(r"step (\d+): loss ([\d.]+)", first + second))
     assert list(losses) == [str(step) for step in range(20, 201, 20)]
     assert float(losses["200"]) < 0.7 * float(losses["20"])
+
+
+@pytest.mark.dist
+def test_all_ranks_find_the_loss_of_validation_that_one_would(first_hour):
+    (evaluate,) = snippets("python no-run", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
+    train, end = (first_hour / "train.py").read_text(), "# Plain tensors"
+    assert train.count(end) == 1
+    program = train.replace(end, evaluate + end).replace("step % 100", "step % 20")
+    folder = 'f"evaluated-{torch.distributed.get_world_size()}"'
+    (first_hour / "evaluate.py").write_text(program.replace('"checkpoint"', folder))
+    found = [re.findall(r"validation loss ([\d.]+)", torchrun(first_hour, "evaluate.py", ranks)) for ranks in (1, 2)]
+    assert found == [found[0], found[0] * 2]
+
+
+def test_the_blend_file_of_the_page_on_object_stores_is_one(tmp_path):
+    (text,) = snippets("toml", (ROOT / "docs" / "how-to" / "read-from-an-object-store.md").read_text())
+    (tmp_path / "blend.toml").write_text(text)
+    blend = read_blend_file(tmp_path / "blend.toml")
+    assert blend.storage.path_to_idx_cache == "/scratch/idx"
 
 
 def test_the_readmes_programs_have_types(first_hour):

@@ -246,7 +246,8 @@ class BatchLoader:
         tokens = next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
         if len(self.counters.tokens) == 1 or "dataset_id" not in batch:
             return tokens.numel()
-        return np.bincount(batch["dataset_id"].numpy(), minlength=len(self.counters.tokens)) * tokens[0].numel()
+        per_sample = tokens.shape[1:].numel()  # of a batch of no samples too
+        return np.bincount(batch["dataset_id"].numpy(), minlength=len(self.counters.tokens)) * per_sample
 
 
 def _check(

@@ -7,7 +7,7 @@ import pytest
 
 from blends import VOCAB, gpt_config, write_pair, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
-from trackbed.builder.blend_file import datasets, members
+from trackbed.builder.blend_file import datasets, members, with_tokenizer
 from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError
@@ -276,3 +276,38 @@ def test_a_missing_pair_gets_a_hint(data):
     first, second = caught.value.problems
     assert first.endswith("missing pair.idx and pair.bin; did you mean pair2, pair1 or pair0?")
     assert second.endswith("; pass an address as a string: Path turns s3:// into s3:/")
+
+
+PAIRS = (
+    "size.train = 10\nsplit = '1'\n[[dataset]]\npath = 'pair0'\nweight = 1\n"
+    "[[dataset]]\nglob = 'pair[12].idx'\nweight = 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ('"nowhere.json"', ["blend.toml:4: tokenizer must be one that can be opened, but: ", "found none"]),
+        ('"bytes"', []),
+        (f'"null:{VOCAB}"', []),
+        (f"{{eod = {VOCAB}, vocab_size = {VOCAB + 1}}}", []),
+        ('"null:50"', ["blend.toml:8: dataset.path must have tokens of the blend's tokenizer, which are below 51"]),
+        ("{eod = 5, vocab_size = 60}", ["pair0.bin: another tokenizer made them\n", "pair1.bin: another"]),
+    ],
+)
+def test_a_tokenizer_that_the_tokens_are_not_of_is_an_error(data, tokenizer, words):
+    blend = measured(f"tokenizer = {tokenizer}\n{PAIRS}")
+    if not words:
+        assert blend.config().tokenizer is not None
+        return
+    with pytest.raises(BlendFileError) as caught:
+        blend.config()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_tokenizer_of_the_caller_is_not_said_to_be_at_a_line(data):
+    blend = measured(f"tokenizer = 'bytes'\n{PAIRS}")
+    other = measure_blend(with_tokenizer(blend.file, "nowhere.json"))
+    with pytest.raises(BlendFileError, match=r"blend.toml:1: tokenizer must be one that can be opened, but: "):
+        other.config()
