@@ -33,8 +33,9 @@ HEAD = """# Public names
 Made from the signatures and docstrings by `python docs/reference/make_api.py`; a test compares the two. A name is
 public if it is listed here ([ADR 5](../adr/0005-what-is-public.md)); all others may change without notice.
 
-A program of your own needs the names of [`trackbed`](#trackbed), and of other packages those that the pages under `docs/how-to` use. The rest is there
-for code that was written for Megatron Core: names, arguments and their order are Megatron Core's, also where they would be others in a new library.
+A program of your own needs the names of [`trackbed`](#trackbed), and of other packages those that the pages under
+`docs/how-to` use. The rest is there for code that was written for Megatron Core: names, arguments and their order are
+Megatron Core's, also where they would be others in a new library.
 
 """
 WIDTH = 130
