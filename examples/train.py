@@ -77,7 +77,7 @@ def train(job: Job, *, stop_after: int | None, save: Path | None, resume: Path |
     config = DistributedDataParallelConfig(
         overlap_grad_reduce=True, use_distributed_optimizer=True, overlap_param_gather=True, bucket_size=500_000
     )
-    model = DistributedDataParallel(None, config, gpt)
+    model = DistributedDataParallel(gpt, config)
     rank, num_ranks = model.dp_group.rank(), model.dp_group.size()
     num_micro = job.batch_size // job.micro_batch_size // num_ranks
     adamw = torch.optim.AdamW(gpt.parameters(), lr=job.learning_rate, weight_decay=0.01)

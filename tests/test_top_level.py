@@ -216,9 +216,39 @@ def test_one_of_several_ranks_without_a_process_group_is_no_job_of_its_own(folde
     with pytest.raises(ArgumentError, match=f"save: {words}"):
         trackbed.save({"step": 1}, "checkpoint")
     assert not (folder / "checkpoint").exists()
-    trackbed.DistributedDataParallel(None, config, model, process_group=SOLO)
+    trackbed.DistributedDataParallel(model, config, process_group=SOLO)
     trackbed.save({"step": 1}, "checkpoint", group=SOLO)
-    assert trackbed.load({}, "checkpoint") == {"step": 1}
+    assert trackbed.load("checkpoint") == trackbed.load({}, "checkpoint") == {"step": 1}
+
+
+def test_a_model_may_come_first_or_after_megatron_cores_configuration():
+    import torch
+
+    from trackbed.grads import DistributedDataParallelConfig
+
+    config = DistributedDataParallelConfig(overlap_grad_reduce=True)
+    for arguments, named in (
+        ((torch.nn.Linear(2, 2),), {}),
+        ((torch.nn.Linear(2, 2), config), {}),
+        ((None, config, torch.nn.Linear(2, 2)), {}),
+        ((), {"module": torch.nn.Linear(2, 2), "ddp_config": config}),
+    ):
+        wrapped = trackbed.DistributedDataParallel(*arguments, **named)
+        assert isinstance(wrapped.module, torch.nn.Linear)
+        assert wrapped.ddp_config.overlap_grad_reduce == (config in (*arguments, *named.values()))
+    with pytest.raises(ArgumentError, match="the model must be given once"):
+        trackbed.DistributedDataParallel(torch.nn.Linear(2, 2), config, torch.nn.Linear(2, 2))
+    for arguments in ((), (None, config), (config,)):
+        with pytest.raises(ArgumentError, match=r"module must be a torch.nn.Module that is not wrapped"):
+            trackbed.DistributedDataParallel(*arguments)
+
+
+def test_load_takes_a_folder_or_a_state_and_a_folder(folder):
+    trackbed.save({"step": 1}, "checkpoint")
+    assert trackbed.load(folder / "checkpoint") == {"step": 1}
+    for arguments in (({},), ("checkpoint", "checkpoint"), (None, None)):
+        with pytest.raises(ArgumentError, match=r"load: must be called as load\(folder\) or"):
+            trackbed.load(*arguments)
 
 
 def test_a_dataset_of_another_kind_is_named(folder):

@@ -38,4 +38,7 @@ def test_what_has_no_bin_cannot_be_finished(run, pair):
 
 def test_where_there_is_no_pair_an_error_says_so(run):
     done = run("finish", "nowhere")
-    assert (done.exit_code, done.stderr) == (1, "trackbed: nowhere.bin: No such file or directory\n")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "trackbed: nowhere: a .bin and an .idx file must exist, missing nowhere.idx and nowhere.bin\n",
+    )

@@ -68,4 +68,7 @@ def test_a_damaged_pair_is_an_error_and_leaves_nothing(run, pair):
 
 def test_a_pair_that_is_not_there_is_an_error_that_names_its_file(run):
     found = run("merge", "gone", "--output", "all")
-    assert (found.exit_code, found.stderr) == (1, "trackbed: gone.bin: No such file or directory\n")
+    assert (found.exit_code, found.stderr) == (
+        1,
+        "trackbed: gone: a .bin and an .idx file must exist, missing gone.idx and gone.bin\n",
+    )

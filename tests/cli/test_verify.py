@@ -23,8 +23,8 @@ def test_each_pair_is_checked_even_if_others_are_damaged(run, pair):
     assert found.exit_code == 1
     assert found.stdout.startswith(f"{pair}: ok")
     assert found.stderr.splitlines() == [
-        "trackbed: gone.bin: No such file or directory",
-        "trackbed: half.bin: No such file or directory",
+        "trackbed: gone: a .bin and an .idx file must exist, missing gone.idx and gone.bin",
+        "trackbed: half: a .bin and an .idx file must exist, missing half.bin",
     ]
 
 

@@ -1,11 +1,11 @@
 """Taking over a Megatron job: from its arguments and what it has consumed, the next batch is the one it would read."""
 
 import pytest
-from cases import DEFAULT_TOKENIZER, VOCAB, identity
+from cases import DEFAULT_TOKENIZER, identity
 from observe import sample
 from oracle import running
 
-from blends import write_pairs
+from blends import VOCAB, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, read_blend_file
 from trackbed.loading import MegatronPretrainingSampler
 

@@ -136,7 +136,8 @@ def open_folder(path: Path) -> CheckpointFolder:
         raise CheckpointError(msg)
     content = maybe_read_file(path, METADATA_NAME)
     if content is None:
-        msg = f"{path}: must be a distributed checkpoint, but {METADATA_NAME} cannot be read: there is none"
+        found = f"{METADATA_NAME} cannot be read: there is none" if path.is_dir() else "there is no such folder"
+        msg = f"{path}: must be a distributed checkpoint, but {found}"
         raise CheckpointError(msg)
     return _without_side(path, decode_metadata(content), is_plain=config is None)
 

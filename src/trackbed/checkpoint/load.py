@@ -34,8 +34,8 @@ Shard = ShardedTensor | ShardedObject
 
 @takes_later_calls(6, ("verify_integrity", "process_group"), names={"process_group": "group"})
 def load(
-    sharded_state_dict: dict[str, Any],
-    checkpoint_dir: str | Path,
+    sharded_state_dict: dict[str, Any] | str | Path,
+    checkpoint_dir: str | Path | None = None,
     sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
     common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
     validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
@@ -49,13 +49,15 @@ def load(
 ) -> Any:
     """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
 
-    Plain tensors and values, which rank 0 has saved, are always returned: `load({}, folder)` returns only them. Those
-    in `sharded_state_dict` are ignored, not filled.
+    `load(folder)` returns the plain tensors and values, which rank 0 has saved. `load(sharded_state_dict, folder)`
+    returns the `ShardedTensor`s of the state, too. Its own plain tensors and values are not filled: those that are
+    returned are those that were saved.
 
     Args:
         sharded_state_dict: tensors that are wanted as `ShardedTensor`, whose `data` is filled where it is not None, and
-            objects as `ShardedObject`. It is left as it is.
-        checkpoint_dir: folder of the checkpoint.
+            objects as `ShardedObject`. The dictionary is left as it is. Or the folder, if nothing of this kind is
+            wanted.
+        checkpoint_dir: folder of the checkpoint, if it is not the first argument.
         sharded_strategy: strategy that loads tensors and objects, in the place of this function's own way.
         common_strategy: strategy that loads the common state.
         validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once, so that
@@ -78,6 +80,7 @@ def load(
         ValueError: `strict` is unknown.
         CheckpointError: on every rank, with the rank that failed and its message.
     """
+    sharded_state_dict, checkpoint_dir = _state_and_folder(sharded_state_dict, checkpoint_dir)
     if sharded_strategy is not None or common_strategy is not None:
         if rename is not None or observe is not None:
             msg = "rename and observe: must be None where a strategy loads"
@@ -117,6 +120,20 @@ def load(
     if StrictHandling.requires_returning_mismatch_keys(handling):
         return loaded, missing, unexpected
     return loaded
+
+
+def _state_and_folder(
+    state: dict[str, Any] | str | Path, folder: str | Path | None
+) -> tuple[dict[str, Any], str | Path]:
+    if isinstance(state, (str, Path)) and folder is None:
+        return {}, state
+    if isinstance(state, (str, Path)) or folder is None:
+        msg = (
+            "load: must be called as load(folder) or load(sharded_state_dict, folder), found arguments of "
+            f"{type(state).__name__} and {type(folder).__name__}"
+        )
+        raise ArgumentError(msg)
+    return state, folder
 
 
 def _renamed(shards: Sequence[Shard], rename: Rename | None) -> list[Shard]:

@@ -26,7 +26,10 @@ MOST_DATASETS: Final = 32_766
 MOST_SHOWN: Final = 20
 
 
-@click.command(short_help="Build the indices of a blend ahead of the job.")
+@click.command(
+    short_help="Build the indices of a blend ahead of the job.",
+    epilog="\b\nExample:\n  torchrun --nproc-per-node 8 -m trackbed build blend.toml",
+)
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option("--cache", metavar="FOLDER", help="Folder for the indices, instead of the file's `cache`.")
 @click.option(

@@ -19,7 +19,7 @@ _FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=P
 
 @click.group()
 def ckpt() -> None:
-    """Look into checkpoints of Trackbed, Megatron Core and torch."""
+    """Look into checkpoints, also Megatron Core's and torch's."""
 
 
 @ckpt.command()
@@ -35,9 +35,7 @@ def ls(folder: Path, *, as_json: bool) -> None:
     from rich.filesize import decimal
     from rich.table import Table
 
-    from trackbed.checkpoint.folder import open_folder
-
-    rows, common = _contents(folder), open_folder(folder).load_common()
+    rows = _contents(folder)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
@@ -54,7 +52,7 @@ def ls(folder: Path, *, as_json: bool) -> None:
         Console(markup=False, highlight=False).print(table)
     tensors, size = sum(row["dtype"] is not None for row in rows), decimal(sum(row["bytes"] for row in rows))
     counts = f"{number_of(tensors, 'sharded tensor')}, {number_of(len(rows) - tensors, 'object')}, {size}"
-    click.echo(f"{counts}; common state: {number_of(len(common), 'key')}, which `trackbed ckpt inspect` lists")
+    click.echo(f"{counts}; `trackbed ckpt inspect` lists plain tensors and values")
 
 
 @ckpt.command(short_help="Show program, formats, files and keys of a checkpoint.")

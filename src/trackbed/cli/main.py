@@ -85,7 +85,13 @@ def _has_secret(word: str) -> bool:
         return False  # the command says that it cannot be read
 
 
-@click.group(cls=_CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_CommandLine,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="From text to batches: `preprocess` the texts, write a blend file, look at its plan with `blend`, and read "
+    "batches in a program with trackbed.open_blend; `build` makes the indices before the job. `trackbed COMMAND "
+    "--help` says more.",
+)
 @click.version_option(__version__, prog_name="trackbed")
 def trackbed() -> None:
     """Token files, blends and checkpoints for LLM pre-training, in Megatron's formats."""

@@ -21,7 +21,10 @@ __all__ = ["preprocess"]
 _NO_END: Final = "trackbed: documents end without an end-of-document token; give --append-eod for GPT training"
 
 
-@click.command()
+@click.command(
+    epilog="\b\nExample, which writes web_text_document.bin and .idx:\n"
+    "  trackbed preprocess web.jsonl --tokenizer t.json --output web --append-eod"
+)
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=Input())
 @click.option(
     "--tokenizer",
@@ -121,7 +124,7 @@ def preprocess(
     need --format; without it, those in a folder are skipped and counted. Nothing is stripped or normalised.
 
     INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder/ for all objects below it; with
-    --shard-bytes, so may PREFIX. Credentials come from the environment: docs/how-to/read-from-an-object-store.md.
+    --shard-bytes, so may PREFIX. Credentials come from the environment, such as AWS_ACCESS_KEY_ID.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import (

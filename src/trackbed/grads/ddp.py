@@ -53,14 +53,17 @@ class DistributedDataParallel(torch.nn.Module):
     of a `DataParallelOptimizer`. With an optimizer of Megatron Core it is `zero_grad_buffer()`, backward passes,
     `finish_grad_sync()`, and the optimizer's step.
 
+    `DistributedDataParallel(module, ddp_config)` is enough; code that was written for Megatron Core passes
+    `(config, ddp_config, module)`.
+
     Constructing it is collective over the ranks. They check that they have the same names, shapes and types of
     parameters, and the same options. Values are not compared or copied: `broadcast_params()` gives all ranks those of
     rank 0.
 
     Args:
-        config: Megatron Core's configuration of the model, or None.
-        ddp_config: options; the wrapper keeps a copy.
-        module: model, with its parameters on one device.
+        config: the model; or Megatron Core's configuration of it, or None, if the model follows as `module`.
+        ddp_config: options, of which the wrapper keeps a copy; None for `DistributedDataParallelConfig()`.
+        module: model, with its parameters on one device, if it is not the first argument.
         disable_bucketing: True for one bucket.
         pg_collection: Megatron Core's `ProcessGroupCollection`, instead of the two arguments that follow.
         process_group: process group of torch, or `trackbed.comm.Group`, of the data-parallel ranks; None for all ranks,
@@ -77,9 +80,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __init__(
         self,
-        config: Any,
-        ddp_config: DistributedDataParallelConfig,
-        module: torch.nn.Module,
+        config: Any = None,
+        ddp_config: DistributedDataParallelConfig | None = None,
+        module: torch.nn.Module | None = None,
         disable_bucketing: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
         pg_collection: Any = None,
         *,
@@ -88,6 +91,9 @@ class DistributedDataParallel(torch.nn.Module):
         allow_unused: bool = False,
         observer: BucketObserver | None = None,
     ) -> None:
+        if isinstance(config, torch.nn.Module):
+            config, module = None, _only_model(config, module)
+        ddp_config = DistributedDataParallelConfig() if ddp_config is None else ddp_config
         self._init_module(config)
         self.allow_unused = allow_unused
         self._set_groups(self._process_groups(pg_collection, ddp_config, process_group, expert_process_group))
@@ -95,8 +101,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.waiter = Waiter(self._messages)
         with self._messages.guarded("DistributedDataParallel"):
             check_options(ddp_config)
-            _check_module(module)
-            self.module = module
+            self.module = _checked_module(module)
             self.ddp_config = with_bucket_size(ddp_config, self.dp_group.size())
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
@@ -112,7 +117,7 @@ class DistributedDataParallel(torch.nn.Module):
         """True, in a list that hooks share, if the model has run or gradients that groups do not count may have arrived
         since `zero_grad_buffer`."""
         if self.ddp_config.use_distributed_optimizer:
-            _drop_weight_tensors(module)
+            _drop_weight_tensors(self.module)
         self.grad_accs = [
             register_backward_hook(
                 param,
@@ -124,7 +129,7 @@ class DistributedDataParallel(torch.nn.Module):
                         forces_all_reduce=self._forces_all_reduce,
                     )
                 ),
-                module,
+                self.module,
                 delays_wgrad=self.ddp_config.delay_wgrad_compute,
             )
             for param in self.params_with_grad
@@ -132,7 +137,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self.use_forward_hook:
             self.enable_forward_pre_hook()
         self._optimizer: weakref.ref[Any] | None = None
-        self._state_hooks = hooks_around_states(module, self)
+        self._state_hooks = hooks_around_states(self.module, self)
         handles = [*self.grad_accs, *self._state_hooks]
         weakref.finalize(self, _remove_hooks, handles, self._gather.hooked).atexit = False
 
@@ -633,10 +638,18 @@ class DistributedDataParallel(torch.nn.Module):
                 collectives.stop(reason)
 
 
-def _check_module(module: object) -> None:
+def _only_model(first: torch.nn.Module, module: object) -> torch.nn.Module:
+    if module is not None:
+        msg = "the model must be given once, as the first argument or as module, but both are given"
+        raise ArgumentError(msg)
+    return first
+
+
+def _checked_module(module: object) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module) or isinstance(module, DistributedDataParallel):
         msg = f"module must be a torch.nn.Module that is not wrapped, but is of {type(module).__name__}"
         raise ArgumentError(msg)
+    return module
 
 
 def _remove_hooks(handles: list[Any], hooked: list[HookedModule]) -> None:

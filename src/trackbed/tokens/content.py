@@ -1,6 +1,8 @@
 """The whole content of a pair, on a disk or in an object store: for checks, seals and copies."""
 
 import contextlib
+import errno
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
@@ -59,11 +61,11 @@ class PairContent:
         if not is_address(path_prefix):
             if interruption(path_prefix):
                 open_index(idx_path)  # raises an error that says how to finish the pair
-            try:
-                bin_bytes = Path(bin_path).stat().st_size
-            except FileNotFoundError as error:
-                text = f"{error.strerror}{hint_for_missing_pair(path_prefix)}"
-                raise FileNotFoundError(error.errno, text, bin_path) from None
+            missing = [path for path in (idx_path, bin_path) if not os.path.lexists(path)]
+            if missing:
+                text = f"a .bin and an .idx file must exist, missing {' and '.join(missing)}"
+                raise FileNotFoundError(errno.ENOENT, text + hint_for_missing_pair(path_prefix), path_prefix)
+            bin_bytes = Path(bin_path).stat().st_size
             return cls(open_index(idx_path, multimodal=multimodal), bin_path, bin_bytes, None)
         folder = idx_cache or default_idx_cache()
         header = open_stored_pair(path_prefix, folder, multimodal=multimodal)
