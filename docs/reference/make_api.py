@@ -1,4 +1,7 @@
-"""Writes `api.md`, the public names with their signatures and docstrings: `python docs/reference/make_api.py`."""
+"""Writes the public names with their signatures and docstrings: `python docs/reference/make_api.py`.
+
+`api.md` has those that a page of the documentation uses, `further-names.md` all others.
+"""
 
 import ast
 import dataclasses
@@ -13,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("api.md")
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
 FACADES = (
     "trackbed",
     "trackbed.preprocess",
@@ -24,43 +28,69 @@ FACADES = (
     "trackbed.grads",
     "trackbed.optim",
     "trackbed.checkpoint",
+    "trackbed.comm",
     "trackbed.index",
     "trackbed.megatron",
     "trackbed.errors",
 )
-HEAD = """# Public names
+HEADS = {
+    "api.md": """# Public names
 
-Made from the signatures and docstrings by `python docs/reference/make_api.py`; a test compares the two. A name is
-public if it is listed here ([ADR 5](../adr/0005-what-is-public.md)); all others may change without notice.
+Made from the signatures and docstrings by `python docs/reference/make_api.py`; a test compares the two. A program of
+your own needs the names of [`trackbed`](#trackbed), and of other packages those that the documentation uses, which are
+on this page. [All others](further-names.md) are public too ([ADR 5](../adr/0005-what-is-public.md)), most of them for
+code that was written for Megatron Core: names, arguments and their order are Megatron Core's, also where they would be
+others in a new library. What is on neither page may change without notice.
 
-A program of your own needs the names of [`trackbed`](#trackbed), and of other packages those that the pages under
-`docs/how-to` use. The rest is there for code that was written for Megatron Core: names, arguments and their order are
-Megatron Core's, also where they would be others in a new library.
+""",
+    "further-names.md": """# Further public names
 
-"""
+Those that [the other page](api.md) does not have: no page of the documentation uses them. Made in the same way.
+
+""",
+}
 WIDTH = 130
 
 
-def make_page() -> str:
-    """Returns the page."""
-    contents = "".join(f"- [`{facade}`](#{facade.replace('.', '')})\n" for facade in FACADES)
-    return HEAD + contents + "".join(section for facade in FACADES for section in _sections(facade))
+def make_pages() -> dict[str, str]:
+    """Returns the text of each page, by file name."""
+    used = _used_words()
+    return {page: head + _page(is_main=page == "api.md", used=used) for page, head in HEADS.items()}
 
 
-def _sections(facade: str) -> Iterator[str]:
+def _used_words() -> set[str]:
+    """Returns the words of all code on the pages that a user reads."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for folder in ("how-to", "formats", "explanation"):
+        pages += (ROOT / "docs" / folder).glob("*.md")
+    code = [part for page in pages for part in re.findall(r"```.*?```|`[^`]+`", page.read_text(), flags=re.DOTALL)]
+    return {word for part in code for word in re.findall(r"\w+", part)}
+
+
+def _page(*, is_main: bool, used: set[str]) -> str:
+    listed = {
+        facade: [name for name in import_module(facade).__all__ if (facade == "trackbed" or name in used) is is_main]
+        for facade in FACADES
+    }
+    facades = [facade for facade in FACADES if listed[facade]]
+    contents = "".join(f"- [`{facade}`](#{facade.replace('.', '')})\n" for facade in facades)
+    return contents + "".join(_section(facade, listed[facade]) for facade in facades)
+
+
+def _section(facade: str, names: list[str]) -> str:
     module = import_module(facade)
-    yield f"\n## `{facade}`\n\n{_text(module.__doc__)}"
-    for name in sorted(module.__all__, key=lambda one: (one.startswith("_"), one.lower())):
-        yield f"\n### `{name}`\n\n{_entry(facade, name, getattr(module, name))}"
+    entries = (
+        f"\n### `{name}`\n\n{_entry(facade, name, getattr(module, name))}"
+        for name in sorted(names, key=lambda one: (one.startswith("_"), one.lower()))
+    )
+    return f"\n## `{facade}`\n\n{_text(module.__doc__)}{''.join(entries)}"
 
 
 def _entry(facade: str, name: str, found: Any) -> str:
-    home = getattr(found, "__module__", facade)
-    if facade == "trackbed" and home.split(".")[1:2] not in ([], ["top_level"]):
-        package = ".".join(home.split(".")[:2])
-        return f"The same object as `{package}.{name}`.\n"
+    if facade != "trackbed" and getattr(import_module("trackbed"), name, None) is found:
+        return f"The same as [`trackbed.{name}`](#{name.lower()}).\n"
     if isinstance(found, type):
-        return _class(name, found)
+        return _class(name, found, is_whole=facade == "trackbed")
     if isinstance(found, types.FunctionType):
         return f"{_signature(name, found)}{_text(found.__doc__)}"
     if callable(found) and not isinstance(found, (types.GenericAlias, types.UnionType)):
@@ -68,7 +98,8 @@ def _entry(facade: str, name: str, found: Any) -> str:
     return f"{_code(f'{name} = {_plain(found)}')}"
 
 
-def _class(name: str, found: type) -> str:
+def _class(name: str, found: type, *, is_whole: bool) -> str:
+    """Returns the text of a class; with `is_whole` its methods have their docstrings, otherwise the first sentence."""
     parts = [_text(found.__doc__)]
     if dataclasses.is_dataclass(found):
         parts.append(_fields(found))
@@ -77,7 +108,7 @@ def _class(name: str, found: type) -> str:
         parts.insert(0, _code(f"class {name}({bases})"))
     else:
         parts.insert(0, _signature(name, found))
-    members = [line for member, value in _members(found).items() for line in _member(member, value)]
+    members = [line for one, value in _members(found).items() for line in _member(one, value, is_whole=is_whole)]
     return "\n".join([*(part.rstrip() + "\n" for part in parts if part), *(["".join(members)] if members else [])])
 
 
@@ -90,15 +121,39 @@ def _members(found: type) -> dict[str, Any]:
     return members
 
 
-def _member(name: str, value: Any) -> Iterator[str]:
-    """Yields a line for a public method or property."""
+def _member(name: str, value: Any, *, is_whole: bool) -> Iterator[str]:
+    """Yields the text of a public method or property."""
     function = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", None) or value
-    first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-    if name.startswith("_") or not isinstance(function, types.FunctionType) or not first:
+    document = inspect.getdoc(function) or ""
+    if name.startswith("_") or not isinstance(function, types.FunctionType) or not document:
         return
     is_method = isinstance(value, (types.FunctionType, classmethod, staticmethod))
-    names = [one for one in inspect.signature(function).parameters if one not in ("self", "cls")] if is_method else []
-    yield f"- `{name}{'(' + ', '.join(names) + ')' if is_method else ''}`: {first}\n"
+    call = f"{name}({_parameters(function)})" if is_method else name
+    if is_whole:
+        head = f"{call}{_result(function)}" if is_method else call
+        yield f"#### `{head}`\n\n{_text(document)}\n"
+    else:
+        first = document.split("\n\n")[0].replace("\n", " ")
+        yield f"- `{call}`: {first}\n"
+
+
+def _parameters(function: Any) -> str:
+    """Returns the parameters of a method with their stars and defaults, without types."""
+    parts, is_keyword = [], False
+    for one in list(inspect.signature(function).parameters.values()):
+        if one.name in ("self", "cls"):
+            continue
+        if one.kind is one.KEYWORD_ONLY and not is_keyword and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        is_keyword = is_keyword or one.kind is one.KEYWORD_ONLY
+        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        parts.append(f"{star}{one.name}{'' if one.default is one.empty else f'={_plain(one.default)}'}")
+    return ", ".join(parts)
+
+
+def _result(function: Any) -> str:
+    result = inspect.signature(function).return_annotation
+    return "" if result in (inspect.Signature.empty, None, "None") else f" -> {_annotation(result)}"
 
 
 def _fields(found: type) -> str:
@@ -154,6 +209,8 @@ def _signature(name: str, found: Any) -> str:
 
 
 def _annotation(found: Any) -> str:
+    if typing.get_origin(found) is typing.Union:
+        return " | ".join("None" if one is type(None) else _annotation(one) for one in typing.get_args(found))
     text = found if isinstance(found, str) else inspect.formatannotation(found)
     text = re.sub(r"Optional\[(Literal\[[^]]*\])\]", r"\1 | None", text)
     text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text)
@@ -196,4 +253,5 @@ def _text(docstring: str | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(make_page())
+    for page, text in make_pages().items():
+        (FOLDER / page).write_text(text)

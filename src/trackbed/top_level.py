@@ -236,8 +236,10 @@ def _group(timeout_seconds: float | None) -> Group:
 class BatchLoader(_BatchLoader):
     """Loader of the batches of this rank, in the order of the dataset, which is shuffled already, with prefetch.
 
+    It makes its sampler itself; `trackbed.loading.BatchLoader`, its base class, takes one instead of `batch_size`.
+
     A batch is a mapping of tensors: `tokens`, `labels` (the next tokens) and `position_ids`, int64 `[B, S]`,
-    `loss_mask`, float32 `[B, S]`, and of a blend `dataset_id`, int16 `[B]`.
+    `loss_mask`, float32 `[B, S]`, and of a blend `dataset_id` `[B]`, the number of the dataset.
 
     Of each step, the samples of rank 0 come first in the dataset, then those of rank 1, and so on: together they are
     what one rank with a batch of all of them would read. Rank and number of ranks are those of `torch.distributed` if

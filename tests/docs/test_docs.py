@@ -25,8 +25,8 @@ PAGES = [
     ),
 ]
 README = (ROOT / "README.md").read_text()
-API = (ROOT / "docs" / "reference" / "api.md").read_text()
-FACADES = re.findall(r"^## `(trackbed(?:\.\w+)?)`$", API, flags=re.MULTILINE)
+API, FURTHER = ((ROOT / "docs" / "reference" / name).read_text() for name in ("api.md", "further-names.md"))
+FACADES = sorted({*re.findall(r"^## `(trackbed(?:\.\w+)?)`$", API + FURTHER, flags=re.MULTILINE)})
 
 
 def snippets(language, text=README):
@@ -68,20 +68,23 @@ def test_the_reference_is_made_from_the_signatures_and_docstrings():
     if sys.version_info[:2] != (3, 11):
         pytest.skip("another version of Python writes annotations in another way")
     found = subprocess.run(
-        [sys.executable, "-c", "import make_api; print(make_api.make_page(), end='')"],
+        [sys.executable, "-c", "import json, make_api; print(json.dumps(make_api.make_pages()))"],
         cwd=ROOT / "docs" / "reference",
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout == API, "run python docs/reference/make_api.py"
+    for page, text in json.loads(found.stdout).items():
+        is_same = (ROOT / "docs" / "reference" / page).read_text() == text
+        assert is_same, f"{page}: run python docs/reference/make_api.py"
 
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_the_reference_lists_the_names_of_a_facade(facade):
-    section = API.split(f"\n## `{facade}`\n")[1].split("\n## ")[0]
-    names = import_module(facade).__all__
-    assert set(re.findall(r"^### `(\w+)`$", section, flags=re.MULTILINE)) == set(names)
+    pages = [page for page in (API, FURTHER) if f"\n## `{facade}`\n" in page]
+    sections = [page.split(f"\n## `{facade}`\n")[1].split("\n## ")[0] for page in pages]
+    names = [name for section in sections for name in re.findall(r"^### `(\w+)`$", section, flags=re.MULTILINE)]
+    assert sorted(names) == sorted(import_module(facade).__all__)
 
 
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
@@ -183,6 +186,14 @@ def test_the_readmes_programs_have_types(first_hour):
     )
 
 
+def test_the_line_that_shows_an_installation_beside_megatron_prints_what_the_page_says():
+    page = (ROOT / "docs" / "how-to" / "move-from-megatron-lm.md").read_text()
+    _, line, said = snippets("console", page)[0].strip().splitlines()
+    (program,) = re.fullmatch(r'\$ python -c "(.*)"', line).groups()
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == said
+
+
 def test_the_readmes_way_into_megatron_runs():
     subprocess.run([sys.executable, "-W", "ignore", "-c", snippets("python")[2]], check=True)
 
@@ -251,7 +262,7 @@ def test_states_move_from_pytorch_as_the_page_says(tmp_path):
     rest = f"with model.guarded(){loop}".replace(end, shard + end)
     (tmp_path / "after.py").write_text(f"{start}{load}\n{check}{rest}")
     torchrun(tmp_path, "after.py", 2)
-    old = dcp.FileSystemReader(tmp_path / "checkpoint").read_metadata()
+    old = dcp.FileSystemReader(tmp_path / "sharded-checkpoint").read_metadata()
     assert set(old.state_dict_metadata) == {"model.weight", "model.bias"}
 
 

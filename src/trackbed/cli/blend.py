@@ -36,7 +36,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 @click.command(
     short_help="Show the plan of a blend file, or write such a file.",
     epilog="\b\nExamples:\n  trackbed blend blend.toml --tokens 2T\n"
-    "  trackbed blend --from-megatron '--data-path 3 web 7 books --seed 1' blend.toml",
+    "  trackbed blend --from-megatron '--data-path 3 web 7 books' blend.toml",
 )
 @click.argument("path", metavar="BLEND.toml", required=False, type=click.Path(dir_okay=False))
 @click.option(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["train_tokenizer"]
 
 
-@click.command(epilog="\b\nExample:\n  trackbed train-tokenizer web.jsonl --output tokenizer.json --vocab-size 32000")
+@click.command(epilog="\b\nExample:\n  trackbed train-tokenizer web.jsonl --output t.json --vocab-size 32000")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--output",

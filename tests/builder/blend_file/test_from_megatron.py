@@ -131,13 +131,16 @@ def test_weights_without_prefixes_are_refused(words):
 
 
 def test_what_is_lost_or_misspelt_is_said():
-    words = (
-        "--data-path a --split 1 --seq-lenght 16 --fim-data --fim-rate 0.5 --sequence-length 16 --decoder-seq-length 8"
-    )
+    words = "--data-path a --split 1 --seq-lenght 16 --fim-data --fim-rate 0.5 --decoder-seq-length 8 --skip-train"
+    words += " --rampup-batch-size 1 1 10 --allow-ambiguous-pad-tokens"
     text = blend_of_megatron_arguments(f"{words} --data_cache_path cc --train-iters 10 --global-batch-size 4")
     lines = [line for line in text.splitlines() if line.startswith("# --")]
+    assert "\nallow_ambiguous_pad_tokens = true\n" in text
     assert lines == [
         "# --fim-data is not here: a blend file has no fill-in-the-middle",
+        "# --rampup-batch-size is not here: the sizes are those of global_batch_size; "
+        "give valid, if the job evaluates at other steps",
+        "# --skip-train is not here: the sizes are those of a job that trains; give valid and test",
         "# --seq-lenght is not known here; did you mean --seq-length?",
         "# --data_cache_path is not known here; did you mean --data-cache-path?",
     ]

@@ -30,6 +30,7 @@ _FLAGS: Final = {
     "multiple_validation_sets": "multiple_validation_sets",
     "dataloader_fast_cache_load": "fast_cache_load",
     "dataloader_defer_npy_index_mmap": "defer_npy_index_mmap",
+    "allow_ambiguous_pad_tokens": "allow_ambiguous_pad_tokens",
 }
 """Options by the flags that set them."""
 _NOT_SAID: Final = {
@@ -37,6 +38,9 @@ _NOT_SAID: Final = {
     "dataloader_type": "a blend file has the order of --dataloader-type single",
     "sft": "a blend file has no data for fine-tuning",
     "fim_data": "a blend file has no fill-in-the-middle",
+    "phase_transition_iterations": "the sizes are those of one phase; give train and valid of all phases",
+    "rampup_batch_size": "the sizes are those of global_batch_size; give valid, if the job evaluates at other steps",
+    "skip_train": "the sizes are those of a job that trains; give valid and test",
 }
 """Arguments about the data that a blend file has no key for, with what it does instead."""
 _IS_NUMBER: Final = re.compile(r"[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
@@ -44,6 +48,7 @@ _SWITCHES: Final = (
     "mock_data",
     "sft",
     "fim_data",
+    "skip_train",
     "no_mmap_bin_files",
     "no_create_attention_mask_in_dataloader",
 )
@@ -70,20 +75,15 @@ def _parser() -> _Parser:
         parser.add_argument(f"--{name}")
     for name in ("tokenizer-model", "object-storage-cache-path", "per-dataset-sequences-path", "dataloader-type"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--phase-transition-iterations")
+    parser.add_argument("--rampup-batch-size", nargs="*")
     for name in ("seq-length", "train-iters", "train-samples", "global-batch-size", "seed", "vocab-size"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--eval-iters", type=int, default=100)
     parser.add_argument("--eval-interval", type=int, default=1000)
     parser.add_argument("--num-dataset-builder-threads", type=int)
     parser.add_argument("--mid-level-dataset-surplus", type=float)
-    for name in (
-        *_FLAGS,
-        "mock_data",
-        "sft",
-        "fim_data",
-        "no_mmap_bin_files",
-        "no_create_attention_mask_in_dataloader",
-    ):
+    for name in (*_FLAGS, *_SWITCHES):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
     return parser
 
