@@ -13,6 +13,7 @@ from trackbed.version import __version__
 if TYPE_CHECKING:
     from trackbed import builder as builder
     from trackbed import checkpoint as checkpoint
+    from trackbed import comm as comm
     from trackbed import datasets as datasets
     from trackbed import errors as errors
     from trackbed import grads as grads
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from trackbed import optim as optim
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
-    from trackbed.checkpoint import ShardedTensor, load, open_checkpoint, save
+    from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer
     from trackbed.top_level import BatchLoader, Splits, open_blend
@@ -32,6 +33,7 @@ __all__ = [
     "DataParallelOptimizer",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
+    "ShardedObject",
     "ShardedTensor",
     "Splits",
     "__version__",
@@ -46,6 +48,7 @@ _MODULES = {
     "DataParallelOptimizer": "optim",
     "DistributedDataParallel": "grads",
     "DistributedDataParallelConfig": "grads",
+    "ShardedObject": "checkpoint",
     "ShardedTensor": "checkpoint",
     "Splits": "top_level",
     "load": "checkpoint",
@@ -56,6 +59,7 @@ _MODULES = {
 _PACKAGES = (
     "builder",
     "checkpoint",
+    "comm",
     "datasets",
     "errors",
     "grads",

@@ -148,6 +148,7 @@ def open_blend(
             other at the start; 600 by default, and of `torch.distributed` its own timeout.
 
     Raises:
+        OSError: the blend file cannot be read.
         BlendFileError: settings are invalid, or data are missing or damaged; lists all problems.
         PlanError: the data cannot give the samples asked for.
         CacheError: an index cannot be read, built or written.

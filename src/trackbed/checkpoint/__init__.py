@@ -1,7 +1,7 @@
 """Sharded checkpoints: written by all ranks, committed whole or not at all, loaded in any layout.
 
-`save`, `load` and `open_checkpoint` are Trackbed's own. Other functions, strategies and wrappers have the names of
-Megatron Core 0.16.1, where they lie in several modules.
+`save`, `load`, `open_checkpoint` and `find_damage` are Trackbed's own; other functions, strategies and wrappers have
+the names of Megatron Core 0.16.1, where they lie in several modules.
 """
 
 from trackbed.checkpoint.config_file import (

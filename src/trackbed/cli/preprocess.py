@@ -121,7 +121,8 @@ def preprocess(
 
     INPUT is a file or a folder. A .jsonl or .json file holds one JSON record per line, a .txt or .md file is one
     document, and each row of a .parquet file is one; .gz and .zst files are decompressed. Files with other suffixes
-    need --format; without it, those in a folder are skipped and counted. Nothing is stripped or normalised.
+    need --format; without it, those in a folder are skipped and counted. Texts are taken as they are,
+    unless an option says otherwise.
 
     INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder/ for all objects below it; with
     --shard-bytes, so may PREFIX. Credentials come from the environment, such as AWS_ACCESS_KEY_ID.

@@ -13,8 +13,9 @@ __all__ = ["seal"]
 def seal(prefixes: tuple[str, ...], *, idx_cache: str | None) -> None:
     """Write the seals (checksums) of pairs of .bin and .idx files as they are now.
 
-    PREFIX is the path or address of a pair without .bin and .idx, or a folder: all pairs in it. With a seal,
-    `trackbed verify --content` finds every later change. A damaged pair gets no seal.
+    PREFIX is the path or address of a pair without .bin and .idx; or a list of shards (.toml), as preprocess writes it;
+    or a folder: all pairs in it. With a seal, `trackbed verify --content` finds every later change. A damaged pair gets
+    no seal.
     """
     from trackbed.cli.progress import cumulative, show_progress, size_of
     from trackbed.preprocess import find_pairs

@@ -22,8 +22,8 @@ __all__ = ["verify"]
 def verify(ctx: click.Context, prefixes: tuple[str, ...], *, content: bool, idx_cache: str | None) -> None:
     """Check pairs of .bin and .idx files.
 
-    PREFIX is the path or address of a pair without .bin and .idx, or a folder: all pairs in it. Each pair is checked,
-    even if others are damaged.
+    PREFIX is the path or address of a pair without .bin and .idx; or a list of shards (.toml), as preprocess writes it;
+    or a folder: all pairs in it. Each pair is checked, even if others are damaged.
     """
     from trackbed.cli.progress import cumulative, show_progress, size_of
     from trackbed.preprocess import find_pairs
