@@ -5,6 +5,7 @@
 
 import ast
 import dataclasses
+import enum
 import inspect
 import re
 import textwrap
@@ -185,11 +186,18 @@ def _field_texts(found: type) -> dict[str, str]:
 
 
 def _signature(name: str, found: Any) -> str:
+    """Returns the call of a function or class, or each of its calls."""
+    function = found.__init__ if isinstance(found, type) else found
+    calls = typing.get_overloads(function) if isinstance(function, types.FunctionType) else []
+    return "".join(_call(name, one, is_class=isinstance(found, type)) for one in calls or [found])
+
+
+def _call(name: str, found: Any, *, is_class: bool) -> str:
     try:
         signature = inspect.signature(found)
     except (ValueError, TypeError):
         return ""
-    parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
     parts, is_keyword = [], False
     for one in parameters:
         if one.kind is one.KEYWORD_ONLY and not is_keyword:
@@ -200,8 +208,10 @@ def _signature(name: str, found: Any) -> str:
         hint = "" if one.annotation is one.empty else f": {_annotation(one.annotation)}"
         default = "" if one.default is one.empty else f" = {_plain(one.default)}"
         parts.append(f"{star}{one.name}{hint}{default}")
+        if one.kind is one.POSITIONAL_ONLY:
+            parts = [part for part in parts if part != "/"] + ["/"]
     result = signature.return_annotation
-    end = "" if result in (signature.empty, None) or isinstance(found, type) else f" -> {_annotation(result)}"
+    end = "" if result in (signature.empty, None, "None") or is_class else f" -> {_annotation(result)}"
     line = f"{name}({', '.join(parts)}){end}"
     if len(line) > WIDTH:
         line = "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){end}"])
@@ -218,6 +228,8 @@ def _annotation(found: Any) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
     text = f"{value.__module__}.{value.__qualname__}" if isinstance(value, types.FunctionType) else repr(value)
     return re.sub(r" at 0x[0-9a-f]+|\b(?:[a-zA-Z_]\w*\.)+(?=[A-Za-z_])", "", text)
 

@@ -167,9 +167,10 @@ def test_all_ranks_find_the_loss_of_validation_that_one_would(first_hour):
     train, end = (first_hour / "train.py").read_text(), "# Plain tensors"
     assert train.count(end) == 1
     program = train.replace(end, evaluate + end).replace("step % 100", "step % 20")
-    folder = 'f"evaluated-{torch.distributed.get_world_size()}"'
-    (first_hour / "evaluate.py").write_text(program.replace('"checkpoint"', folder))
-    found = [re.findall(r"validation loss ([\d.]+)", torchrun(first_hour, "evaluate.py", ranks)) for ranks in (1, 2)]
+    found = []
+    for ranks in (1, 2):
+        (first_hour / "evaluate.py").write_text(program.replace("checkpoints", f"evaluated-on-{ranks}"))
+        found.append(re.findall(r"validation loss ([\d.]+)", torchrun(first_hour, "evaluate.py", ranks)))
     assert found == [found[0], found[0] * 2]
 
 

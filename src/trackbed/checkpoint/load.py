@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.describe import describe_request
@@ -30,6 +30,33 @@ __all__ = ["load"]
 
 Rename = Mapping[str, str] | Callable[[str], str]
 Shard = ShardedTensor | ShardedObject
+
+
+@overload
+def load(
+    folder: str | Path,
+    /,
+    *,
+    group: Ranks = None,
+    observe: Observer | None = None,
+) -> dict[str, Any]: ...
+
+
+@overload
+def load(
+    sharded_state_dict: dict[str, Any],
+    checkpoint_dir: str | Path,
+    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
+    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
+    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    *,
+    rename: Rename | None = None,
+    group: Ranks = None,
+    exchange: Exchange = "auto",
+    allow_cast: bool = False,
+    observe: Observer | None = None,
+) -> Any: ...
 
 
 @takes_later_calls(6, ("verify_integrity", "process_group"), names={"process_group": "group"})

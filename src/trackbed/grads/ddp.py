@@ -3,7 +3,7 @@
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +66,8 @@ class DistributedDataParallel(torch.nn.Module):
         module: model, with its parameters on one device, if it is not the first argument.
         disable_bucketing: True for one bucket.
         pg_collection: Megatron Core's `ProcessGroupCollection`, instead of the two arguments that follow.
-        process_group: process group of torch, or `trackbed.comm.Group`, of the data-parallel ranks; None for all ranks,
-            and for one rank if `torch.distributed` is not initialised.
+        process_group: process group of torch, or `trackbed.comm.Group`, of the data-parallel ranks; None for all ranks
+            of `torch.distributed`, or for this process if it is the only one.
         expert_process_group: ranks with the same experts, that is, those parameters whose attribute `allreduce` is
             False; None for `process_group`.
         allow_unused: True to treat missing gradients as zeros; otherwise they are an error with `overlap_grad_reduce`.
@@ -77,6 +77,34 @@ class DistributedDataParallel(torch.nn.Module):
         ArgumentError: an option is not supported or contradicts another, or a parameter cannot lie in a buffer.
         CollectiveError: a rank failed, or ranks differ; the message names the rank, and the first parameter or option.
     """
+
+    @overload
+    def __init__(
+        self,
+        config: torch.nn.Module,
+        ddp_config: DistributedDataParallelConfig | None = None,
+        *,
+        disable_bucketing: bool = False,
+        process_group: torch.distributed.ProcessGroup | Group | None = None,
+        expert_process_group: torch.distributed.ProcessGroup | Group | None = None,
+        allow_unused: bool = False,
+        observer: BucketObserver | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        config: object,
+        ddp_config: DistributedDataParallelConfig,
+        module: torch.nn.Module,
+        disable_bucketing: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        pg_collection: Any = None,
+        *,
+        process_group: torch.distributed.ProcessGroup | Group | None = None,
+        expert_process_group: torch.distributed.ProcessGroup | Group | None = None,
+        allow_unused: bool = False,
+        observer: BucketObserver | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
