@@ -1,7 +1,8 @@
 """The names of `trackbed` itself: datasets of a blend, and loaders that know their rank."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from trackbed.datasets import BlendedDataset, GPTDataset
 from trackbed.datasets.config import OrderName
 from trackbed.datasets.gathering import Gathering
 from trackbed.errors import ArgumentError
-from trackbed.kernels.integers import check_at_least
+from trackbed.kernels.integers import check_at_least, is_integer
 from trackbed.loading import BatchLoader as _BatchLoader
 from trackbed.loading import MegatronPretrainingSampler
 from trackbed.plural import number_of
@@ -157,11 +158,15 @@ def open_blend(
     settings = {"prefixes": prefixes, "sequence_length": sequence_length, "split": split, "size": size}
     settings |= {"seed": seed, "order": order}
     is_number = isinstance(timeout_seconds, (int, float)) and not isinstance(timeout_seconds, bool)
-    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):  # not a NaN either
-        msg = f"{_WHERE}: timeout_seconds must be a number above 0, found {timeout_seconds!r}"
-        raise ArgumentError(msg)
-    group = _group(timeout_seconds)
+    is_usable = timeout_seconds is None or (is_number and timeout_seconds > 0)  # not a NaN either
+    group = _group(timeout_seconds if is_usable else None)
     with group.guarded("opening the blend") as step, polling(step.poll):
+        if not is_usable:
+            msg = f"{_WHERE}: timeout_seconds must be a number above 0, found {timeout_seconds!r}"
+            raise ArgumentError(msg)
+        if not isinstance(cache, (str, os.PathLike, NoneType)):
+            msg = f"{_WHERE}: cache must be the path of a folder, found a {type(cache).__name__}"
+            raise ArgumentError(msg)
         blend, opened = _measured(path, settings, tokenizer, None if cache is None else os.fspath(cache))
         config = blend.config(tokenizer=opened, cache=None if cache is None else os.fspath(cache))
         if "num_dataset_builder_threads" not in blend.file.options:
@@ -197,6 +202,10 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
     prefixes, size = settings["prefixes"], settings["size"]
     if isinstance(prefixes, (str, os.PathLike)):
         prefixes = [prefixes]
+    if not isinstance(prefixes, (Mapping, Sequence)):
+        found = f"a {type(prefixes).__name__}"
+        msg = f"{_WHERE}: prefixes must be a mapping to weights, or a list, as their order matters, found {found}"
+        raise ArgumentError(msg)
     wrong = [one for one in prefixes if not isinstance(one, (str, os.PathLike))]
     if wrong:
         msg = f"{_WHERE}: prefixes must be paths or addresses, found one of type {type(wrong[0]).__name__}"
@@ -213,6 +222,11 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
     given = {
         name: _plain(settings[name]) for name in ("sequence_length", "seed", "order") if settings[name] is not None
     }
+    if not (
+        size is None or is_integer(size) or (isinstance(size, Mapping) and all(isinstance(key, str) for key in size))
+    ):
+        msg = f"{_WHERE}: size must be a number of samples, or a mapping with keys such as 'train', found {size!r}"
+        raise ArgumentError(msg)
     sizes = {} if size is None else dict(size) if isinstance(size, Mapping) else {"train": size}
     return {
         **given,
@@ -234,6 +248,15 @@ def _group(timeout_seconds: float | None) -> Group:
     return SOLO if group.size == 1 else group
 
 
+class _Passes(MegatronPretrainingSampler):
+    """Sampler of passes over the dataset: after one that has ended, wherever it began, the next one is whole."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterates over the micro batches of this rank, from the position to the end of the pass."""
+        yield from super().__iter__()
+        self.consumed_samples = 0
+
+
 class BatchLoader(_BatchLoader):
     """Loader of the batches of this rank, in the order of the dataset, which is shuffled already, with prefetch.
 
@@ -245,6 +268,9 @@ class BatchLoader(_BatchLoader):
     Of each step, the samples of rank 0 come first in the dataset, then those of rank 1, and so on: together they are
     what one rank with a batch of all of them would read. Rank and number of ranks are those of `torch.distributed` if
     it is initialised, else those of the launcher. A state resumes on any number of ranks.
+
+    An iteration that is left early goes on with the next one; after the end of the samples, the next iteration begins
+    with the first sample again.
 
     Args:
         dataset: dataset of the samples.
@@ -295,7 +321,7 @@ class BatchLoader(_BatchLoader):
                 f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
             )
             raise ArgumentError(msg)
-        sampler = MegatronPretrainingSampler(
+        sampler = _Passes(
             len(dataset),
             consumed_samples,
             batch_size,

@@ -116,7 +116,12 @@ def _convert(arguments: str, path: str | None) -> None:
         return
     try:
         with Path(path).open("x", encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:
+                Path(path).unlink()
+                raise
     except FileExistsError:
         msg = f"{path}: must not exist yet, found a file there"
         raise ArgumentError(msg) from None

@@ -86,7 +86,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         return {"bert_vocabulary_order": self.config.bert_vocabulary_order}
 
     def _shaping_content(self) -> dict[str, Any]:
-        return self._shaping()
+        return {**super()._shaping_content(), **self._shaping()}
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """Returns one sample.

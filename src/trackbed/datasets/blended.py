@@ -29,8 +29,9 @@ from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
+from trackbed.datasets.low_level import sampled_tokens
 from trackbed.datasets.megatron import MegatronDataset, description_now, samples_text
-from trackbed.datasets.overrides import check_overrides
+from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.sample_content import content_text, joined
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 4
 """Datasets that a `repr` lists."""
+_MOST_READ = 256
+"""Datasets of a blend of which a position has a digest of tokens."""
 
 _Dataset = torch.utils.data.Dataset[Any]
 _ORDERS: Final[Mapping[str, Callable[[BlendSpec], BlendOrder]]] = {
@@ -162,12 +165,15 @@ class BlendedDataset(_Dataset, Gathering):
 
     @cached_property
     def sample_content(self) -> str | None:
-        """Everything that decides the samples, as text without paths; None with datasets of others' classes."""
-        if not all(isinstance(dataset, CachedDataset) for dataset in self.datasets):
+        """Everything that decides the samples, as text without folders; None with datasets of others' classes."""
+        known = [one for one in self.datasets if isinstance(one, CachedDataset) and one.has_known_samples()]
+        if len(known) < len(self.datasets) or not is_ours(type(self)):
             return None
-        members = joined(dataset.sample_fields() for dataset in self.datasets if isinstance(dataset, CachedDataset))
-        own = {name: value for name, value in self._decisions.items() if name not in ("class", "datasets")}
-        return content_text({**members, **own, "weights": self.weights})
+        fields = joined(dataset.sample_fields() for dataset in known)
+        fields |= {name: value for name, value in self._decisions.items() if name not in ("class", "datasets")}
+        if len(known) <= _MOST_READ:
+            fields["tokens"] = [sampled_tokens(dataset.dataset) for dataset in known]
+        return content_text({**fields, "weights": self.weights}, fingerprint=self._fingerprint)
 
     @cached_property
     def data_checksum(self) -> DataChecksum:

@@ -12,9 +12,9 @@ from trackbed.cache.entry import DataPart
 from trackbed.cache.request import Ingredients
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
-from trackbed.datasets.low_level import has_stamps, identify, object_stamps
+from trackbed.datasets.low_level import has_stamps, identify, object_stamps, sampled_tokens
 from trackbed.datasets.megatron import MegatronDataset
-from trackbed.datasets.overrides import first_override, is_overridden
+from trackbed.datasets.overrides import first_override, is_ours, is_overridden
 from trackbed.datasets.sample_content import content_text
 from trackbed.datasets.sources import SampleLayout
 
@@ -77,7 +77,7 @@ class CachedDataset(MegatronDataset, Gathering):
         return None
 
     def _shaping_content(self) -> dict[str, Any]:
-        """Returns the fields of `_shaping` that ranks must agree on."""
+        """Returns what ranks must agree on besides: fields of `_shaping`, and ids of the tokenizer."""
         return {}
 
     @abstractmethod
@@ -131,12 +131,22 @@ class CachedDataset(MegatronDataset, Gathering):
         )
 
     @cached_property
-    def sample_content(self) -> str:
-        """Everything that decides the samples, as text without paths: a saved position has it."""
-        return content_text(self.sample_fields())
+    def sample_content(self) -> str | None:
+        """Everything that decides the samples, as text without folders: a saved position has it.
+
+        None for a class of others', whose samples may depend on anything.
+        """
+        if not self.has_known_samples():
+            return None
+        fields = {**self.sample_fields(), "tokens": sampled_tokens(self.dataset)}
+        return content_text(fields, fingerprint=self._fingerprint)
+
+    def has_known_samples(self) -> bool:
+        """True if nothing but `sample_fields` and the tokens decides the samples."""
+        return is_ours(type(self)) and "unique_identifiers" not in vars(self)
 
     def sample_fields(self) -> dict[str, Any]:
-        """Returns everything that decides the samples, by name, without paths."""
+        """Returns everything but the tokens that decides the samples, by name, without folders."""
         return {**self.content(), "pad": self._pad_token_id, **self._shaping()}
 
     @cached_property

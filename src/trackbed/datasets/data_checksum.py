@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from typing import Any, Final, NamedTuple, Protocol
 
-from trackbed.datasets.sample_content import find_changes
+from trackbed.datasets.sample_content import find_changes, read_content
 from trackbed.errors import ArgumentError
 
 __all__ = ["DataChecksum", "DatasetFingerprint", "SampleIdentity"]
@@ -127,24 +127,33 @@ class SampleIdentity:
         content = self._dataset.sample_content
         return {**self.data.state(), **({} if content is None else {"content": content})}
 
-    def accepts(self, state: Mapping[str, Any]) -> bool:
-        """True if the samples of a position with another fingerprint are the same.
+    def recognises(self, state: Mapping[str, Any], fingerprint: str | None) -> bool:
+        """True if the samples of a position are those of this dataset, whatever fingerprint and number it has.
 
-        They are if the fingerprint is of an earlier version, or if only the paths of files are others.
+        They are if all that decides them is the same: only the folders of files may be others, and in the order
+        "instant" the number of samples.
+
+        Args:
+            state: the position.
+            fingerprint: that of this dataset.
 
         Raises:
             ArgumentError: a value that decides the samples differs; the message names all that do.
         """
-        if state["fingerprint"] in self._dataset.earlier_fingerprints:
-            return True
-        saved, content = state.get("content"), self._dataset.sample_content
-        if saved is None or content is None:
+        saved = read_content(state.get("content"), fingerprint=state.get("fingerprint"))
+        text = None if saved is None else self._dataset.sample_content
+        found = None if text is None else read_content(text, fingerprint=fingerprint)
+        if saved is None or found is None:
             return False
-        changes = find_changes(saved, content)
-        if changes is not None:
+        changes = find_changes(saved, found)
+        if changes:
             msg = f"a run can resume only with the samples that it was trained on, found others: {changes}"
             raise ArgumentError(msg)
         return True
+
+    def was(self, fingerprint: object) -> bool:
+        """True if an earlier version gave this fingerprint to the dataset."""
+        return fingerprint in self._dataset.earlier_fingerprints
 
     def __reduce__(self) -> "tuple[type[SampleIdentity], tuple[_Known]]":
         """Pickles what is known of the dataset; computes it first."""

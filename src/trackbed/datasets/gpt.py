@@ -229,6 +229,13 @@ class GPTDataset(CachedDataset):
     def _shaping(self) -> dict[str, Any]:
         return self._shaping_as_if(create_attention_mask=True)
 
+    def _shaping_content(self) -> dict[str, Any]:
+        try:
+            eod = self.config.tokenizer.eod  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001  tokenizers without such a token raise various errors
+            eod = None
+        return {"eod": int(eod) if isinstance(eod, (int, np.integer)) else None}
+
     def _earlier_shaping(self) -> dict[str, Any]:
         return self._shaping_as_if(create_attention_mask=False)
 
@@ -238,7 +245,7 @@ class GPTDataset(CachedDataset):
         return {**values, "create_attention_mask": create_attention_mask}
 
     def sample_fields(self) -> dict[str, Any]:
-        """Returns everything that decides the samples, by name, without paths."""
+        """Returns everything but the tokens that decides the samples, by name, without folders."""
         fields = super().sample_fields()
         del fields["create_attention_mask"]  # masks do not change the data
         return fields

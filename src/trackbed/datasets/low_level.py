@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,16 @@ __all__ = [
     "has_stamps",
     "identify",
     "most_tokens",
+    "name_of",
     "num_documents",
     "num_sequences",
     "object_stamps",
     "reads_objects",
+    "sampled_tokens",
 ]
+
+_Item = TypeVar("_Item")
+_MOST_TOKENS: Final = 1024
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -31,6 +36,33 @@ def identify(dataset: Any) -> dict[str, Any]:
         return dataset.identity
     lengths = np.ascontiguousarray(dataset.sequence_lengths)
     return {"class": type(dataset).__name__, "lengths_sha256": hashlib.sha256(lengths.data).hexdigest()}
+
+
+def name_of(dataset: Any, path: str | None) -> str:
+    """Returns the name of a pair without its folder; of a group, those of its pairs, as a digest if they are many."""
+    if not isinstance(dataset, IndexedGroup):
+        return "" if path is None else str(path).rstrip("/").rpartition("/")[2]
+    names = [name_of(member, member.path_prefix) for member in dataset.members]
+    text = ", ".join(names)
+    return text if len(names) <= 4 else f"{len(names)} pairs, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def sampled_tokens(dataset: Any) -> str | None:
+    """Returns a digest of the beginnings of some sequences; None if there are none, or they lie in objects."""
+    pairs = dataset.members if isinstance(dataset, IndexedGroup) else [dataset]
+    if not all(isinstance(pair, IndexedDataset) and not pair.is_stored for pair in pairs):
+        return None
+    found = hashlib.sha256()
+    for pair in _first_middle_last(pairs):
+        for number in _first_middle_last(range(len(pair))):
+            _, size, _ = pair.index[number]
+            tokens = pair.get(number, 0, min(_MOST_TOKENS, int(size)))
+            found.update(np.ascontiguousarray(tokens[0] if isinstance(tokens, tuple) else tokens).tobytes())
+    return found.hexdigest()[:32]
+
+
+def _first_middle_last(items: Sequence[_Item]) -> list[_Item]:
+    return [items[number] for number in sorted({0, len(items) // 2, len(items) - 1})] if items else []
 
 
 def has_stamps(dataset: Any) -> bool:

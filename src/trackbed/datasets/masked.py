@@ -28,7 +28,7 @@ from trackbed.datasets.opening import open_group, open_pair
 from trackbed.datasets.overrides import is_overridden
 from trackbed.datasets.samples import SampleLocations
 from trackbed.datasets.sources import SampleLayout
-from trackbed.datasets.word_pieces import CONTINUES, UNKNOWN, WordPieces, word_pieces_of
+from trackbed.datasets.word_pieces import CONTINUES, UNKNOWN, WordPieces, digest_of, word_pieces_of
 from trackbed.errors import ArgumentError, CacheError, FormatError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable, Sentences
@@ -174,6 +174,12 @@ class MaskedWordPieceDataset(CachedDataset):
 
     def _shaping(self) -> dict[str, Any]:
         return {}
+
+    def _shaping_content(self) -> dict[str, Any]:
+        try:
+            return {"vocabulary": digest_of(self._pieces)}
+        except ArgumentError:  # a subclass may do without
+            return {}
 
     def _checksum(self) -> str:
         arrays = self._arrays.arrays

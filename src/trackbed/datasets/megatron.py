@@ -15,6 +15,7 @@ import torch.utils.data
 from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.description import describe, fields_of, md5_of
+from trackbed.datasets.low_level import name_of
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
@@ -131,11 +132,13 @@ class MegatronDataset(ABC, _Dataset):
     @property
     def content_key(self) -> str:
         """Text that is equal for two datasets if and only if their `content` is."""
-        return f"{type(self).__name__} {self.index_split.name} {self.num_samples} {self._options.content_key}"
+        named = f"{name_of(self.dataset, self.dataset_path)} {type(self).__name__} {self.index_split.name}"
+        return f"{named} {self.num_samples} {self._options.content_key}"
 
     def content(self) -> dict[str, Any]:
         """Returns everything that decides the samples, by name, without folders: copies of a corpus are equal."""
-        own = {"class": type(self).__name__, "split": self.index_split.name, "num_samples": self.num_samples}
+        own: dict[str, Any] = {"name": name_of(self.dataset, self.dataset_path), "class": type(self).__name__}
+        own |= {"split": self.index_split.name, "num_samples": self.num_samples}
         return {**own, **self._options.content}
 
     def can_give(self, num_samples: int) -> bool:

@@ -1,4 +1,8 @@
-"""What decides the samples of a dataset, as text without paths: a saved position has it, so that a change is named."""
+"""What decides the samples of a dataset, as text without folders: a saved position has it, so that a change is named.
+
+The text also has the beginning of the fingerprint that it belongs to: of a state that was put together from two, it is
+not believed.
+"""
 
 import hashlib
 import json
@@ -7,18 +11,23 @@ from typing import Any, Final
 
 from trackbed.cache.entry import differences
 
-__all__ = ["content_text", "find_changes", "joined", "plain"]
+__all__ = ["content_text", "find_changes", "joined", "plain", "read_content"]
 
+_OF: Final = "fingerprint"
+_DIGITS: Final = 16
+_SIZES: Final = {"size", "num_samples"}
+_TOKENS: Final = "tokens"
 _MOST_CHARACTERS: Final = 400
 
 
-def content_text(content: Mapping[str, Any]) -> str:
+def content_text(content: Mapping[str, Any], *, fingerprint: str) -> str:
     """Returns values by name as JSON, in which a digest stands for a long value.
 
-    >>> content_text({"seed": 1, "weights": [0.5, 0.5]})
-    '{"seed": 1, "weights": [0.5, 0.5]}'
+    >>> content_text({"seed": 1, "weights": [0.5, 0.5]}, fingerprint="0123456789abcdef0123")
+    '{"fingerprint": "0123456789abcdef", "seed": 1, "weights": [0.5, 0.5]}'
     """
-    return json.dumps({name: _brief(value) for name, value in content.items()})
+    values = {name: _brief(value) for name, value in content.items()}
+    return json.dumps({_OF: fingerprint[:_DIGITS], **values})
 
 
 def joined(contents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -36,13 +45,28 @@ def joined(contents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: values[0] if values.count(values[0]) == num_contents else values for name, values in columns.items()}
 
 
-def find_changes(saved: object, found: str) -> str | None:
-    """Returns what differs between two texts of `content_text`: `name: saved, now found`; None if nothing does."""
+def read_content(text: object, *, fingerprint: object) -> dict[str, Any] | None:
+    """Returns the values of a text of `content_text`; None if it is none, or belongs to another fingerprint."""
     try:
-        old = json.loads(saved) if isinstance(saved, str) else None
-    except ValueError:
-        old = None
-    return differences(old if isinstance(old, dict) else {}, json.loads(found)) or None
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+    is_content = (
+        isinstance(found, dict) and isinstance(fingerprint, str) and found.pop(_OF, "") == fingerprint[:_DIGITS]
+    )
+    return found if is_content else None
+
+
+def find_changes(saved: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Returns what differs between two contents, as `name: saved, now found`; nothing if nothing does.
+
+    In the order "instant" the first samples are the same whatever the number of samples, so it may be another.
+    """
+    ignored = _SIZES if saved.get("order") == found.get("order") == "instant" else set()
+    if not (saved.get(_TOKENS) and found.get(_TOKENS)):
+        ignored = {*ignored, _TOKENS}  # of objects in stores, which have tags instead
+    old, new = ({name: value for name, value in one.items() if name not in ignored} for one in (saved, found))
+    return differences(old, new)
 
 
 def plain(value: Any) -> Any:

@@ -3,8 +3,10 @@
 Shapes: V one more than the highest token id.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 
-__all__ = ["CONTINUES", "STARTS", "UNKNOWN", "WordPieces", "special_ids", "word_pieces_of"]
+__all__ = ["CONTINUES", "STARTS", "UNKNOWN", "WordPieces", "digest_of", "special_ids", "word_pieces_of"]
 
 STARTS: Final = 0
 CONTINUES: Final = 1
@@ -41,6 +43,14 @@ class WordPieces:
     def kind_of(self, token: int) -> int:
         """Returns the kind of a token id, which may be any integer."""
         return int(self.kinds[token]) if 0 <= token < len(self.kinds) else UNKNOWN
+
+
+@lru_cache(maxsize=16)
+def digest_of(pieces: WordPieces) -> str:
+    """Returns a digest of all properties, computed once for an object."""
+    found = hashlib.sha256(np.array([pieces.cls, pieces.sep, pieces.mask, *pieces.listed]).tobytes())
+    found.update(pieces.kinds.tobytes())
+    return found.hexdigest()[:32]
 
 
 def word_pieces_of(tokenizer: Any) -> WordPieces:

@@ -250,6 +250,13 @@ class BatchLoader:
         return np.bincount(batch["dataset_id"].numpy(), minlength=len(self.counters.tokens)) * per_sample
 
 
+def _is_cuda(device: torch.device | str) -> bool:
+    try:
+        return torch.device(device).type == "cuda"
+    except (RuntimeError, TypeError):  # no name of a device
+        return False
+
+
 def _check(
     dataset: object, *, ahead: int, num_threads: int | None, pinned: bool, device: torch.device | str | None
 ) -> None:
@@ -257,7 +264,7 @@ def _check(
         msg = f"dataset must support gather, as GPTDataset does, found a {type(dataset).__name__}"
         raise ArgumentError(msg)
     check_at_least(1, ahead=ahead, num_threads=1 if num_threads is None else num_threads)
-    if device is not None and torch.device(device).type != "cuda":
+    if device is not None and not _is_cuda(device):
         msg = f"device must be a CUDA device, or None for batches in the host's memory, found {device}"
         raise ArgumentError(msg)
     if (pinned or device is not None) and not torch.cuda.is_available():

@@ -61,8 +61,13 @@ class Position:
             raise ArgumentError(msg)
         if self.fingerprint is None:
             logger.warning("resuming without a fingerprint: cannot check that the data are the same")
-        is_other = isinstance(state.get("fingerprint"), str) and state["fingerprint"] != self.fingerprint
-        if is_other and identity is not None and identity.accepts(state):
+        if identity is not None and identity.recognises(state, self.fingerprint):
+            state = {**state, "fingerprint": self.fingerprint, "total_samples": self.total_samples}
+        elif (
+            identity is not None
+            and state.get("fingerprint") != self.fingerprint
+            and identity.was(state.get("fingerprint"))
+        ):
             state = {**state, "fingerprint": self.fingerprint}
         for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):

@@ -1,6 +1,8 @@
 """Blend files of the arguments of Megatron-LM jobs."""
 
 import json
+import shlex
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +153,55 @@ def test_a_tokenizer_of_a_hub_is_said_to_need_a_download(folder):
     assert "a name of a hub must be downloaded" in blend_of_megatron_arguments(f"{job} meta-llama/Llama-3")
     (folder / "tok").mkdir()
     assert "hub" not in blend_of_megatron_arguments(f"{job} tok")
+
+
+@pytest.mark.parametrize(
+    ("words", "same_as"),
+    [
+        ("--data-path a \\\n --seed 3", "--data-path a --seed 3"),
+        ("# the data\n--data-path a  \n# the seed\n--seed 3", "--data-path a --seed 3"),
+        ('"--data-path a" "--seed 3"', "--data-path a --seed 3"),
+        ("--data-path a --seed 3 2>&1 | tee log.txt", "--data-path a --seed 3"),
+        ("--data-path a --seed 3; echo b", "--data-path a '--seed' 3"),
+        ("--data-path a --seed=3 > log", "--data-path a --seed 3"),
+    ],
+)
+def test_a_piece_of_a_script_is_read_as_a_shell_would(words, same_as):
+    assert blend_of_megatron_arguments(words) == blend_of_megatron_arguments(same_as)
+
+
+@pytest.mark.parametrize(
+    "name", ["c#_text", "a b", 'quo"te', "tab\tbed", "del\x7f", "über", "back\\slash", "new\nline"]
+)
+def test_a_path_of_any_characters_is_valid_toml(name):
+    text = blend_of_megatron_arguments(f"--data-path {shlex.quote(name)} --seed 7")
+    table = tomllib.loads(text)
+    assert (table["dataset"][0]["path"], table["seed"]) == (name, 7)
+
+
+def test_a_comment_does_not_leave_its_line():
+    text = blend_of_megatron_arguments("--data-path a --tokenizer-type $'X' 'Y' --tokenizer-model 'm\n[[dataset]]'")
+    assert len(tomllib.loads(text)["dataset"]) == 1
+
+
+def test_names_of_datasets_are_never_the_same():
+    text = blend_of_megatron_arguments("--data-path x/a y/a 'z/a 2' w/a")
+    names = [one.get("name", one["path"].rpartition("/")[2]) for one in tomllib.loads(text)["dataset"]]
+    assert names == ["a", "a 2", "a 2 2", "a 3"]
+
+
+@pytest.mark.parametrize(
+    "found", [b'{"train": [1], "valid": [], "test": []}', b'{"train": {}, "valid": "", "test": ""}', b"[]"]
+)
+def test_a_file_of_something_else_is_refused(folder, found):
+    (folder / "data.json").write_bytes(found)
+    with pytest.raises(ArgumentError, match=r"data.json: must be JSON with train, valid and test"):
+        blend_of_megatron_arguments("--per-split-data-args-path data.json")
+
+
+def test_bytes_that_are_no_utf_8_are_refused(folder):
+    (folder / "data.txt").write_bytes(b"a\xff")
+    with pytest.raises(ArgumentError, match=r"data.txt: must be UTF-8"):
+        blend_of_megatron_arguments("--data-args-path data.txt")
+    with pytest.raises(ArgumentError, match="must be UTF-8, found other bytes"):
+        blend_of_megatron_arguments("--data-path a\udcff")

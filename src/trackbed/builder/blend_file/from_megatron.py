@@ -5,11 +5,11 @@ import json
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
@@ -52,6 +52,9 @@ _SWITCHES: Final = (
     "no_mmap_bin_files",
     "no_create_attention_mask_in_dataloader",
 )
+_IS_SEVERAL: Final = re.compile(r"--\S+\s")
+_IS_END: Final = re.compile(r"[|&;]+|\d*>+(&?\d)?\S*|<+\S*")
+"""The word that ends a command in a shell."""
 _SIMILAR: Final = 0.85
 _ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
 """Arguments of Megatron-LM that are spelt almost as one about the data."""
@@ -101,15 +104,31 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
         ArgumentError: the arguments contradict each other, or have no data.
         OSError: the file of `--data-args-path` or `--per-split-data-args-path` cannot be read.
     """
+    parser, place = _parser(), _Place(Path(folder))
+    given, others = parser.parse_known_args(_words(arguments))
+    lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
+    return "\n".join(lines) + "\n"
+
+
+def _words(arguments: str) -> list[str]:
+    """Returns the words of a command line, up to the end of the command."""
+    if not arguments.isprintable() and any("\ud800" <= char <= "\udfff" for char in arguments):
+        msg = f"{_WHERE}: must be UTF-8, found other bytes"
+        raise ArgumentError(msg)
+    lines = [line for line in arguments.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
     try:
-        words = shlex.split(arguments, comments=True)
+        words = shlex.split("\n".join(lines))
+        # Scripts keep several arguments in one variable, which a shell splits again.
+        words = [part for word in words for part in (shlex.split(word) if _IS_SEVERAL.match(word) else [word])]
     except ValueError as error:
         msg = f"{_WHERE}: must be quoted as in a shell, found: {error}"
         raise ArgumentError(msg) from None
-    parser, place = _parser(), _Place(Path(folder))
-    given, others = parser.parse_known_args(words)
-    lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
-    return "\n".join(lines) + "\n"
+    for number, word in enumerate(words):
+        if _IS_END.fullmatch(word):
+            return words[:number]
+        if word.endswith(";"):
+            return [*words[:number], word[:-1]]
+    return words
 
 
 def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
@@ -118,7 +137,7 @@ def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
     for flag in (word.partition("=")[0] for word in others if word.startswith("--")):
         for near in get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=_SIMILAR):
             if flag not in _ALIKE:
-                yield f"# {flag} is not known here; did you mean {near}?"
+                yield f"# {_line(flag)} is not known here; did you mean {near}?"
 
 
 class _Place:
@@ -170,7 +189,7 @@ def _tokenizer(given: argparse.Namespace, place: _Place) -> str:
         hint = "" if is_there else "    # no such file or folder: a name of a hub must be downloaded to a folder first"
         return (f"tokenizer = {{file = {name}, eod_token = {_text(eos)}}}" if eos else f"tokenizer = {name}") + hint
     found = f"{kind or 'none'} {model or ''}".strip()
-    return f'# tokenizer = "tokenizer.json"    # the job has: {found}'
+    return f'# tokenizer = "tokenizer.json"    # the job has: {_line(found)}'
 
 
 def _eos_token(folder: str) -> str | None:
@@ -189,7 +208,7 @@ def _size(given: argparse.Namespace) -> str:
         "train_iters": given.train_iters if given.train_samples is None else None,
         "global_batch_size": given.global_batch_size,
     }
-    if given.global_batch_size is not None and (given.train_iters or given.train_samples):
+    if given.global_batch_size is not None and (given.train_iters, given.train_samples) != (None, None):
         if not given.full_validation:
             fields |= {"eval_interval": given.eval_interval, "eval_iters": given.eval_iters}
         return f"size = {{{', '.join(f'{key} = {value}' for key, value in fields.items() if value is not None)}}}"
@@ -217,14 +236,16 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     if not entries:
         msg = f"{_WHERE}: must have --data-path, or another argument with prefixes, found none"
         raise ArgumentError(msg)
-    seen: Counter[str] = Counter()
+    seen: set[str] = set()
     for split, prefix, weight in entries:
         name = Path(prefix).name if split in (None, "train") else f"{Path(prefix).name} ({split})"
-        seen[name] += 1
+        names = (name if number == 0 else f"{name} {number + 1}" for number in count())
+        unique = next(one for one in names if one not in seen)
+        seen.add(unique)
         yield "\n[[dataset]]"
         yield f"path = {_text(place.of(prefix))}"
-        if seen[name] > 1 or split not in (None, "train"):
-            yield f"name = {_text(f'{name} {seen[name]}' if seen[name] > 1 else name)}"
+        if unique != Path(prefix).name:
+            yield f"name = {_text(unique)}"
         if weight is not None:
             yield f"weight = {weight:g}" if float(f"{weight:g}") == weight else f"weight = {weight!r}"
         if split is not None:
@@ -250,7 +271,11 @@ def _blend(given: argparse.Namespace) -> Sequence[str] | None:
     if given.data_path is not None:
         msg = f"{_WHERE}: must not have both --data-path and --data-args-path, found both"
         raise ArgumentError(msg)
-    return Path(given.data_args_path).read_text().split()
+    try:
+        return Path(given.data_args_path).read_text(encoding="utf-8").split()
+    except UnicodeDecodeError:
+        msg = f"{given.data_args_path}: must be UTF-8, found other bytes"
+        raise ArgumentError(msg) from None
 
 
 def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] | None]:
@@ -260,12 +285,21 @@ def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] |
     if given.per_split_data_args_path is None:
         return {split: getattr(given, f"{split}_data_path") for split in _SPLITS}
     path = given.per_split_data_args_path
+    wanted = f"{path}: must be JSON with train, valid and test, each a text or a list of words"
     try:
-        found: dict[str, Any] = json.loads(Path(path).read_text())
-        return {split: found[split].split() if isinstance(found[split], str) else found[split] for split in _SPLITS}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{path}: must be JSON with train, valid and test, each a text or a list, found: {error!r}"
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        given_words = {split: found[split] for split in _SPLITS}
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"{wanted}, found: {error!r}"
         raise ArgumentError(msg) from None
+    words: dict[str | None, Sequence[str] | None] = {
+        split: one.split() if isinstance(one, str) else one for split, one in given_words.items()
+    }
+    for split, one in words.items():
+        if one is not None and not (isinstance(one, list) and all(isinstance(word, str) for word in one)):
+            msg = f"{wanted}, found {one!r} for {split}"
+            raise ArgumentError(msg)
+    return words
 
 
 def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
@@ -285,4 +319,9 @@ def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
 
 def _text(value: str) -> str:
     """Returns a string as TOML writes it."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _line(text: str) -> str:
+    """Returns a text for a comment, whose line it must not leave."""
+    return "".join(char if char.isprintable() else " " for char in text)
