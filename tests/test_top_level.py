@@ -271,6 +271,40 @@ def test_a_loader_counts_the_batches_that_were_handed_out(folder):
         assert pickle.loads(pickle.dumps(loader.state_dict()))["consumed_samples"] == 8 * number
 
 
+def test_passes_after_one_that_was_resumed_are_whole(folder):
+    train = trackbed.open_blend("blend.toml").train
+    whole = [batch["tokens"].tolist() for batch in trackbed.BatchLoader(train, batch_size=8)]
+    loader = trackbed.BatchLoader(train, batch_size=8)
+    for number, _ in enumerate(loader, 1):
+        if number == 5:
+            break
+    state = loader.state_dict()
+    resumed = trackbed.BatchLoader(train, batch_size=8)
+    resumed.load_state_dict(state)
+    for one in (loader, resumed, trackbed.BatchLoader(train, batch_size=8, consumed_samples=40)):
+        passes = [[batch["tokens"].tolist() for batch in one] for _ in range(3)]
+        assert passes == [whole[5:], whole, whole]
+    at_end = trackbed.BatchLoader(train, batch_size=8)
+    at_end.load_state_dict(loader.state_dict())
+    assert loader.state_dict()["consumed_samples"] == 96
+    assert [len(list(at_end)) for _ in range(2)] == [0, 12]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prefixes": {"a", "b"}}, "prefixes must be a mapping to weights, or a list, as their order matters"),
+        ({"prefixes": 3}, "prefixes must be a mapping to weights, or a list"),
+        ({"prefixes": ["a"], "size": {1: 2}}, "size must be a number of samples, or a mapping with keys such as"),
+        ({"prefixes": ["a"], "size": "many"}, "size must be a number of samples, or a mapping with keys such as"),
+        ({"prefixes": ["a"], "cache": 5}, "cache must be the path of a folder, found a int"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(folder, arguments, words):
+    with pytest.raises(ArgumentError, match=words):
+        trackbed.open_blend(sequence_length=8, tokenizer="bytes", **arguments)
+
+
 def test_a_loader_begins_where_another_program_has_stopped(folder):
     train = trackbed.open_blend("blend.toml").train
     batches = [batch["tokens"].tolist() for batch in trackbed.BatchLoader(train, batch_size=8)]
