@@ -12,6 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -55,10 +56,11 @@ WIDTH = 130
 
 def make_pages() -> dict[str, str]:
     """Returns the text of each page, by file name."""
-    used = _used_words()
+    used = _used_words() | _results(_used_words())
     return {page: head + _page(is_main=page == "api.md", used=used) for page, head in HEADS.items()}
 
 
+@cache
 def _used_words() -> set[str]:
     """Returns the words of all code on the pages that a user reads."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
@@ -66,6 +68,13 @@ def _used_words() -> set[str]:
         pages += (ROOT / "docs" / folder).glob("*.md")
     code = [part for page in pages for part in re.findall(r"```.*?```|`[^`]+`", page.read_text(), flags=re.DOTALL)]
     return {word for part in code for word in re.findall(r"\w+", part)}
+
+
+def _results(used: set[str]) -> set[str]:
+    """Returns the words of the results of functions that are used."""
+    functions = [getattr(import_module(facade), name) for facade in FACADES for name in import_module(facade).__all__]
+    found = [_result(one) for one in functions if isinstance(one, types.FunctionType) and one.__name__ in used]
+    return {word for text in found for word in re.findall(r"\w+", text)}
 
 
 def _page(*, is_main: bool, used: set[str]) -> str:
@@ -109,7 +118,15 @@ def _class(name: str, found: type, *, is_whole: bool) -> str:
         parts.insert(0, _code(f"class {name}({bases})"))
     else:
         parts.insert(0, _signature(name, found))
-    members = [line for one, value in _members(found).items() for line in _member(one, value, is_whole=is_whole)]
+    used = _used_words() if is_whole else set()
+    entries = {one: (one in used, value) for one, value in _members(found).items()}
+    members = [
+        line for one, (is_used, value) in entries.items() if is_used for line in _member(one, value, is_whole=True)
+    ]
+    others = [
+        line for one, (is_used, value) in entries.items() if not is_used for line in _member(one, value, is_whole=False)
+    ]
+    members += [*(["Others, which no page uses:\n\n"] if members and others else []), *others]
     return "\n".join([*(part.rstrip() + "\n" for part in parts if part), *(["".join(members)] if members else [])])
 
 
@@ -153,6 +170,8 @@ def _parameters(function: Any) -> str:
 
 
 def _result(function: Any) -> str:
+    if inspect.isgeneratorfunction(getattr(function, "__wrapped__", None)):
+        return ", a context manager"
     result = inspect.signature(function).return_annotation
     return "" if result in (inspect.Signature.empty, None, "None") else f" -> {_annotation(result)}"
 

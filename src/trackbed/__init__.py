@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
     from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
+    from trackbed.errors import TrackbedError
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer
     from trackbed.top_level import BatchLoader, Splits, open_blend
@@ -36,6 +37,7 @@ __all__ = [
     "ShardedObject",
     "ShardedTensor",
     "Splits",
+    "TrackbedError",
     "__version__",
     "load",
     "open_blend",
@@ -51,6 +53,7 @@ _MODULES = {
     "ShardedObject": "checkpoint",
     "ShardedTensor": "checkpoint",
     "Splits": "top_level",
+    "TrackbedError": "errors",
     "load": "checkpoint",
     "open_blend": "top_level",
     "open_checkpoint": "checkpoint",

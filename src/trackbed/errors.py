@@ -10,8 +10,8 @@
     +-- CollectiveError   ranks disagree, or one of them failed
     +-- CheckpointError   a checkpoint cannot be saved, loaded or verified
     +-- GradientError     a gradient is missing, not finite, or out of order: an AssertionError too,
-                          because Megatron Core asserts there
-    ArgumentError         an argument is out of range: a ValueError, and an AssertionError too,
+    |                     because Megatron Core asserts there
+    +-- ArgumentError     an argument is out of range: a ValueError, and an AssertionError too,
                           because Megatron Core's class of the same name asserts
 
 A message names the place, what must hold, and what was found.
@@ -41,7 +41,7 @@ _PROBLEMS_SHOWN: Final = 20
 
 
 class TrackbedError(Exception):
-    """Base class of all errors except invalid arguments."""
+    """Base class of all errors that Trackbed raises itself."""
 
 
 class FormatError(TrackbedError):
@@ -106,7 +106,7 @@ class GradientError(TrackbedError, AssertionError):
     """
 
 
-class ArgumentError(ValueError, AssertionError):
+class ArgumentError(TrackbedError, ValueError, AssertionError):
     """An argument is out of range.
 
     Code written for Megatron Core catches the AssertionError of its bare asserts; other code expects a ValueError.

@@ -26,7 +26,7 @@ from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
 from trackbed.datasets.storage import storage_of
-from trackbed.errors import ArgumentError, PlanError, TrackbedError
+from trackbed.errors import PlanError, TrackbedError
 from trackbed.files import local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
@@ -244,7 +244,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
             members = construct(self.cls) if coordinator is None else self._construct_in_turn(construct, coordinator)
             pairs = zip(together, members, strict=True)
             return [dataset for part, datasets in pairs for dataset in self._blend_splits(part, datasets, settle)]
-        except (TrackbedError, ArgumentError) as error:
+        except TrackbedError as error:
             if not self.config.mock:
                 raise
             msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"

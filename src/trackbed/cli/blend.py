@@ -36,9 +36,9 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 @click.command(
     short_help="Show the plan of a blend file, or write such a file.",
     epilog="\b\nExamples:\n  trackbed blend blend.toml --tokens 2T\n"
-    "  trackbed blend --from-megatron '--data-path 3 web 7 books' blend.toml",
+    "  trackbed blend --from-megatron '--data-path web_text_document' blend.toml",
 )
-@click.argument("path", metavar="BLEND.toml", required=False, type=click.Path(dir_okay=False))
+@click.argument("path", metavar="[BLEND.toml]", required=False, type=click.Path(dir_okay=False))
 @click.option(
     "--from-megatron", metavar="ARGUMENTS",
     help="Write BLEND.toml from the arguments of a Megatron-LM job, all in quotes; without BLEND.toml, print it.",

@@ -1,10 +1,10 @@
 """One-line error messages for the user."""
 
-from trackbed.errors import ArgumentError, BlendFileError, TrackbedError
+from trackbed.errors import BlendFileError, TrackbedError
 
 __all__ = ["EXPECTED", "describe", "describe_all"]
 
-EXPECTED = (TrackbedError, ArgumentError, OSError, MemoryError)
+EXPECTED = (TrackbedError, OSError, MemoryError)
 """Errors caused by the user's files, options or machine; any other error is a bug."""
 
 

@@ -37,7 +37,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     "-o",
     required=True,
     metavar="PREFIX",
-    help="Writes PREFIX_KEY_document.bin and .idx, or PREFIX_KEY_sentence.",
+    help="Writes PREFIX_KEY_document.bin and .idx, PREFIX_KEY_sentence, or with --images PREFIX.",
 )
 @click.option(
     "--json-keys",

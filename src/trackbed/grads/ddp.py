@@ -81,7 +81,8 @@ class DistributedDataParallel(torch.nn.Module):
     @overload
     def __init__(
         self,
-        config: torch.nn.Module,
+        module: torch.nn.Module,
+        /,
         ddp_config: DistributedDataParallelConfig | None = None,
         *,
         disable_bucketing: bool = False,

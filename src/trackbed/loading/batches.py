@@ -92,7 +92,7 @@ class BatchLoader:
         self.dataset = dataset
         self.sampler = batch_sampler if isinstance(batch_sampler, BatchSampler) else CountedBatches(batch_sampler)
         num_datasets = len(dataset.datasets) if isinstance(dataset, BlendedDataset) else 1
-        self.counters = LoaderCounters(tokens=np.zeros(num_datasets, dtype=np.int64))
+        self._counters = LoaderCounters(tokens=np.zeros(num_datasets, dtype=np.int64))
         self._ahead = ahead
         self._num_threads = num_threads
         self._device = None if device is None else torch.device(device)
@@ -163,6 +163,13 @@ class BatchLoader:
         """End the active iteration, if any, and its thread."""
         if self._run is not None:
             self._leave(self._run)
+
+    @property
+    def counters(self) -> LoaderCounters:
+        """Batches, samples, tokens of each dataset, and seconds that the loop has waited: `stall_seconds`, and
+        `last_stall_seconds` of the last batch.
+        """
+        return self._counters
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last returned batch: the sampler's state, and the checksum of the data.
