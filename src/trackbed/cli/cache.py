@@ -89,7 +89,7 @@ def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign
     """Remove the least recently used entries of a cache.
 
     Give --keep, --unused-for, or both; with --keep alone, entries used within a day stay. Entries that a process of
-    this host has mapped stay, too. Partial files of dead processes are always removed.
+    this host has mapped stay, too. Partial files of dead processes are always removed, of other hosts after seven days.
     """
     from trackbed.cache import entries_in_use, plan_removal, remove, take_inventory
 

@@ -166,9 +166,7 @@ class BatchLoader:
 
     @property
     def counters(self) -> LoaderCounters:
-        """Batches, samples, tokens of each dataset, and seconds that the loop has waited: `stall_seconds`, and
-        `last_stall_seconds` of the last batch.
-        """
+        """Batches, samples, tokens of each dataset, and the seconds that the loop has waited."""
         return self._counters
 
     def state_dict(self) -> dict[str, Any]:
