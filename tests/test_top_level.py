@@ -243,6 +243,16 @@ def test_a_model_may_come_first_or_after_megatron_cores_configuration():
             trackbed.DistributedDataParallel(*arguments)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_loading_nothing_of_a_checkpoint_of_sharded_tensors_is_warned_of(folder, caplog):
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"w": torch.ones(3)}, checkpoint_id="dcp", no_dist=True)
+    assert trackbed.load("dcp") == {}
+    assert "dcp: has sharded tensors only, and none is asked for: open_checkpoint reads them" in caplog.text
+
+
 def test_load_takes_a_folder_or_a_state_and_a_folder(folder):
     trackbed.save({"step": 1}, "checkpoint")
     assert trackbed.load(folder / "checkpoint") == {"step": 1}

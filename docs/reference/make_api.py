@@ -52,6 +52,7 @@ Those that [the other page](api.md) does not have: no page of the documentation 
 """,
 }
 WIDTH = 130
+_CALLS = {"__iter__": "iter(self)", "__len__": "len(self)"}
 
 
 def make_pages() -> dict[str, str]:
@@ -119,7 +120,7 @@ def _class(name: str, found: type, *, is_whole: bool) -> str:
     else:
         parts.insert(0, _signature(name, found))
     used = _used_words() if is_whole else set()
-    entries = {one: (one in used, value) for one, value in _members(found).items()}
+    entries = {one: (one in used or (is_whole and one in _CALLS), value) for one, value in _members(found).items()}
     members = [
         line for one, (is_used, value) in entries.items() if is_used for line in _member(one, value, is_whole=True)
     ]
@@ -143,10 +144,11 @@ def _member(name: str, value: Any, *, is_whole: bool) -> Iterator[str]:
     """Yields the text of a public method or property."""
     function = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", None) or value
     document = inspect.getdoc(function) or ""
-    if name.startswith("_") or not isinstance(function, types.FunctionType) or not document:
+    is_public = not name.startswith("_") or (is_whole and name in _CALLS)
+    if not is_public or not isinstance(function, types.FunctionType) or not document:
         return
     is_method = isinstance(value, (types.FunctionType, classmethod, staticmethod))
-    call = f"{name}({_parameters(function)})" if is_method else name
+    call = _CALLS.get(name) or (f"{name}({_parameters(function)})" if is_method else name)
     if is_whole:
         head = f"{call}{_result(function)}" if is_method else call
         yield f"#### `{head}`\n\n{_text(document)}\n"

@@ -1,5 +1,6 @@
 """Loads a checkpoint with all ranks."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -27,6 +28,8 @@ from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import ArgumentError
 
 __all__ = ["load"]
+
+logger = logging.getLogger(__name__)
 
 Rename = Mapping[str, str] | Callable[[str], str]
 Shard = ShardedTensor | ShardedObject
@@ -78,7 +81,8 @@ def load(
 
     `load(folder)` returns the plain tensors and values, which rank 0 has saved. `load(sharded_state_dict, folder)`
     returns the `ShardedTensor`s of the state, too. Its own plain tensors and values are not filled: those that are
-    returned are those that were saved.
+    returned are those that were saved. A checkpoint of `torch.distributed.checkpoint` has sharded tensors alone, which
+    `open_checkpoint` reads without a state.
 
     Args:
         sharded_state_dict: tensors that are wanted as `ShardedTensor`, whose `data` is filled where it is not None, and
@@ -140,6 +144,10 @@ def load(
             if validate_access_integrity:
                 require_valid(table, "load parts with validate_access_integrity=False")
             common = folder.load_common()
+            if not shards and not common and folder.catalogue.tensors and meeting.rank == 0:
+                logger.warning(
+                    "%s: has sharded tensors only, and none is asked for: open_checkpoint reads them", folder.path
+                )
         with phases("read"):
             values = load_shards(shards, folder, meeting, exchange=exchange)
         with phases("merge"):

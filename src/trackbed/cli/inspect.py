@@ -18,7 +18,11 @@ __all__ = ["inspect"]
 @click.command(short_help="Show the contents of a pair of .bin and .idx files.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
 @click.option("--tokenizer", metavar="TOKENIZER", help="Decode the first documents with it; as for preprocess.")
-@click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
+@click.option(
+    "--eod-token",
+    metavar="TOKEN",
+    help="End-of-document token; needed if it is none of <|endoftext|>, </s> and the like.",
+)
 @click.option(
     "--documents",
     type=click.IntRange(min=0),

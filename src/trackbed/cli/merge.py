@@ -13,7 +13,7 @@ __all__ = ["merge"]
     "--output", "-o", required=True, metavar="PREFIX", help="Prefix of the pair to write, or one of its files."
 )
 @click.option("--json-key", metavar="KEY", help="Key of the texts, if a list of shards has several.")
-@click.option("--multimodal", is_flag=True, help="The sequences have modes.")
+@click.option("--multimodal", is_flag=True, help="For pairs of texts and images, whose sequences have modes.")
 @idx_cache_option
 def merge(
     prefixes: tuple[str, ...], *, output: str, json_key: str | None, multimodal: bool, idx_cache: str | None

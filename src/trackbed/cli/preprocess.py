@@ -68,7 +68,11 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     metavar="N",
     help="With --append-eod, cut texts or fill them with the end token to N tokens.",
 )
-@click.option("--eod-token", metavar="TOKEN", help="End-of-document token, if it has no common name.")
+@click.option(
+    "--eod-token",
+    metavar="TOKEN",
+    help="End-of-document token; needed if it is none of <|endoftext|>, </s> and the like.",
+)
 @click.option("--lower-case", is_flag=True, help="Lower-case texts, for a WordPiece vocabulary of lower-case text.")
 @click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")
 @click.option("--skip-bad", is_flag=True, help="Count and skip records that cannot be used.")
