@@ -250,7 +250,7 @@ def test_loading_nothing_of_a_checkpoint_of_sharded_tensors_is_warned_of(folder,
 
     dcp.save({"w": torch.ones(3)}, checkpoint_id="dcp", no_dist=True)
     assert trackbed.load("dcp") == {}
-    assert "dcp: has sharded tensors only, and none is asked for: open_checkpoint reads them" in caplog.text
+    assert "dcp: none of its 1 sharded tensor is asked for; open_checkpoint reads them, too" in caplog.text
 
 
 def test_load_takes_a_folder_or_a_state_and_a_folder(folder):

@@ -181,6 +181,10 @@ def _measured(
     path: str | os.PathLike[str] | None, settings: Mapping[str, Any], tokenizer: Any, cache: str | None
 ) -> tuple[MeasuredBlend, Any]:
     """Returns the blend, and the tokenizer if it was given as an object."""
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        found = f"a {type(path).__name__}"
+        msg = f"{_WHERE}: path must be that of a blend file, found {found}; prefixes are given as prefixes=..."
+        raise ArgumentError(msg)
     given = [name for name, value in settings.items() if value is not None]
     if path is None and settings["prefixes"] is None:
         msg = f"{_WHERE}: must have the path of a blend file, or prefixes, found neither"

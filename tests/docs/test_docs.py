@@ -171,7 +171,8 @@ def test_all_ranks_find_the_loss_of_validation_that_one_would(first_hour):
     for ranks in (1, 2):
         (first_hour / "evaluate.py").write_text(program.replace("checkpoints", f"evaluated-on-{ranks}"))
         found.append(re.findall(r"validation loss ([\d.]+)", torchrun(first_hour, "evaluate.py", ranks)))
-    assert found == [found[0], found[0] * 2]
+    assert len(found[0]) == 1
+    assert found[1] == found[0]
 
 
 def test_the_blend_file_of_the_page_on_object_stores_is_one(tmp_path):

@@ -26,6 +26,7 @@ from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import ArgumentError
+from trackbed.plural import number_of
 
 __all__ = ["load"]
 
@@ -144,10 +145,9 @@ def load(
             if validate_access_integrity:
                 require_valid(table, "load parts with validate_access_integrity=False")
             common = folder.load_common()
-            if not shards and not common and folder.catalogue.tensors and meeting.rank == 0:
-                logger.warning(
-                    "%s: has sharded tensors only, and none is asked for: open_checkpoint reads them", folder.path
-                )
+            if not shards and folder.catalogue.tensors and meeting.rank == 0:
+                tensors = number_of(len(folder.catalogue.tensors), "sharded tensor")
+                logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", folder.path, tensors)
         with phases("read"):
             values = load_shards(shards, folder, meeting, exchange=exchange)
         with phases("merge"):

@@ -111,6 +111,9 @@ def _convert(arguments: str, path: str | None) -> None:
     from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
 
     text = blend_of_megatron_arguments(arguments, folder="." if path is None else Path(path).parent)
+    for line in text.splitlines():
+        if line.startswith("# --"):
+            click.echo(f"trackbed: {line[2:]}", err=True)
     if path is None:
         click.echo(text, nl=False)
         return

@@ -78,5 +78,7 @@ def train_tokenizer(
         max_record_bytes=max_record_bytes,
     )
     with show_progress("reading") as progress:
+        if output.exists():
+            click.echo(f"trackbed: {output} exists, and is replaced once the new one is whole", err=True)
         trained = run_in_thread(lambda: run(config, output, progress=progress))
     click.echo(f"vocabulary {trained.vocab_size:,}, records {trained.records:,}, bad {trained.bad:,}\n{trained.path}")

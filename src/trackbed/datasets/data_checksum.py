@@ -147,7 +147,11 @@ class SampleIdentity:
             return False
         changes = find_changes(saved, found)
         if changes:
-            msg = f"a run can resume only with the samples that it was trained on, found others: {changes}"
+            place = state.get("consumed_samples")
+            msg = (
+                f"a run can resume only with the samples that it was trained on, found others: {changes}; to read the "
+                f"new ones from the same place on, give a new loader consumed_samples={place!r}"
+            )
             raise ArgumentError(msg)
         return True
 

@@ -130,7 +130,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.waiter = Waiter(self._messages)
         with self._messages.guarded("DistributedDataParallel"):
             check_options(ddp_config)
-            self.module = _checked_module(module)
+            self.module = _checked_module(config if module is None else module)
             self.ddp_config = with_bucket_size(ddp_config, self.dp_group.size())
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size

@@ -121,8 +121,8 @@ class DataParallelOptimizer:
         """Parameter groups of the torch optimizer."""
         return self.optimizer.param_groups
 
-    def zero_grad(self) -> None:
-        """Sets all gradients to zero."""
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  torch's signature
+        """Sets all gradients to zero. They lie in buffers, which stay: `set_to_none` makes no difference."""
         self.model.zero_grad_buffer()
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ _LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+
 _SYNTAX_LINE: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _NUMBERS: Final = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
 _AT_END: Final = " (at end of document)"
-_TWICE: Final = "Cannot overwrite a value"
+_TWICE: Final = ("Cannot overwrite a value", "Cannot declare ('dataset',) twice")
 
 
 def _is_split(value: object) -> bool:
@@ -141,7 +141,11 @@ def _syntax_problem(path: Path, text: str, message: str) -> str:
     match = _SYNTAX_LINE.search(message)
     line = int(match[1]) if match else text.count("\n") + 1
     said = message[: match.start()] + f", column {match[2]}" if match else message.removesuffix(_AT_END)
-    hint = "; a table has each key once: every dataset begins with a line [[dataset]]" if _TWICE in message else ""
+    hint = (
+        "; a table has each key once: every dataset begins with a line [[dataset]]"
+        if message.startswith(_TWICE)
+        else ""
+    )
     return f"{path}:{line}: must be TOML: {said}{hint}"
 
 
