@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
     from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
-    from trackbed.errors import TrackbedError
+    from trackbed.errors import CheckpointError, CollectiveError, GradientError, TrackbedError
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer
     from trackbed.top_level import BatchLoader, Splits, open_blend
 
 __all__ = [
     "BatchLoader",
+    "CheckpointError",
+    "CollectiveError",
     "DataParallelOptimizer",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
+    "GradientError",
     "ShardedObject",
     "ShardedTensor",
     "Splits",
@@ -47,9 +50,12 @@ __all__ = [
 
 _MODULES = {
     "BatchLoader": "top_level",
+    "CheckpointError": "errors",
+    "CollectiveError": "errors",
     "DataParallelOptimizer": "optim",
     "DistributedDataParallel": "grads",
     "DistributedDataParallelConfig": "grads",
+    "GradientError": "errors",
     "ShardedObject": "checkpoint",
     "ShardedTensor": "checkpoint",
     "Splits": "top_level",

@@ -41,7 +41,7 @@ _PROBLEMS_SHOWN: Final = 20
 
 
 class TrackbedError(Exception):
-    """Base class of all errors that Trackbed raises itself."""
+    """Base class of Trackbed's errors. A missing key is a KeyError, a wrong position an IndexError, as in Python."""
 
 
 class FormatError(TrackbedError):

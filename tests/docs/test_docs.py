@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import checkpoint as dcp
 
+import trackbed
 from trackbed.builder import read_blend_file
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +217,9 @@ def test_the_recipes_for_other_trainers_run(first_hour, number):
 
 @pytest.mark.dist
 def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
-    before, after, old = snippets("python", (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text())
+    before, after, checkpoints, old = snippets(
+        "python", (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text()
+    )
     ends = (
         "\nimport json, os, pathlib\nsums = [p.double().sum().item() for p in module.parameters()]\n"
         "pathlib.Path(f'{os.environ[\"RANK\"]}.json').write_text(json.dumps(sums))\n"
@@ -230,6 +233,10 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
         torchrun(tmp_path / name, "program.py", 2)
         sums += [json.loads((tmp_path / name / f"{rank}.json").read_text()) for rank in range(2)]
     assert sums[1:] == [pytest.approx(sums[0], abs=1e-4)] * 3  # the same model
+    (tmp_path / "checkpoints.py").write_text(checkpoints)
+    for ranks, step in ((2, 10), (1, 20)):
+        torchrun(tmp_path, "checkpoints.py", ranks)
+        assert trackbed.load(tmp_path / "checkpoints" / f"step-{step:07}")["optimizer"]["state"][0]["step"] == step
     (tmp_path / "before" / "checkpoint").rename(tmp_path / "checkpoint-of-dcp")
     show = "print([p.double().sum().item() for p in module.parameters()])"
     found = subprocess.run(
@@ -245,7 +252,7 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
 @pytest.mark.dist
 def test_states_move_from_pytorch_as_the_page_says(tmp_path):
     page = (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text()
-    before, after, _ = snippets("python", page)
+    before, after, *_ = snippets("python", page)
     convert, shard = snippets("python no-run", page)
     (load,) = re.findall(r"`(optimizer\.load_full_state_dict\(.*\))`", page)
     end = "dist.destroy_process_group()\n"
@@ -316,7 +323,9 @@ def test_the_page_on_checkpoints_runs_alone_and_its_program_on_two_ranks(tmp_pat
     programs = snippets("python", page)
     subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(programs)], cwd=tmp_path, check=True)
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", programs[0].replace("step-1000", "step-2000")], cwd=tmp_path, check=True
+        [sys.executable, "-W", "ignore", "-c", programs[0].replace("step-0001000", "step-0002000")],
+        cwd=tmp_path,
+        check=True,
     )
     (console,) = snippets("console", page)
     for line in console.strip().splitlines():

@@ -37,6 +37,20 @@ def test_modules_are_there_without_installing_and_without_megatron_core():
     )
 
 
+def test_another_version_of_megatron_core_is_warned_of():
+    program = """
+        import importlib.metadata, logging, sys
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        real = importlib.metadata.version
+        importlib.metadata.version = lambda name: {found!r} if name == "megatron-core" else real(name)
+        import trackbed.megatron
+        trackbed.megatron.install()
+        """
+    said = "WARNING megatron-core {}: must be 0.16.1 to be what Trackbed is compared with"
+    for found, words in (("0.16.1", ""), ("0.16.1+abc", ""), ("0.16.10", said), ("0.15.0", said)):
+        assert run(program.replace("{found!r}", repr(found))) == words.format(found)
+
+
 def test_every_name_of_the_table_is_there():
     from importlib import import_module
 

@@ -82,8 +82,8 @@ def load(
 
     `load(folder)` returns the plain tensors and values, which rank 0 has saved. `load(sharded_state_dict, folder)`
     returns the `ShardedTensor`s of the state, too. Its own plain tensors and values are not filled: those that are
-    returned are those that were saved. A checkpoint of `torch.distributed.checkpoint` has sharded tensors alone, which
-    `open_checkpoint` reads without a state.
+    returned are those that were saved. A checkpoint of `torch.distributed.checkpoint` has none; `open_checkpoint`
+    reads its tensors and objects without a state.
 
     Args:
         sharded_state_dict: tensors that are wanted as `ShardedTensor`, whose `data` is filled where it is not None, and

@@ -49,6 +49,9 @@ def save(
 ) -> AsyncRequest | None:
     """Collective over `group`: saves a state dictionary as a checkpoint, which appears whole or not at all.
 
+    `save({"model": model.state_dict(), "step": 100}, "checkpoints/step-0000100")`, on every rank. The arguments after
+    the folder are Megatron Core's.
+
     Ranks that have copies of a shard share the work. The state dictionary is left as it is.
 
     Args:

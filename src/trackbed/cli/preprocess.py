@@ -128,7 +128,7 @@ def preprocess(
     need --format; without it, those in a folder are skipped and counted. Texts are taken as they are,
     unless an option says otherwise.
 
-    INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder/ for all objects below it; with
+    INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder for all objects below it; with
     --shard-bytes, so may PREFIX. Credentials come from the environment, such as AWS_ACCESS_KEY_ID.
     """
     from trackbed.cli.progress import show_progress

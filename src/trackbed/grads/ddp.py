@@ -44,6 +44,9 @@ __all__ = ["DistributedDataParallel"]
 class DistributedDataParallel(torch.nn.Module):
     """Wraps a model so that its gradients are averaged over data-parallel ranks, in contiguous buffers.
 
+    `model = DistributedDataParallel(module, DistributedDataParallelConfig(overlap_grad_reduce=True))`. Code that was
+    written for Megatron Core passes `(config, ddp_config, module)`.
+
     Each parameter that requires a gradient gets an attribute `main_grad`, a view of a buffer, to which backward passes
     add. Buffers are cut into buckets, which are reduced during the last backward pass (`overlap_grad_reduce`) or in
     `finish_grad_sync()`. With `use_distributed_optimizer` each rank ends with its shard of the gradients; the optimizer
@@ -52,9 +55,6 @@ class DistributedDataParallel(torch.nn.Module):
     A training step is `optimizer.zero_grad()`, backward passes, all but the last in `no_sync()`, and `optimizer.step()`
     of a `DataParallelOptimizer`. With an optimizer of Megatron Core it is `zero_grad_buffer()`, backward passes,
     `finish_grad_sync()`, and the optimizer's step.
-
-    `DistributedDataParallel(module, ddp_config)` is enough; code that was written for Megatron Core passes
-    `(config, ddp_config, module)`.
 
     Constructing it is collective over the ranks. They check that they have the same names, shapes and types of
     parameters, and the same options. Values are not compared or copied: `broadcast_params()` gives all ranks those of

@@ -6,8 +6,10 @@ Trackbed.
 """
 
 import logging
+import re
 import sys
 from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
 
 from trackbed.errors import ArgumentError, TrackbedError
@@ -19,6 +21,7 @@ from trackbed.version import __version__
 __all__ = ["install"]
 
 _MEGATRON: Final = "megatron.core"
+_COMPARED_WITH: Final = "0.16.1"
 _logger = logging.getLogger("trackbed")
 _IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
 """Parts that `import megatron.core` imports."""
@@ -62,8 +65,19 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         sys.meta_path[sys.meta_path.index(installed[0])] = finder
     else:
         sys.meta_path.insert(0, finder)
+    _warn_of_other_version()
     active = [part for part in PARTS if any(part_of(path) == part for path in finder.modules)]
     _logger.info("megatron.core.%s: Trackbed %s is active", f", {_MEGATRON}.".join(active), __version__)
+
+
+def _warn_of_other_version() -> None:
+    """Logs a warning if the installed megatron-core is not the version that Trackbed is compared with."""
+    try:
+        found = version("megatron-core")
+    except PackageNotFoundError:  # its code may be on the path without being installed
+        return
+    if not re.match(rf"{re.escape(_COMPARED_WITH)}(?![.\d])", found):
+        _logger.warning("megatron-core %s: must be %s to be what Trackbed is compared with", found, _COMPARED_WITH)
 
 
 def _require_not_imported(paths: Collection[str]) -> None:
