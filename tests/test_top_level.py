@@ -281,6 +281,23 @@ def test_a_loader_counts_the_batches_that_were_handed_out(folder):
         assert pickle.loads(pickle.dumps(loader.state_dict()))["consumed_samples"] == 8 * number
 
 
+def test_ranks_that_read_different_samples_may_be_given(folder):
+    train = trackbed.open_blend("blend.toml").train
+    whole = next(iter(trackbed.BatchLoader(train, batch_size=4)))["tokens"].tolist()
+    parts = [
+        next(iter(trackbed.BatchLoader(train, batch_size=2, rank=rank, num_ranks=2)))["tokens"].tolist()
+        for rank in range(2)
+    ]
+    assert parts == [whole[:2], whole[2:]]
+    for wrong, words in (
+        ({"rank": 2, "num_ranks": 2}, "rank must be below num_ranks 2, found 2"),
+        ({"rank": 0}, "num_ranks must be a whole number of at least 1, found None"),
+        ({"num_ranks": 2}, "rank must be a whole number of at least 0, found None"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            trackbed.BatchLoader(train, batch_size=2, **wrong)
+
+
 def test_passes_after_one_that_was_resumed_are_whole(folder):
     train = trackbed.open_blend("blend.toml").train
     whole = [batch["tokens"].tolist() for batch in trackbed.BatchLoader(train, batch_size=8)]

@@ -127,7 +127,10 @@ def _class(name: str, found: type, *, is_whole: bool) -> str:
     others = [
         line for one, (is_used, value) in entries.items() if not is_used for line in _member(one, value, is_whole=False)
     ]
-    members += [*(["Others, which no page uses:\n\n"] if members and others else []), *others]
+    members += [
+        *(["For code that was written for Megatron Core, and for extensions:\n\n"] if members and others else []),
+        *others,
+    ]
     return "\n".join([*(part.rstrip() + "\n" for part in parts if part), *(["".join(members)] if members else [])])
 
 

@@ -24,22 +24,36 @@ if TYPE_CHECKING:
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
     from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
-    from trackbed.errors import CheckpointError, CollectiveError, GradientError, TrackbedError
+    from trackbed.errors import (
+        ArgumentError,
+        BlendFileError,
+        CacheError,
+        CheckpointError,
+        CollectiveError,
+        GradientError,
+        PlanError,
+        TrackbedError,
+    )
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-    from trackbed.optim import DataParallelOptimizer
+    from trackbed.optim import DataParallelOptimizer, StepReport
     from trackbed.top_level import BatchLoader, Splits, open_blend
 
 __all__ = [
+    "ArgumentError",
     "BatchLoader",
+    "BlendFileError",
+    "CacheError",
     "CheckpointError",
     "CollectiveError",
     "DataParallelOptimizer",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
     "GradientError",
+    "PlanError",
     "ShardedObject",
     "ShardedTensor",
     "Splits",
+    "StepReport",
     "TrackbedError",
     "__version__",
     "load",
@@ -49,16 +63,21 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ArgumentError": "errors",
     "BatchLoader": "top_level",
+    "BlendFileError": "errors",
+    "CacheError": "errors",
     "CheckpointError": "errors",
     "CollectiveError": "errors",
     "DataParallelOptimizer": "optim",
     "DistributedDataParallel": "grads",
     "DistributedDataParallelConfig": "grads",
     "GradientError": "errors",
+    "PlanError": "errors",
     "ShardedObject": "checkpoint",
     "ShardedTensor": "checkpoint",
     "Splits": "top_level",
+    "StepReport": "optim",
     "TrackbedError": "errors",
     "load": "checkpoint",
     "open_blend": "top_level",

@@ -283,6 +283,9 @@ class BatchLoader(_BatchLoader):
             loader, such as one of Megatron-LM; in `[0, len(dataset))`.
         drop_last: True to drop samples at the end that do not fill up a step of all ranks. If False, each rank gets its
             part of them, which may be empty.
+        rank: number of this process among those that read different samples, in `[0, num_ranks)`, such as the
+            data-parallel rank beside tensor parallelism; given together with `num_ranks`.
+        num_ranks: number of processes that read different samples; by default all.
         ahead: number of batches to prefetch, at least 1.
         num_threads: threads that gather a batch; None for this rank's share of the CPUs.
         pinned: True for page-locked memory.
@@ -299,12 +302,14 @@ class BatchLoader(_BatchLoader):
         batch_size: int,
         consumed_samples: int = 0,
         drop_last: bool = True,
+        rank: int | None = None,
+        num_ranks: int | None = None,
         ahead: int = 2,
         num_threads: int | None = None,
         pinned: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        rank, size = _place()
+        rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         if not isinstance(dataset, Gathering):
             msg = f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
             raise ArgumentError(msg)
@@ -351,6 +356,15 @@ class BatchLoader(_BatchLoader):
         """Says how the samples are divided."""
         steps, samples = number_of(len(self), "step"), number_of(self._step, "sample")
         return f"<BatchLoader: {steps} of {samples} on {number_of(self._ranks, 'rank')}, {self.dataset!r}>"
+
+
+def _given_place(rank: int | None, num_ranks: int | None) -> tuple[int, int]:
+    check_at_least(1, num_ranks=num_ranks)
+    check_at_least(0, rank=rank)
+    if rank >= num_ranks:  # type: ignore[operator]  # both are integers
+        msg = f"rank must be below num_ranks {num_ranks}, found {rank}"
+        raise ArgumentError(msg)
+    return rank, num_ranks  # type: ignore[return-value]
 
 
 def _place() -> tuple[int, int]:

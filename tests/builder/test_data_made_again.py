@@ -61,6 +61,15 @@ def samplers_of(train):
     yield BatchLoader(train, MegatronPretrainingSampler(len(train), 0, 4, 0, 1))
 
 
+def refuse(sampler, state):
+    """A position is refused by the tokens that it knows, or by the checksum of the lengths alone."""
+    with pytest.raises(ArgumentError, match=r"data_checksum was|found others: tokens: "):
+        sampler.load_state_dict(state)
+    lengths_alone = {name: value for name, value in state.items() if name != "content"}
+    with pytest.raises(ArgumentError, match=r"data_checksum was '[0-9a-f]+', found '[0-9a-f]+'"):
+        sampler.load_state_dict(lengths_alone)
+
+
 def check_made_again(folder, *, order, shape, kind, seed):
     remove_folder(folder)
     folder.mkdir()
@@ -79,8 +88,7 @@ def check_made_again(folder, *, order, shape, kind, seed):
     assert content(again) == content(fresh)
     assert order == "instant" or content(again) != old
     for one, state in zip(samplers_of(again), states, strict=True):
-        with pytest.raises(ArgumentError, match=r"data_checksum was '[0-9a-f]+', found '[0-9a-f]+'"):
-            one.load_state_dict(state)
+        refuse(one, state)
         one.load_state_dict(one.state_dict())
     assert content(build(config, SIZES)[0]) == content(fresh)
 
@@ -111,8 +119,7 @@ def test_a_pair_rewritten_in_place_whose_times_were_put_back_is_built_for_anew(t
         assert (found.st_ino, found.st_size, found.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
     again = build(config, SIZES)[0]
     assert content(again) == content(build(config_of(tmp_path, "fresh", order=order, shape="alone"), SIZES)[0])
-    with pytest.raises(ArgumentError, match="data_checksum was"):
-        next(samplers_of(again)).load_state_dict(state)
+    refuse(next(samplers_of(again)), state)
 
 
 @pytest.mark.parametrize("order", ORDERS)

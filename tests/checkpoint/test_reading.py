@@ -108,6 +108,6 @@ def test_damage_of_what_torch_saves_is_found(tmp_path):
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):
-    for path in (tmp_path, tmp_path / "missing"):
+    for path, found in ((tmp_path, ".metadata cannot be read"), (tmp_path / "missing", "there is no such folder")):
         (text,) = find_damage(path)
-        assert text.startswith(f"{path}: must be a distributed checkpoint, but .metadata cannot be read")
+        assert text.startswith(f"{path}: must be a distributed checkpoint, but {found}")

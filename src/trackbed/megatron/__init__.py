@@ -9,7 +9,8 @@ import logging
 import re
 import sys
 from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, Literal
 
 from trackbed.errors import ArgumentError, TrackbedError
@@ -71,13 +72,21 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
 
 
 def _warn_of_other_version() -> None:
-    """Logs a warning if the installed megatron-core is not the version that Trackbed is compared with."""
-    try:
-        found = version("megatron-core")
-    except PackageNotFoundError:  # its code may be on the path without being installed
-        return
-    if not re.match(rf"{re.escape(_COMPARED_WITH)}(?![.\d])", found):
+    """Logs a warning if megatron-core is there, in another version than the one that Trackbed is compared with."""
+    found = _version_of_core()
+    if found not in (None, _COMPARED_WITH):
         _logger.warning("megatron-core %s: must be %s to be what Trackbed is compared with", found, _COMPARED_WITH)
+
+
+def _version_of_core() -> str | None:
+    """Returns the version of the Megatron Core that would be imported, installed or a checkout; None if unknown."""
+    spec = find_spec(_MEGATRON.partition(".")[0])  # a namespace: nothing is imported
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        info = Path(folder) / "core" / "package_info.py"
+        if info.is_file():
+            numbers = dict(re.findall(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", info.read_text(), flags=re.MULTILINE))
+            return ".".join(numbers.get(name, "?") for name in ("MAJOR", "MINOR", "PATCH"))
+    return None
 
 
 def _require_not_imported(paths: Collection[str]) -> None:

@@ -134,7 +134,9 @@ class DataParallelOptimizer:
         during the next forward pass.
 
         Raises:
-            GradientError: see `DistributedDataParallel.take_gradients`.
+            GradientError: a gradient is missing, is in `param.grad`, or is not finite with `check_for_nan_in_grad`;
+                `zero_grad` was not called since the last step; a parameter was replaced, moved or converted; or this is
+                not the last optimizer of the model.
             ArgumentError: a parameter group was added.
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
