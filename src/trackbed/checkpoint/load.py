@@ -95,11 +95,11 @@ def load(
         validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once, so that
             nothing is forgotten. False to load parts of tensors.
         strict: handling of keys that are wanted and not stored, or stored and not wanted.
-        rename: stored key of each key that is wanted, where it is another: a mapping, or a function.
+        rename: mapping or function that gives the key under which a tensor is stored, for keys that have changed.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
-        exchange: way of tensors that several ranks want: "none" has each rank read for itself, "flat" has one read and
-            send; "auto" is "none" where all ranks are on one host, else "flat".
+        exchange: how tensors are read that several ranks want. "none": each rank reads them. "flat": one rank reads and
+            sends them to the others. "auto": "none" if all ranks are on one host, otherwise "flat".
         allow_cast: True if tensors may be loaded into types that cannot hold all their values.
         observe: called with the name and the seconds of each phase.
 
