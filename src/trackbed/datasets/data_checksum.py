@@ -96,7 +96,7 @@ class _HasIdentity(Protocol):
 
     @property
     def sample_content(self) -> str | None:
-        """What decides the samples, as text; None if datasets of other classes decide it, too."""
+        """Text that is equal for two datasets with the same samples; None if classes of others decide them."""
 
 
 class _Known(NamedTuple):
@@ -108,7 +108,7 @@ class _Known(NamedTuple):
 
 
 class SampleIdentity:
-    """What the samples of a dataset are computed from, for saved positions.
+    """Everything that the samples of a dataset are computed from, for saved positions.
 
     Args:
         dataset: the dataset; asked when it is needed.
@@ -128,7 +128,7 @@ class SampleIdentity:
         return {**self.data.state(), **({} if content is None else {"content": content})}
 
     def recognises(self, state: Mapping[str, Any], fingerprint: str | None) -> bool:
-        """True if the samples of a position are those of this dataset, whatever fingerprint and number it has.
+        """True if the samples of a position are those of this dataset, under the same fingerprint or another.
 
         They are if all that decides them is the same: only the folders of files may be others, and in the order
         "instant" the number of samples.
@@ -170,7 +170,7 @@ class DatasetFingerprint(str):
     __slots__ = ("identity",)
 
     identity: SampleIdentity
-    """What the samples are computed from."""
+    """Everything that the samples are computed from."""
 
     @classmethod
     def of(cls, text: str, dataset: _HasIdentity) -> "DatasetFingerprint":

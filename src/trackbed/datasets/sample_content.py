@@ -1,4 +1,4 @@
-"""What decides the samples of a dataset, as text without folders: a saved position has it, so that a change is named.
+"""Everything that decides the samples of a dataset, as text without folders: saved positions are compared by it.
 
 The text also has the beginning of the fingerprint that it belongs to: of a state that was put together from two, it is
 not believed.
@@ -60,7 +60,7 @@ def read_content(text: object, *, fingerprint: object) -> dict[str, Any] | None:
 def find_changes(saved: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """Returns what differs between two contents, as `name: saved, now found`; nothing if nothing does.
 
-    In the order "instant" the first samples are the same whatever the number of samples, so it may be another.
+    The number of samples may differ in the order "instant", where it does not change the first ones.
     """
     ignored = _SIZES if saved.get("order") == found.get("order") == "instant" else set()
     if not (saved.get(_TOKENS) and found.get(_TOKENS)):

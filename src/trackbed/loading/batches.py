@@ -191,12 +191,15 @@ class BatchLoader:
             ArgumentError: `state` is not a state, its data had other contents, or the sampler rejects it.
         """
         check_mapping(state)
-        if isinstance(self.sampler, Positioned):
-            self.sampler.resumed(state)
+        position = self.sampler.resumed(state) if isinstance(self.sampler, Positioned) else None
         if self._data is not None:
             check_data(state, self._data)
         self.close()
-        self._restore({name: value for name, value in state.items() if name not in ("data_checksum", "data_stamps")})
+        if position is not None and isinstance(self.sampler, Positioned):
+            self.sampler.move_to(position)
+        else:
+            own = {name: value for name, value in state.items() if name not in ("data_checksum", "data_stamps")}
+            self.sampler.load_state_dict(own)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Set the sampler to a position whose data checksum was checked."""

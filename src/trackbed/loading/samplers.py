@@ -54,7 +54,7 @@ class Positioned(ABC):
         return self._position_now(None).state_dict()
 
     def data_state(self) -> dict[str, Any]:
-        """What the samples are computed from: the other part of a state. Waits until the checksum is computed."""
+        """The other part of a state: everything that the samples are computed from. Waits for the checksum."""
         return {} if self._identity is None else self._identity.state()
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
