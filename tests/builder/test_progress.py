@@ -9,6 +9,7 @@ from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 
 NUM_PAIRS = 2500
+PAUSE_SECONDS = 0.0005
 TIMEOUT_SECONDS = 0.5
 
 
@@ -31,8 +32,11 @@ def builder(prefixes, cache, group, *, wants=True, progress=None):
 
 def test_who_builds_many_small_indices_is_not_taken_for_dead(prefixes, tmp_path):
     def work(group):
+        def progress(*_):
+            time.sleep(PAUSE_SECONDS)
+
         began = time.monotonic()
-        builder(prefixes, tmp_path / "cache", group, wants=group.rank == 0).build()
+        builder(prefixes, tmp_path / "cache", group, wants=group.rank == 0, progress=progress).build()
         return time.monotonic() - began
 
     assert min(run_ranks(2, work, timeout_seconds=TIMEOUT_SECONDS)) > TIMEOUT_SECONDS

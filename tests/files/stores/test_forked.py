@@ -59,6 +59,11 @@ def wait_until(condition, seconds=5):
     return condition()
 
 
+def wait_until_all_threads_ended(pid):
+    """Until a child of this process can be waited for, which is left to its owner."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 def test_ranges_heads_and_stamps(a, bucket):
     addresses = [a.address, bucket.put("empty", b""), bucket.address("none")]
 
@@ -199,8 +204,9 @@ def test_a_child_of_a_forked_process_has_a_helper_of_its_own(a):
 def test_a_helper_that_was_killed_is_started_again(a):
     def work():
         fetch([a])
-        os.kill(helpers()[0].pid, signal.SIGKILL)
-        time.sleep(0.2)
+        helper = helpers()[0].pid
+        os.kill(helper, signal.SIGKILL)
+        wait_until_all_threads_ended(helper)
         return bytes(fetch([a])[0])
 
     assert run_in_fork(work) == DATA[100:300]
@@ -209,11 +215,11 @@ def test_a_helper_that_was_killed_is_started_again(a):
 def test_a_helper_that_is_killed_in_a_request_is_an_error(a, proxy):
     def work():
         fetch([a])
+        helper = helpers()[0].pid
         proxy_is_slow = polling(lambda _done: [os.kill(one.pid, signal.SIGKILL) for one in helpers()])
         with proxy_is_slow, pytest.raises(StoreError, match="helper program of this forked process must answer"):
             fetch([a])
-        while helpers():  # it is ending
-            time.sleep(0.01)
+        wait_until_all_threads_ended(helper)
         return bytes(fetch([a])[0])
 
     assert run_in_fork(lambda: bytes(fetch([a])[0])) == DATA[100:300]
