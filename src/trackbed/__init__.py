@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TrackbedError,
     )
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-    from trackbed.optim import DataParallelOptimizer, StepReport
+    from trackbed.optim import DataParallelOptimizer, StepReport, load_sharded_state, sharded_state
     from trackbed.top_level import BatchLoader, Splits, open_blend
 
 __all__ = [
@@ -57,9 +57,11 @@ __all__ = [
     "TrackbedError",
     "__version__",
     "load",
+    "load_sharded_state",
     "open_blend",
     "open_checkpoint",
     "save",
+    "sharded_state",
 ]
 
 _MODULES = {
@@ -80,9 +82,11 @@ _MODULES = {
     "StepReport": "optim",
     "TrackbedError": "errors",
     "load": "checkpoint",
+    "load_sharded_state": "optim",
     "open_blend": "top_level",
     "open_checkpoint": "checkpoint",
     "save": "checkpoint",
+    "sharded_state": "optim",
 }
 _PACKAGES = (
     "builder",

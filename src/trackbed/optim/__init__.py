@@ -2,5 +2,6 @@
 
 from trackbed.optim.norm import global_norm
 from trackbed.optim.optimizer import DataParallelOptimizer, StepReport
+from trackbed.optim.sharded_save import load_sharded_state, sharded_state
 
-__all__ = ["DataParallelOptimizer", "StepReport", "global_norm"]
+__all__ = ["DataParallelOptimizer", "StepReport", "global_norm", "load_sharded_state", "sharded_state"]

@@ -8,8 +8,8 @@ Tensors have the shape of their parameter, and `main_param` is the copy in float
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 import numpy as np
 import orjson
@@ -21,7 +21,7 @@ from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
-__all__ = ["MAIN", "WHERE", "Part", "State", "assemble", "cut_state", "gather_parts", "parts_of"]
+__all__ = ["MAIN", "WHERE", "Part", "State", "assemble", "check_covered", "cut_state", "gather_parts", "parts_of"]
 
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
@@ -40,6 +40,10 @@ class Part:
     """Tensor or number."""
     span: tuple[int, int] | None
     """Start and stop of the piece within the parameter; None for a value that the whole parameter has."""
+
+    def without_elements(self) -> Self:
+        """Returns the part with an empty tensor of its type, to tell other ranks of it."""
+        return replace(self, value=self.value.new_empty(0))
 
 
 def parts_of(piece: Piece, own: Mapping[str, Any]) -> Iterator[Part]:
@@ -73,8 +77,9 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
     Raises:
         CollectiveError: a rank has no state of its part of a parameter, and others have.
     """
+    parts = list(parts)
+    check_covered(parts, params)
     whole: dict[str, State] = {}
-    found: Counter[tuple[str, str]] = Counter()
     for part in parts:
         state = whole.setdefault(part.name, {})
         if part.span is None:
@@ -83,7 +88,23 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
         shape = params[part.name].shape
         tensor = state.setdefault(part.key, torch.empty(shape, dtype=part.value.dtype, device=part.value.device))
         tensor.view(-1)[slice(*part.span)] = part.value.reshape(-1)
-        found[part.name, part.key] += part.span[1] - part.span[0]
+    return whole
+
+
+def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> None:
+    """Checks that the parts of a tensor have as many elements as its parameter.
+
+    Args:
+        parts: those of all ranks.
+        params: parameters by name, for their shapes.
+
+    Raises:
+        CollectiveError: a rank has no state of its part of a parameter, and others have.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for part in parts:
+        if part.span is not None:
+            found[part.name, part.key] += part.span[1] - part.span[0]
     for (name, key), count in found.items():
         if count != params[name].numel():
             msg = (
@@ -91,7 +112,6 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
                 f"{count:,} of {params[name].numel():,} elements: load the same state on every rank"
             )
             raise CollectiveError(msg)
-    return whole
 
 
 def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:

@@ -17,11 +17,21 @@ from trackbed.grads.parameters import is_expert
 from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
 from trackbed.optim.arguments import check_kinds, check_known
 from trackbed.optim.elementwise import check_elementwise
-from trackbed.optim.full_state import MAIN, WHERE, Part, State, assemble, cut_state, gather_parts, parts_of
+from trackbed.optim.full_state import (
+    MAIN,
+    WHERE,
+    Part,
+    State,
+    assemble,
+    check_covered,
+    cut_state,
+    gather_parts,
+    parts_of,
+)
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
-from trackbed.optim.state_check import check_options, check_state, expected_state, field_of, warn_of_missing
+from trackbed.optim.state_check import by_name, check_options, check_state, expected_state, field_of, warn_of_missing
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
 
@@ -221,23 +231,36 @@ class DataParallelOptimizer:
 
         The format is torch's, and can be loaded by `torch.load(weights_only=True)`; see `trackbed.optim.full_state`.
         """
-        model = self.model
-        dense = [part for piece in self._pieces if not is_expert(piece.param) for part in self._parts_of(piece)]
-        experts = [part for piece in self._pieces if is_expert(piece.param) for part in self._parts_of(piece)]
-        if model.ddp_config.use_distributed_optimizer:
-            dense = gather_parts(dense, model.dense_collectives, model.waiter)
-            experts = gather_parts(experts, model.expert_collectives, model.waiter)
-        groups = [
-            {**{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}, "params": list(names)}
-            for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True)
-        ]
-        states = assemble(dense + experts, self._params) | copy.deepcopy(self._frozen_states)
-        ordered = {name: states[name] for names in self._group_names for name in names if name in states}
-        scale = {"loss_scale": self._loss_scale.state_dict()} if self._loss_scale.is_dynamic else {}
-        return {"state": ordered, "param_groups": groups, **scale}
+        return self._full_state(assemble(self._gathered(self._parts()), self._params))
+
+    def split_state_dict(self) -> tuple[dict[str, Any], list[Part]]:
+        """Collective over the ranks: like `full_state_dict`, but each rank keeps its parts of the tensors to itself.
+
+        Returns:
+            State without the tensors that are divided among the ranks, the same on every rank. Under "divided" it has
+            their types, by parameter name and key, such as `{"weight": {"exp_avg": "float32"}}`.
+            This rank's parts of these tensors.
+
+        Raises:
+            CollectiveError: a rank has no state of its part of a parameter, and others have.
+        """
+        own = self._parts()
+        found = self._gathered([part if part.span is None else part.without_elements() for part in own])
+        check_covered(found, self._params)
+        divided: dict[str, dict[str, str]] = {}
+        for part in found:
+            if part.span is not None:
+                divided.setdefault(part.name, {})[part.key] = str(part.value.dtype).removeprefix("torch.")
+        whole = assemble([part for part in found if part.span is None], self._params)
+        return self._full_state(whole) | {"divided": divided}, [part for part in own if part.span is not None]
 
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the result of `full_state_dict`, or the state of torch's optimizer by parameter name. Not collective.
+        """Loads the complete state of an optimizer. Not collective.
+
+        The state is the result of `full_state_dict`, or that of an optimizer of torch. Its parameters are named, or
+        numbered as torch numbers them: from 0, in the order of the parameter groups. So the results of
+        `torch.optim.AdamW.state_dict()` and of `ZeroRedundancyOptimizer.state_dict()` are loaded as they are, if their
+        parameter groups had the parameters of this optimizer in the same order.
 
         Parameters of 16 bits are set from `main_param` where the state has it, and a dynamic loss scale from
         `loss_scale`. A parameter without a state begins anew, with a warning if others have one.
@@ -246,19 +269,11 @@ class DataParallelOptimizer:
             state: complete state, the same on every rank.
 
         Raises:
-            ArgumentError: the state cannot be one of this optimizer: parameter groups, an option or a tensor is missing
-                or another. The message names it, and nothing is loaded.
+            ArgumentError: the state does not fit this optimizer: its parameter groups differ, or an option or a tensor
+                is missing or of another shape. The message names what differs, and nothing is loaded.
         """
-        groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
+        groups, states = self._checked_fields(by_name(state, self._group_names))
         scale = field_of(state, "loss_scale", Mapping) if "loss_scale" in state else None
-        theirs = [list(field_of(group, "params", list)) for group in groups]
-        if theirs != self._group_names:
-            msg = f"{WHERE}: the parameter groups must be {brief(self._group_names)}, but are {brief(theirs)}"
-            raise ArgumentError(msg)
-        unknown = sorted(map(repr, set(states) - {name for names in self._group_names for name in names}))
-        if unknown:
-            msg = f"{WHERE}: must be of parameters of the model, but has {unknown[0]} too"
-            raise ArgumentError(msg)
         params = self._params
         self._check_loaded(
             groups,
@@ -267,17 +282,108 @@ class DataParallelOptimizer:
         cuts = {piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}
         if scale is not None:
             self._loss_scale.load_state_dict(scale)
-        for own, other in zip(self.optimizer.param_groups, groups, strict=True):
-            own.update({key: copy.deepcopy(value) for key, value in other.items() if key != "params"})
         for cut in cuts.values():
             cut.pop(MAIN, None)
+        self._set_options(groups)
         self._set_states(cuts, states)
-        # As at the end of torch's own load_state_dict: this converts states of earlier versions.
-        self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
+        self._set_origins("a full one", states)
+        self._set_whole_mains(states)
+
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """First element of each parameter that this rank updates, and the element after its last one."""
+        return {piece.name: (piece.start, piece.stop) for piece in self._pieces}
+
+    def load_split_state_dict(self, state: Mapping[str, Any], parts: Mapping[str, State]) -> None:
+        """Loads the result of `split_state_dict`, of any number of ranks. Not collective.
+
+        Args:
+            state: state without the tensors that are divided among the ranks, the same on every rank.
+            parts: these tensors by parameter name and key, one-dimensional: the elements of `spans`, and all elements
+                of a parameter that was frozen when the model was wrapped.
+
+        Raises:
+            ArgumentError: the state does not fit this optimizer. The message names what differs, and nothing is loaded.
+        """
+        groups, whole = self._checked_fields(state)
+        scale = field_of(state, "loss_scale", Mapping) if "loss_scale" in state else None
+        params = self._params
+        frozen = {
+            name: {**whole.get(name, {}), **{key: value.view(params[name].shape) for key, value in found.items()}}
+            for name, found in parts.items()
+            if name not in self.spans()
+        }
+        cuts = {}
+        for piece in self._pieces:
+            own = {key: value.view(piece.main.shape) for key, value in parts.get(piece.name, {}).items()}
+            cuts[piece.name] = cut_state(piece, whole.get(piece.name, {})) | own
+        pieces = {piece.name: piece for piece in self._pieces}
+        self._check_loaded(
+            groups,
+            [
+                [(name, cuts[name], pieces[name].main.shape) for name in names if name in pieces]
+                for names in self._group_names
+            ],
+        )
+        if scale is not None:
+            self._loss_scale.load_state_dict(scale)
+        mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
+        self._set_options(groups)
+        self._set_states(
+            {name: _placed(cut, pieces[name].main) for name, cut in cuts.items()}, {**dict(whole), **frozen}
+        )
+        self._set_origins("a sharded one", whole)
+        self._set_mains(mains)
+
+    def _parts(self) -> list[Part]:
+        """Values of the states of this rank's pieces."""
+        return [part for piece in self._pieces for part in parts_of(piece, self.optimizer.state.get(piece.main, {}))]
+
+    def _gathered(self, parts: list[Part]) -> list[Part]:
+        """Collective over the ranks: the parts of all ranks, where the optimizer is sharded."""
+        model = self.model
+        if not model.ddp_config.use_distributed_optimizer:
+            return parts
+        experts = [part for part in parts if is_expert(self._params[part.name])]
+        dense = [part for part in parts if not is_expert(self._params[part.name])]
+        return [
+            *gather_parts(dense, model.dense_collectives, model.waiter),
+            *gather_parts(experts, model.expert_collectives, model.waiter),
+        ]
+
+    def _full_state(self, states: Mapping[str, State]) -> dict[str, Any]:
+        """State with the options and the loss scale, in the order of the parameter groups."""
+        groups = [
+            {**{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}, "params": list(names)}
+            for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True)
+        ]
+        states = {**states, **copy.deepcopy(self._frozen_states)}
+        ordered = {name: states[name] for names in self._group_names for name in names if name in states}
+        scale = {"loss_scale": self._loss_scale.state_dict()} if self._loss_scale.is_dynamic else {}
+        return {"state": ordered, "param_groups": groups, **scale}
+
+    def _checked_fields(self, state: Mapping[str, Any]) -> tuple[list[State], Mapping[str, State]]:
+        """Parameter groups and states of a state by name, which are those of this optimizer."""
+        groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
+        theirs = [list(field_of(group, "params", list)) for group in groups]
+        if theirs != self._group_names:
+            msg = f"{WHERE}: the parameter groups must be {brief(self._group_names)}, but are {brief(theirs)}"
+            raise ArgumentError(msg)
+        unknown = sorted(map(repr, set(states) - {name for names in self._group_names for name in names}))
+        if unknown:
+            msg = f"{WHERE}: must be of parameters of the model, but has {unknown[0]} too"
+            raise ArgumentError(msg)
+        return groups, states
+
+    def _set_options(self, groups: list[State]) -> None:
+        """Sets the options of the parameter groups."""
+        for own, other in zip(self.optimizer.param_groups, groups, strict=True):
+            own.update({key: copy.deepcopy(value) for key, value in other.items() if key != "params"})
+
+    def _set_origins(self, kind: str, states: Mapping[str, State]) -> None:
+        """Remembers which state was loaded: all ranks must have loaded the same."""
         for of_experts, names in self._names_of.items():
             own = {name: states[name] for group in names for name in group if name in states}
-            self._origins[of_experts] = f"a full one ({digest_of_state(own):08x})"
-        self._set_whole_mains(states)
+            self._origins[of_experts] = f"{kind} ({digest_of_state(own):08x})"
 
     def _check_loaded(self, groups: list[State], members: list[list[tuple[str, Any, torch.Size]]]) -> None:
         """Checks states that are about to be loaded.
@@ -299,9 +405,6 @@ class DataParallelOptimizer:
         param = self._params[name]
         return param.requires_grad and param.numel() > 0
 
-    def _parts_of(self, piece: Piece) -> list[Part]:
-        return list(parts_of(piece, self.optimizer.state.get(piece.main, {})))
-
     def _set_states(self, cuts: Mapping[str, State], whole: Mapping[str, State]) -> None:
         """Sets the states of the pieces, and keeps those of frozen parameters.
 
@@ -317,6 +420,8 @@ class DataParallelOptimizer:
         self._frozen_states = {
             name: copy.deepcopy(dict(state)) for name, state in whole.items() if self._params[name] not in trained
         }
+        # As at the end of torch's own load_state_dict: this converts states of earlier versions.
+        self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
 
     @torch.no_grad()
     def _set_mains(self, mains: Mapping[str, torch.Tensor]) -> None:
@@ -404,6 +509,16 @@ class DataParallelOptimizer:
         """Digest of the layout: which elements of which parameters this rank's pieces are."""
         rows = [(piece.name, piece.start, piece.stop, list(piece.param.shape)) for piece in self._pieces]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def _placed(state: Mapping[str, Any], main: torch.Tensor) -> State:
+    """The state of a piece, on its device, and in its type where the values are of floating point."""
+    return {
+        key: value.to(main.device, main.dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, torch.Tensor) and value.shape == main.shape and key != "step"
+        else value
+        for key, value in state.items()
+    }
 
 
 def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:

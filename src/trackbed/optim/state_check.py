@@ -1,4 +1,4 @@
-"""Check that a state is one that an optimizer can go on from."""
+"""Checks that an optimizer can go on from a state, whose parameters are named or numbered."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,10 @@ from typing import Any, Final
 import torch
 
 from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import is_integer
 from trackbed.optim.full_state import MAIN, WHERE
 
-__all__ = ["check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
+__all__ = ["by_name", "check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,31 @@ def field_of(state: object, key: str, kind: type) -> Any:
         msg = f"{WHERE}: must have {key!r}, a {kind.__name__.lower()}, but {found}"
         raise ArgumentError(msg)
     return value
+
+
+def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping[str, Any]:
+    """Returns a state with the names of parameters in the place of torch's numbers.
+
+    Args:
+        state: state with numbered parameters, or with names, which is returned as it is.
+        names: names of the parameters of each group of the optimizer.
+
+    Raises:
+        ArgumentError: the parameters are numbered, and the groups have other numbers of parameters than `names`.
+    """
+    groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
+    numbers = [field_of(group, "params", list) for group in groups]
+    flat = [number for group in numbers for number in group]
+    if not flat or not all(map(is_integer, flat)):
+        return state
+    wanted, found = list(map(len, names)), list(map(len, numbers))
+    if wanted != found or len(set(flat)) < len(flat):
+        more = "" if len(set(flat)) == len(flat) else ", some of them twice"
+        msg = f"{WHERE}: the parameter groups must have {wanted} parameters, but have {found}{more}"
+        raise ArgumentError(msg)
+    name_of = dict(zip(flat, (name for group in names for name in group), strict=True))
+    named = [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
+    return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}
 
 
 def check_options(optimizer: torch.optim.Optimizer, groups: Sequence[State]) -> None:

@@ -1,0 +1,254 @@
+"""State of a model and its optimizer that all ranks write together, and any number of ranks can load.
+
+Tensors of the model have the key `model.NAME`, those of the optimizer `optimizer.state.KEY.NAME`, as in Megatron Core's
+checkpoints: `optimizer.state.exp_avg.decoder.weight`. The latter are one-dimensional, with the elements of their
+parameter in order, since each rank has a range of these elements. All else is in the common state, in the format of
+`DataParallelOptimizer.split_state_dict`.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from trackbed.checkpoint import ShardedTensor, load
+from trackbed.checkpoint.folder import open_for_all
+from trackbed.checkpoint.meeting import Ranks, meet
+from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.grads import DistributedDataParallel
+from trackbed.optim.full_state import Part
+from trackbed.optim.optimizer import DataParallelOptimizer
+from trackbed.plural import number_of
+
+__all__ = ["load_sharded_state", "sharded_state"]
+
+_WHERE: Final = "sharded_state"
+_PARTS: Final = "parts"
+
+
+def sharded_state(model: torch.nn.Module, optimizer: DataParallelOptimizer | None = None) -> dict[str, Any]:
+    """Collective over the ranks of the model: its state and that of its optimizer, for a save by all ranks together.
+
+    `trackbed.save({**trackbed.sharded_state(model, optimizer), "step": 10}, folder)` on every rank. Each rank writes a
+    share of the model, and its own part of the optimizer, of which it needs no second copy.
+
+    The tensors are those of the model and of the optimizer, not copies.
+
+    Args:
+        model: `DistributedDataParallel`, of Trackbed or torch, or a module that is the same on all ranks.
+        optimizer: optimizer of the model. None for the model alone.
+
+    Returns:
+        State with the keys "model", and "optimizer" if there is one.
+
+    Raises:
+        ArgumentError: the optimizer is of another class or another model; ranks have different experts; or a tensor of
+            the model is itself divided among ranks, as those of FSDP are.
+        CollectiveError: a rank has no state of its part of a parameter, and others have.
+    """
+    _check(model, optimizer)
+    rank = _rank_of(model)
+    states = {
+        name: _whole_tensor(name, value, rank) if isinstance(value, torch.Tensor) else value
+        for name, value in _inner(model).state_dict().items()
+    }
+    if optimizer is None:
+        return {"model": states}
+    common, parts = optimizer.split_state_dict()
+    is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
+    params = dict(optimizer.model.module.named_parameters())
+    for part in parts:
+        entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else rank)
+        common["state"].setdefault(part.name, {})[part.key] = entry
+    return {"model": states, "optimizer": common}
+
+
+def load_sharded_state(
+    folder: str | Path,
+    model: torch.nn.Module,
+    optimizer: DataParallelOptimizer | None = None,
+    *,
+    allow_cast: bool = False,
+    group: Ranks = None,
+) -> dict[str, Any]:
+    """Collective over the ranks: loads what `sharded_state` has saved into a model and its optimizer.
+
+    The number of ranks, the buckets and the sharding of the optimizer may differ from those that saved.
+
+    Args:
+        folder: folder of the checkpoint.
+        model: model with the same names and shapes.
+        optimizer: optimizer of the model. None for the model alone.
+        allow_cast: True if tensors of the model may be loaded into types that cannot hold all their values.
+        group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
+            this process alone.
+
+    Returns:
+        The other values of the checkpoint, such as "step".
+
+    Raises:
+        ArgumentError: the optimizer is of another class or another model, or ranks have different experts.
+        CheckpointError: on every rank, with the rank that failed and its message: the checkpoint is damaged, or does
+            not fit the model or the optimizer. Nothing is loaded then, unless memory runs out.
+    """
+    _check(model, optimizer)
+    with meet("load_sharded_state", group) as meeting:
+        opened = open_for_all(Path(folder), meeting)
+        states = _inner(model).state_dict()
+        tensors = {
+            name: _whole_tensor(name, value, _rank_of(model)).without_data()
+            for name, value in states.items()
+            if isinstance(value, torch.Tensor)
+        }
+        _check_keys(folder, set(opened.catalogue.tensors), tensors.values())
+        wanted: dict[str, Any] = {"model": tensors}
+        if optimizer is not None:
+            wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(opened.load_common(), folder), optimizer)}
+        # Without the check that the ranks want each element once: a rank wants what it needs.
+        loaded = load(wanted, folder, validate_access_integrity=False, allow_cast=allow_cast)
+        if optimizer is not None:
+            state = {"state": {}, **loaded["optimizer"]}  # without tensors it may be empty, and is not stored then
+            optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
+        _inner(model).load_state_dict(loaded.get("model", {}))
+    return {key: value for key, value in loaded.items() if key not in ("model", "optimizer")}
+
+
+def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None) -> None:
+    """Checks the arguments of both functions."""
+    if not isinstance(model, torch.nn.Module):
+        msg = f"{_WHERE}: model must be a module of torch, but is of {type(model).__name__}"
+        raise ArgumentError(msg)
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, DataParallelOptimizer):
+        msg = (
+            f"{_WHERE}: optimizer must be a DataParallelOptimizer, but is of {type(optimizer).__name__}; save the "
+            'state of another as a plain value, {"optimizer": optimizer.state_dict()}'
+        )
+        raise ArgumentError(msg)
+    if optimizer.model is not model:
+        msg = f"{_WHERE}: optimizer must be that of the model, but was made for another one"
+        raise ArgumentError(msg)
+    if optimizer.model.expert_parallel_buffers:
+        ranks, of_experts = optimizer.model.dense_collectives.size(), optimizer.model.expert_collectives.size()
+        if ranks != of_experts:
+            msg = (
+                f"{_WHERE}: all ranks must have the same experts, but {of_experts} of {ranks} ranks share them: give "
+                "the parameters of each rank a key of their own with ShardedTensor"
+            )
+            raise ArgumentError(msg)
+
+
+def _inner(model: torch.nn.Module) -> torch.nn.Module:
+    """The module whose state has the names of the model."""
+    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+
+
+def _rank_of(model: torch.nn.Module) -> int:
+    """Number of this rank among those that have the same model."""
+    if isinstance(model, DistributedDataParallel):
+        return int(model.dp_cp_group.rank())
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
+    """Entry of a tensor of the model, which all ranks have."""
+    if hasattr(value, "to_local"):
+        msg = f"{_WHERE}: {name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are"
+        raise ArgumentError(msg)
+    shape = tuple(value.shape)
+    return ShardedTensor(
+        f"model.{name}", value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank
+    )
+
+
+def _part_of_tensor(part: Part, numel: int, replica_id: int) -> ShardedTensor:
+    """Entry of this rank's part of a tensor of the optimizer."""
+    return _range_of(
+        part.name, part.key, part.value.reshape(-1), part.value.dtype, part.span or (0, 0), numel, replica_id
+    )
+
+
+def _range_of(
+    name: str,
+    key: str,
+    data: torch.Tensor | None,
+    dtype: torch.dtype,
+    span: tuple[int, int],
+    numel: int,
+    replica_id: int,
+) -> ShardedTensor:
+    start, stop = span
+    return ShardedTensor(
+        f"optimizer.state.{key}.{name}", data, dtype, (stop - start,), (numel,), (start,), None, replica_id
+    )
+
+
+def _saved_optimizer(common: Mapping[str, Any], folder: str | Path) -> Mapping[str, Any]:
+    """State of the optimizer in the common state of a checkpoint."""
+    saved = common.get("optimizer")
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("divided"), Mapping):
+        found = f"of {type(saved).__name__}" if "optimizer" in common else "none"
+        msg = (
+            f"{folder}: must have a state of the optimizer that sharded_state saved, found {found}: read another with "
+            "trackbed.load, and give it to load_full_state_dict"
+        )
+        raise CheckpointError(msg)
+    return saved
+
+
+def _wanted_parts(saved: Mapping[str, Any], optimizer: DataParallelOptimizer) -> dict[str, dict[str, ShardedTensor]]:
+    """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
+    params = dict(optimizer.model.module.named_parameters())
+    trained, spans = set(optimizer.model.params_with_grad), optimizer.spans()
+    is_sharded, rank = optimizer.model.ddp_config.use_distributed_optimizer, _rank_of(optimizer.model)
+    wanted: dict[str, dict[str, ShardedTensor]] = {}
+    for name, types in saved["divided"].items():
+        if name not in params or (params[name] in trained and name not in spans):
+            continue
+        if not isinstance(types, Mapping):
+            msg = f"state of the optimizer: must have a dictionary for {name} under 'divided', found {types!r}"
+            raise CheckpointError(msg)
+        numel = params[name].numel()
+        span = spans.get(name, (0, numel))
+        replica_id = 0 if is_sharded and name in spans else rank
+        wanted[name] = {
+            key: _range_of(name, key, None, _type_of(dtype), span, numel, replica_id) for key, dtype in types.items()
+        }
+    return wanted
+
+
+def _type_of(name: object) -> torch.dtype:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        msg = f"state of the optimizer: must name types of torch under 'divided', found {name!r}"
+        raise CheckpointError(msg)
+    return found
+
+
+def _check_keys(folder: str | Path, stored: set[str], tensors: Collection[ShardedTensor]) -> None:
+    """Checks that the checkpoint and the model have the same tensors, apart from those without elements.
+
+    Args:
+        folder: folder of the checkpoint, for errors.
+        stored: keys of its tensors.
+        tensors: entries of the model.
+    """
+    lacking = {tensor.key for tensor in tensors if 0 not in tensor.global_shape} - stored
+    if lacking and not any(key.startswith("model.") for key in stored):
+        msg = f"{folder}: must be a checkpoint of sharded_state, but has no model.* tensors: read it with trackbed.load"
+        raise CheckpointError(msg)
+    if lacking:
+        msg = f"{folder}: must have every tensor of the model, but lacks {_first_of(lacking)}"
+        raise CheckpointError(msg)
+    others = {key for key in stored if key.startswith("model.")} - {tensor.key for tensor in tensors}
+    if others:
+        msg = f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(others)}"
+        raise CheckpointError(msg)
+
+
+def _first_of(keys: set[str]) -> str:
+    more = f" and {number_of(len(keys) - 1, 'other')}" if len(keys) > 1 else ""
+    return min(keys) + more
