@@ -165,7 +165,7 @@ def test_the_readmes_training_goes_on_on_another_number_of_ranks(first_hour):
 @pytest.mark.dist
 def test_all_ranks_find_the_loss_of_validation_that_one_would(first_hour):
     (evaluate,) = snippets("python no-run", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
-    train, end = (first_hour / "train.py").read_text(), "# Plain tensors"
+    train, end = (first_hour / "train.py").read_text(), 'state = {"loader"'
     assert train.count(end) == 1
     program = train.replace(end, evaluate + end).replace("step % 100", "step % 20")
     found = []
@@ -251,28 +251,48 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
 
 @pytest.mark.dist
 def test_states_move_from_pytorch_as_the_page_says(tmp_path):
+    """The states of three old optimizers are loaded, the training goes on, and torch reads what it saves."""
     page = (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text()
     before, after, *_ = snippets("python", page)
-    convert, shard = snippets("python no-run", page)
-    (load,) = re.findall(r"`(optimizer\.load_full_state_dict\(.*\))`", page)
+    rows = page.split("| the old program had | the state |")[1].split("\n\n")[0]
+    (consolidate,) = re.findall(r"`(optimizer\.consolidate_state_dict\(.*?\))`", rows)
+    (save, *others) = re.findall(r"`(torch\.save\(.*?\))`", rows)
+    assert set(others) == {save}
+    (convert,) = re.findall(r"`(dcp_to_torch_save\(.*?\))`", rows)
+    *loads, load_dcp = re.findall(r"`(torch\.load\(.*?)`", rows)
+    assert set(loads) == {'torch.load("optimizer.pt")'}
     end = "dist.destroy_process_group()\n"
-    leave = "import os\nos._exit(0)\n"  # torch's own wrappers abort at the end of the interpreter in some runs
-    (tmp_path / "before.py").write_text(before.replace(end, convert + leave))
+    old = (
+        f"{consolidate}\nif dist.get_rank() == 0:\n    {save}\n"
+        "adamw = torch.optim.AdamW(module.parameters(), lr=1e-2)\nfor param in module.parameters():\n"
+        "    param.grad = torch.ones_like(param)\nadamw.step()\n"
+        'dcp.save({"model": module.state_dict(), "optimizer": adamw.state_dict()}, checkpoint_id="old")\n'
+        "if dist.get_rank() == 0:\n    torch.save(adamw.state_dict(), 'adamw.pt')\n"
+        f"    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save\n    {convert}\n"
+    )
+    leave = "import os\ndist.barrier()\nos._exit(0)\n"  # torch's own wrappers abort at the end in some runs
+    (tmp_path / "before.py").write_text(before.replace(end, old + leave))
     torchrun(tmp_path, "before.py", 2)
-    check = (
-        "saved = torch.load('optimizer.pt')['state']\n"
+    check = "".join(
+        f"optimizer.load_full_state_dict({load})\n"
+        f"saved = torch.load('{expected}')['state']\n"
         "found = optimizer.full_state_dict()['state']\n"
-        "assert set(found) == set(saved) == {'weight', 'bias'}\n"
-        "for name, values in saved.items():\n"
-        "    for key, value in values.items():\n"
+        "assert set(found) == {'weight', 'bias'} and len(saved) == 2\n"
+        "for number, name in enumerate(('weight', 'bias')):\n"
+        "    for key, value in saved[number].items():\n"
         "        torch.testing.assert_close(found[name][key], value, rtol=0, atol=0)\n"
+        for load, expected in (
+            (loads[0], "optimizer.pt"),
+            ("torch.load('adamw.pt')", "adamw.pt"),
+            (load_dcp, "adamw.pt"),
+        )
     )
     start, loop = after.split("with model.guarded()")
-    rest = f"with model.guarded(){loop}".replace(end, shard + end)
-    (tmp_path / "after.py").write_text(f"{start}{load}\n{check}{rest}")
+    (tmp_path / "after.py").write_text(f"{start}{check}with model.guarded(){loop}")
     torchrun(tmp_path, "after.py", 2)
-    old = dcp.FileSystemReader(tmp_path / "sharded-checkpoint").read_metadata()
-    assert set(old.state_dict_metadata) == {"model.weight", "model.bias"}
+    saved = dcp.FileSystemReader(tmp_path / "checkpoints" / "step-0000010").read_metadata()
+    tensors = {f"optimizer.state.{key}.{name}" for key in ("exp_avg", "exp_avg_sq") for name in ("weight", "bias")}
+    assert set(saved.state_dict_metadata) == {"model.weight", "model.bias"} | tensors
 
 
 @pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5"])

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from data_parallel import RATE, Case, batch, loss_of, new_model, run_steps, wrap
-from trackbed.comm import run_ranks
+from trackbed.comm import SOLO, run_ranks
+from trackbed.errors import ArgumentError
+from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.optim import DataParallelOptimizer
 
 BEFORE, STEPS = 4, 8
 SHARDED = {
@@ -112,19 +115,22 @@ def test_the_state_continues_in_plain_torch():
         assert torch.equal(value, ours[0][name]), name
 
 
-def test_the_state_of_plain_torch_continues_on_ranks():
+@pytest.mark.parametrize("keys", ["numbers", "numbers as text", "names"])
+def test_the_state_of_plain_torch_continues_on_ranks(keys):
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     loss_of(model, 0, 1).backward()
     optimizer.step()
     names = [name for name, _ in model.named_parameters()]
-    plain = optimizer.state_dict()
-    state = {
-        "state": {names[number]: value for number, value in plain["state"].items()},
+    numbered = optimizer.state_dict()
+    named = {
+        "state": {names[number]: value for number, value in numbered["state"].items()},
         "param_groups": [
-            {**group, "params": [names[number] for number in group["params"]]} for group in plain["param_groups"]
+            {**group, "params": [names[number] for number in group["params"]]} for group in numbered["param_groups"]
         ],
     }
+    as_text = {**numbered, "state": {str(number): value for number, value in numbered["state"].items()}}
+    state = {"numbers": numbered, "numbers as text": as_text, "names": named}[keys]
     case = case_of(torch.float32, 2)
 
     def run(group):
@@ -136,16 +142,41 @@ def test_the_state_of_plain_torch_continues_on_ranks():
     for found in run_ranks(2, run):
         for name, values in found["state"].items():
             for key, value in values.items():
-                assert torch.equal(value, state["state"][name][key]), (name, key)
+                assert torch.equal(value, named["state"][name][key]), (name, key)
+
+
+def test_numbers_of_parameters_are_those_of_several_groups_in_order():
+    def groups(model):
+        matrices = [param for param in model.parameters() if param.ndim > 1]
+        vectors = [param for param in model.parameters() if param.ndim == 1]
+        return [{"params": vectors, "weight_decay": 0.0}, {"params": matrices}]
+
+    model = new_model()
+    adamw = torch.optim.AdamW(groups(model), lr=RATE)
+    loss_of(model, 0, 1).backward()
+    adamw.step()
+    state = adamw.state_dict()
+    other = new_model()
+    wrapper = DistributedDataParallel(other, process_group=SOLO)
+    ours = DataParallelOptimizer(torch.optim.AdamW(groups(other), lr=RATE), wrapper)
+    ours.load_full_state_dict(state)
+    found = ours.full_state_dict()["state"]
+    for name, param in model.named_parameters():
+        if param in adamw.state:
+            assert torch.equal(found[name]["exp_avg"], adamw.state[param]["exp_avg"])
+
+    state["param_groups"][0]["params"] = state["param_groups"][0]["params"][1:]
+    with pytest.raises(ArgumentError, match=r"must have \[5, 4\] parameters, but have \[4, 4\]"):
+        ours.load_full_state_dict(state)
+    state["param_groups"][0]["params"].append(state["param_groups"][1]["params"][0])
+    with pytest.raises(ArgumentError, match=r"but have \[5, 4\], some of them twice"):
+        ours.load_full_state_dict(state)
 
 
 def test_an_optimizer_that_has_stepped_before_it_is_wrapped_keeps_its_state():
     case = case_of(torch.float32, 2)
 
     def run(group):
-        from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-        from trackbed.optim import DataParallelOptimizer
-
         model = new_model()
         adamw = torch.optim.AdamW(model.parameters(), lr=RATE)
         loss_of(model, 0, 1).backward()

@@ -1,6 +1,7 @@
 """A checkpoint of the model and the optimizer that all ranks write together continues on any number of ranks."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -236,17 +237,17 @@ def test_the_model_alone_and_a_module_without_a_wrapper(tmp_path):
     full = {"model": module.state_dict(), "optimizer": optimizer.full_state_dict()}
     trackbed.save(full, tmp_path / "full", group=SOLO)
     with pytest.raises(
-        CheckpointError, match="full: must be a checkpoint of sharded_state, .* read it with trackbed.load"
+        CheckpointError, match=r"full: must be a checkpoint of sharded_state, .* read it with trackbed.load"
     ):
         load_sharded_state(tmp_path / "full", wrapper, optimizer, group=SOLO)
     half = {**sharded_state(module), "optimizer": optimizer.full_state_dict()}
     trackbed.save(half, tmp_path / "half", group=SOLO)
-    with pytest.raises(CheckpointError, match="sharded_state saved, found of dict: read another with trackbed.load"):
+    with pytest.raises(CheckpointError, match=r"sharded_state saved, found of dict: read another with trackbed.load"):
         load_sharded_state(tmp_path / "half", wrapper, optimizer, group=SOLO)
 
 
 def small(*sizes):
-    return nn.Sequential(*(nn.Linear(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)))
+    return nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
 
 
 OTHERS = {
@@ -341,5 +342,5 @@ def test_a_damaged_description_is_refused(divided, tmp_path):
     state = sharded_state(wrapper, optimizer)
     state["optimizer"]["divided"] = divided
     trackbed.save(state, tmp_path / "saved", group=SOLO)
-    with pytest.raises(CheckpointError, match="load_sharded_state: rank 0: .*must"):
+    with pytest.raises(CheckpointError, match=r"load_sharded_state: rank 0: .*must"):
         load_sharded_state(tmp_path / "saved", wrapper, optimizer, group=SOLO)

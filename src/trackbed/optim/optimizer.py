@@ -258,7 +258,7 @@ class DataParallelOptimizer:
         """Loads the complete state of an optimizer. Not collective.
 
         The state is the result of `full_state_dict`, or that of an optimizer of torch. Its parameters are named, or
-        numbered as torch numbers them: from 0, in the order of the parameter groups. So the results of
+        numbered as torch numbers them, in the order of the parameter groups. So the results of
         `torch.optim.AdamW.state_dict()` and of `ZeroRedundancyOptimizer.state_dict()` are loaded as they are, if their
         parameter groups had the parameters of this optimizer in the same order.
 

@@ -57,7 +57,8 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
         more = "" if len(set(flat)) == len(flat) else ", some of them twice"
         msg = f"{WHERE}: the parameter groups must have {wanted} parameters, but have {found}{more}"
         raise ArgumentError(msg)
-    name_of = dict(zip(flat, (name for group in names for name in group), strict=True))
+    name_of: dict[Any, str] = dict(zip(flat, (name for group in names for name in group), strict=True))
+    name_of |= {str(number): name for number, name in name_of.items()}  # as torch.distributed.checkpoint has them
     named = [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
     return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}
 
