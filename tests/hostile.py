@@ -87,7 +87,7 @@ class Outcome:
         errors = [line for line in lines if line.startswith("trackbed: ")]
         if self.code == 1 and not (lines and lines[-1].startswith(("trackbed: ", "Error: "))):
             return "no sentence"
-        if len(errors) > 22:
+        if len(errors) > 23:  # 20 rows, their number, a hint, and the end
             return f"{len(errors)} lines of errors"
         longest = max(map(len, lines), default=0)
         return f"a line of {longest} characters" if longest > 4_000 else None

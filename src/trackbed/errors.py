@@ -73,7 +73,7 @@ class BlendFileError(FormatError):
 
 
 class CacheError(TrackbedError):
-    """An index in the cache cannot be opened, built or published."""
+    """An index of the cache cannot be opened, built or published."""
 
 
 class PlanError(TrackbedError):
@@ -107,7 +107,7 @@ class GradientError(TrackbedError, AssertionError):
 
 
 class ArgumentError(TrackbedError, ValueError, AssertionError):
-    """An argument is out of range.
+    """An argument has a type or a value that is not allowed.
 
     Code written for Megatron Core catches the AssertionError of its bare asserts; other code expects a ValueError.
     """

@@ -42,7 +42,8 @@ class Splits:
 
     Args:
         name: name of the blend, for errors.
-        built: dataset of each of the three, None if the blend has none; of validation also a list of datasets.
+        built: the three datasets; None in the place of a dataset that the blend does not have, and for validation also
+            a list of datasets.
     """
 
     def __init__(self, name: str, built: Sequence[SplitDataset | list[SplitDataset] | None]) -> None:
@@ -128,21 +129,22 @@ def open_blend(
     """Opens the datasets of a blend, and builds indices that are missing.
 
     Collective over the ranks of `torch.distributed` if it is initialised, else over those that a launcher has started
-    (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Slurm's variables): each builds its part of the indices, and if
-    one fails, all raise an error that names it.
+    (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Slurm's variables): each rank builds a part of the indices, and
+    if a rank fails, all ranks raise an error that names it.
 
     Args:
-        path: a blend file (docs/formats/blend-file.md). The arguments from `prefixes` to `order`, except `tokenizer`
-            and `cache`, take its place if it is None, and must be omitted otherwise.
-        prefixes: prefixes of pairs, or their addresses, with weights; or a list of prefixes, all of whose samples are
-            used once.
+        path: a blend file (docs/formats/blend-file.md). None if the arguments from `prefixes` to `order` describe the
+            blend. Beside a blend file, only `tokenizer`, `cache` and `timeout_seconds` may be given.
+        prefixes: weights of pairs by prefix or address; or a list of prefixes, which uses all samples of each pair
+            once.
         sequence_length: S, tokens of a sample, at least 1.
         split: shares of training, validation and test in every pair, such as "98,1,1"; by default all is training.
         size: samples of training, or a mapping with the keys of the table `size` of a blend file, such as
             `{"train_tokens": "2B", "valid": 100}`. Required with weights.
         tokenizer: what a blend file has under this key, such as "tokenizer.json" or "bytes", or an object with `eod`,
-            `pad`, `vocab_size` and `unique_identifiers`. Replaces that of the file; required if the file has none.
-        cache: folder of the indices; replaces that of the file.
+            `pad`, `vocab_size` and `unique_identifiers`. Replaces the tokenizer of the blend file; required if the file
+            has none.
+        cache: folder of the indices; replaces the folder of the blend file.
         seed: seed of every shuffle, in `[0, 2**32)`; 1234 by default.
         order: order of the samples; "megatron" by default.
         timeout_seconds: seconds without a sign of life after which a rank counts as dead, and that ranks wait for each
@@ -262,30 +264,30 @@ class _Passes(MegatronPretrainingSampler):
 
 
 class BatchLoader(_BatchLoader):
-    """Loader of the batches of this rank, in the order of the dataset, which is shuffled already, with prefetch.
+    """Prefetches and returns the batches of this rank, in the order of the dataset, which is shuffled already.
 
-    It makes its sampler itself; `trackbed.loading.BatchLoader`, its base class, takes one instead of `batch_size`.
+    The base class, `trackbed.loading.BatchLoader`, takes a sampler in the place of `batch_size`.
 
     A batch is a mapping of tensors: `tokens`, `labels` (the next tokens) and `position_ids`, int64 `[B, S]`,
     `loss_mask`, float32 `[B, S]`, and of a blend `dataset_id` `[B]`, the number of the dataset.
 
-    Of each step, the samples of rank 0 come first in the dataset, then those of rank 1, and so on: together they are
-    what one rank with a batch of all of them would read. Rank and number of ranks are those of `torch.distributed` if
-    it is initialised, else those of the launcher. A state resumes on any number of ranks.
+    Each step reads samples that follow one another in the dataset: the first are those of rank 0, then come those of
+    rank 1, and so on. One rank with a larger batch would read the same samples. Rank and number of ranks are taken from
+    `torch.distributed` if it is initialised, else from the launcher. A saved state resumes on any number of ranks.
 
-    An iteration that is left early goes on with the next one; after the end of the samples, the next iteration begins
-    with the first sample again.
+    If a loop ends early, the next loop goes on from there. After the last sample, the next loop begins with the first
+    sample again.
 
     Args:
         dataset: dataset of the samples.
         batch_size: samples per rank and step, at least 1.
-        consumed_samples: samples that all ranks together have trained on, for a run whose position was not saved by a
-            loader, such as one of Megatron-LM; in `[0, len(dataset))`.
-        drop_last: True to drop samples at the end that do not fill up a step of all ranks. If False, each rank gets its
-            part of them, which may be empty.
-        rank: number of this process among those that read different samples, in `[0, num_ranks)`, such as the
-            data-parallel rank beside tensor parallelism; given together with `num_ranks`.
-        num_ranks: number of processes that read different samples; by default all.
+        consumed_samples: number of samples that all ranks together have trained on before, in `[0, len(dataset))`. For
+            a run whose position was not saved by a loader, such as a run of Megatron-LM.
+        drop_last: True to drop the samples at the end that do not fill a step of all ranks. If False, each rank gets a
+            part of these samples, which may be empty.
+        rank: number of this process among the processes that read different samples, in `[0, num_ranks)`: with tensor
+            parallelism, the data-parallel rank. Must be given together with `num_ranks`.
+        num_ranks: number of processes that read different samples; by default all processes.
         ahead: number of batches to prefetch, at least 1.
         num_threads: threads that gather a batch; None for this rank's share of the CPUs.
         pinned: True for page-locked memory.

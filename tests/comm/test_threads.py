@@ -38,6 +38,27 @@ def test_of_collective_errors_the_one_with_a_cause_is_raised():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_rank_that_waits_long_says_for_whom_unless_that_one_works(is_there, caplog, monkeypatch):
+    monkeypatch.setattr("trackbed.comm.watchdog.FIRST_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("trackbed.comm.watchdog.LATE_SECONDS", 0.5)
+    seconds = 2.0
+
+    def work(group):
+        is_last = group.rank == 1
+        if is_last and not is_there:
+            time.sleep(seconds)
+        with group.guarded("save", max_heartbeat_gap_seconds=0.1) as step:
+            end = time.monotonic() + seconds
+            while is_last and is_there and time.monotonic() < end:
+                step.poll(0)
+                time.sleep(0.02)
+
+    run_ranks(3, work, timeout_seconds=5)
+    words = "waits for rank 1: every rank must make this call, not only some, as under `if rank == 0:`"
+    assert len([record for record in caplog.records if words in record.message]) == (not is_there)
+
+
 def test_no_rank_waits_for_one_whose_function_has_returned():
     found = []
 

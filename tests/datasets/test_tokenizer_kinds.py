@@ -400,7 +400,8 @@ def test_tokenizers_without_tokens_refuse_their_names(name, option):
         ("null:0", r"vocab_size must be in \[1, 2147483647\], found 0"),
         ("null:2147483648", r"vocab_size must be in \[1, 2147483647\], found 2147483648"),
         ("a.txt", "a.txt: a tokenizer file must exist, found none"),
-        ("nowhere", "nowhere: a tokenizer file must exist, found none"),
+        ("nowhere/", "nowhere: a tokenizer file must exist, found none"),
+        ("gpt2", r"gpt2: a tokenizer file must exist, found none \(an encoding of tiktoken is named tiktoken:gpt2\)"),
     ],
 )
 def test_a_name_of_nothing_is_an_error_that_says_so(name, words):

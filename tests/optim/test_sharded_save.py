@@ -344,3 +344,14 @@ def test_a_damaged_description_is_refused(divided, tmp_path):
     trackbed.save(state, tmp_path / "saved", group=SOLO)
     with pytest.raises(CheckpointError, match=r"load_sharded_state: rank 0: .*must"):
         load_sharded_state(tmp_path / "saved", wrapper, optimizer, group=SOLO)
+
+
+def test_texts_say_what_objects_are(tmp_path):
+    wrapper, optimizer = wrapped(SOLO, small(4, 4))
+    save(SOLO, tmp_path / "step-1", wrapper, optimizer)
+    checkpoint = trackbed.open_checkpoint(tmp_path / "step-1")
+    assert repr(checkpoint) == f"<Checkpoint {tmp_path / 'step-1'}: 2 tensors, 0 objects>"
+    assert repr(checkpoint["model.0.bias"]) == "<TensorReader of model.0.bias: [4], torch.float32>"
+    assert "DataParallelOptimizer, sharded, max_norm=None" in repr(optimizer)
+    with pytest.raises(CheckpointError, match=r"there is none; step-1 in it is one"):
+        trackbed.open_checkpoint(tmp_path)

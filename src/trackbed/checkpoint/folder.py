@@ -137,9 +137,15 @@ def open_folder(path: Path) -> CheckpointFolder:
     content = maybe_read_file(path, METADATA_NAME)
     if content is None:
         found = f"{METADATA_NAME} cannot be read: there is none" if path.is_dir() else "there is no such folder"
-        msg = f"{path}: must be a distributed checkpoint, but {found}"
+        msg = f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}"
         raise CheckpointError(msg)
     return _without_side(path, decode_metadata(content), is_plain=config is None)
+
+
+def _hint_of_others(path: Path) -> str:
+    """Names the last checkpoint in a folder of checkpoints."""
+    others = sorted(one.parent.name for one in path.glob(f"*/{METADATA_NAME}"))
+    return f"; {others[-1]} in it is one" if others else ""
 
 
 def _without_side(path: Path, catalogue: Catalogue, *, is_plain: bool) -> CheckpointFolder:

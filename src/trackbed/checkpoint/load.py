@@ -80,15 +80,15 @@ def load(
 ) -> Any:
     """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
 
-    `load(folder)` returns the plain tensors and values, which rank 0 has saved. `load(sharded_state_dict, folder)`
-    returns the `ShardedTensor`s of the state, too. Its own plain tensors and values are not filled: those that are
-    returned are those that were saved. A checkpoint of `torch.distributed.checkpoint` has none; `open_checkpoint`
-    reads its tensors and objects without a state.
+    `load(folder)` returns the plain tensors and values of a checkpoint. `load(sharded_state_dict, folder)` returns them
+    too, with the tensors and objects for which the argument has a `ShardedTensor` or `ShardedObject`. Plain tensors and
+    values of the argument are ignored. A checkpoint of `torch.distributed.checkpoint` has no plain tensors and values;
+    `open_checkpoint` reads it without a state.
 
     Args:
-        sharded_state_dict: tensors that are wanted as `ShardedTensor`, whose `data` is filled where it is not None, and
-            objects as `ShardedObject`. The dictionary is left as it is. Or the folder, if nothing of this kind is
-            wanted.
+        sharded_state_dict: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is
+            wanted. The `data` of a `ShardedTensor` is filled if it is not None. The dictionary is not changed. The
+            folder, if only plain tensors and values are wanted.
         checkpoint_dir: folder of the checkpoint, if it is not the first argument.
         sharded_strategy: strategy that loads tensors and objects, in the place of this function's own way.
         common_strategy: strategy that loads the common state.
@@ -104,8 +104,8 @@ def load(
         observe: called with the name and the seconds of each phase.
 
     Returns:
-        State with the loaded tensors and objects, and all other values as they were saved. With `strict` "return_all"
-        or "return_unexpected" a tuple of that, the missing keys, and the unexpected keys.
+        State with the loaded tensors and objects, and the plain tensors and values of the checkpoint. With `strict`
+        "return_all" or "return_unexpected" a tuple of that, the missing keys, and the unexpected keys.
 
     Raises:
         ArgumentError: `exchange` is unknown, or a strategy is combined with what only this function's own way has.

@@ -12,6 +12,7 @@ from trackbed.checkpoint.folder import CheckpointFolder, open_folder
 from trackbed.checkpoint.loading import require_covered
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.plural import number_of
 
 __all__ = ["Checkpoint", "TensorReader", "open_checkpoint"]
 
@@ -32,6 +33,10 @@ class TensorReader:
         """Type of the elements."""
         self.shape: tuple[int, ...] = stored.shape
         """Shape of the whole tensor."""
+
+    def __repr__(self) -> str:
+        """Says what the tensor is; reads no element."""
+        return f"<TensorReader of {self._key}: {list(self.shape)}, {self.dtype}>"
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Reads a part: integers, slices with steps of 1, and at most one `...`, as for a tensor.
@@ -90,6 +95,11 @@ class Checkpoint(Mapping[str, TensorReader]):
 
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder
+
+    def __repr__(self) -> str:
+        """Says where the checkpoint is, and what it has."""
+        tensors, objects = len(self), len(self._folder.catalogue.objects)
+        return f"<Checkpoint {self._folder.path}: {number_of(tensors, 'tensor')}, {number_of(objects, 'object')}>"
 
     def __getitem__(self, key: str) -> TensorReader:
         """Tensor with a key.

@@ -52,11 +52,11 @@ def save(
     `save({"model": model.state_dict(), "step": 100}, "checkpoints/step-0000100")`, on every rank. The arguments after
     the folder are Megatron Core's.
 
-    Ranks that have copies of a shard share the work. The state dictionary is left as it is.
+    Ranks that have copies of the same shard divide the writing among themselves. The state dictionary is not changed.
 
     Args:
-        sharded_state_dict: tensors as `ShardedTensor`, objects of one rank as `ShardedObject`, and other values, of
-            which those of rank 0 are saved.
+        sharded_state_dict: state with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for
+            each object of one rank, and plain tensors and values, which rank 0 writes.
         checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
             is replaced.
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.

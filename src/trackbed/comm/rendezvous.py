@@ -22,6 +22,7 @@ tell the ranks when to look. A `SealedStore` protects the values themselves.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -33,6 +34,7 @@ from trackbed.comm.report import (
     Outcome,
     describe_cause,
     describe_failures,
+    describe_late,
     describe_silence,
     describe_tampering,
 )
@@ -40,6 +42,8 @@ from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
 from trackbed.comm.watchdog import Watchdog
 
 __all__ = ["Conclude", "Rendezvous", "publish_outcome"]
+
+logger = logging.getLogger(__name__)
 
 Conclude = Callable[[Sequence[RankRecord]], Outcome]
 """Computes the outcome from all ranks' records, in rank order; called on the last rank to arrive if none failed."""
@@ -151,12 +155,16 @@ class Rendezvous:
         return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1))
 
     def _wait_for_flag(self, watchdog: Watchdog) -> Outcome:
+        is_warned = False
         while not self.flag.wait(min(_SLICE_SECONDS, watchdog.seconds_until_check())):
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds
                 words = describe_silence(self.what, missing=missing.silent, waiting=missing.waiting, seconds=seconds)
                 return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=len(missing.waiting)))
+            if watchdog.late and not is_warned:
+                is_warned = True
+                logger.warning("%s", describe_late(self.what, late=watchdog.late, rank=self.participant.rank))
         self.keys_to_delete += watchdog.keys_to_delete()
         return self._read_outcome(_FALLBACK_SECONDS)
 

@@ -15,6 +15,7 @@ __all__ = [
     "describe_cause",
     "describe_difference",
     "describe_failures",
+    "describe_late",
     "describe_silence",
     "describe_tampering",
     "name_ranks",
@@ -154,6 +155,18 @@ def describe_silence(what: str, *, missing: Sequence[int], waiting: Sequence[int
         )
     names = name_ranks(missing)
     return f"{what}: {names} sent no heartbeat for {seconds:g} s, while {name_ranks(waiting)} waited"
+
+
+def describe_late(what: str, *, late: Sequence[int], rank: int) -> str:
+    """Formats the ranks that others have been waiting for, for a while.
+
+    >>> describe_late("save", late=[1, 2, 3], rank=0)
+    'save: rank 0 waits for ranks 1, 2 and 3: every rank must make this call, not only some, as under `if rank == 0:`'
+    """
+    return (
+        f"{what}: rank {rank} waits for {name_ranks(late)}: every rank must make this call, not only some, as under "
+        "`if rank == 0:`"
+    )
 
 
 def describe_tampering(what: str, error: StoreTampered) -> str:

@@ -10,6 +10,9 @@ from trackbed.comm.store import StoreTampered
 __all__ = ["CHECKS_PER_TIMEOUT", "Missing", "SilenceTimer", "Watchdog"]
 
 CHECKS_PER_TIMEOUT = 10
+FIRST_CHECK_SECONDS = 10.0
+LATE_SECONDS = 20.0
+"""Seconds of silence after which a rank that has not arrived is late. The second check is so long after the first."""
 
 
 class SilenceTimer:
@@ -67,6 +70,9 @@ class Watchdog:
         participant: this rank.
         rendezvous: name of the rendezvous at which it waits.
         is_active: True if this rank is the one that checks all ranks. The first rank to arrive is.
+
+    Attributes:
+        late: ranks that have not arrived, and have been silent for a while, but not too long. Known to the active rank.
     """
 
     def __init__(self, participant: Participant, rendezvous: str, *, is_active: bool) -> None:
@@ -81,7 +87,9 @@ class Watchdog:
         self._silence = SilenceTimer(self._gap)
         self._last = time.monotonic()
         # Silence is counted from the first check on, so that one comes early.
-        self._next = self._last + (self._gap / 4 if is_active else participant.timeout_seconds / 2)
+        first = min(self._gap / 4, FIRST_CHECK_SECONDS)
+        self._next = self._last + (first if is_active else participant.timeout_seconds / 2)
+        self.late: Sequence[int] = ()
 
     def seconds_until_check(self) -> float:
         """Seconds until a check is due."""
@@ -95,7 +103,10 @@ class Watchdog:
         gap, self._last = now - self._last, now
         self._is_active = self._is_active or self._takes_over()
         # Counted from when the check was due: checks that come late add up to no delay.
-        self._next = max(now, self._next + (self._gap if self._is_active else self._participant.timeout_seconds / 2))
+        gap_of_active = self._gap if self._checks else min(self._gap, LATE_SECONDS)
+        self._next = max(
+            now, self._next + (gap_of_active if self._is_active else self._participant.timeout_seconds / 2)
+        )
         if not self._is_active:
             return None
         self._checks += 1
@@ -137,6 +148,7 @@ class Watchdog:
         ]
         absent = sorted(found.keys() - set(waiting))
         silent = self._silence.silent_for(self._participant.timeout_seconds, absent or waiting)
+        self.late = self._silence.silent_for(LATE_SECONDS, absent)
         if absent:
             return Missing(silent, waiting) if silent else None
         # All ranks have arrived, but the last one died before it published the outcome.

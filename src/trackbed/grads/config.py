@@ -14,10 +14,10 @@ COLLECTIVES: Final = ("auto", "torch", "shared_memory")
 class DistributedDataParallelConfig:
     """Options of `DistributedDataParallel`: the fields of Megatron Core 0.16.1, then Trackbed's own.
 
-    Those that a program of its own sets: `overlap_grad_reduce` (reduce during the backward pass),
-    `use_distributed_optimizer` (divide the optimizer among the ranks), `overlap_param_gather` (gather its parameters
-    during the next forward pass), `grad_reduce_in_fp32` (for 16-bit parameters), `bucket_size` (elements) and
-    `check_for_nan_in_grad`. The others are for code of Megatron's.
+    A new program needs these fields: `overlap_grad_reduce` (reduce during the backward pass),
+    `use_distributed_optimizer` (divide the optimizer among the ranks), `overlap_param_gather` (gather parameters during
+    the next forward pass), `grad_reduce_in_fp32` (for 16-bit parameters), `bucket_size` (elements) and
+    `check_for_nan_in_grad`. Code for Megatron Core sets the others.
 
     Numbers of elements count parameters. The wrapper refuses options of FSDP, of 8-bit parameters and of NCCL's user
     buffers, which Trackbed does not have; this class accepts them, because code for Megatron's FSDP uses it too.

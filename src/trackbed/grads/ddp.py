@@ -47,22 +47,23 @@ class DistributedDataParallel(torch.nn.Module):
     `model = DistributedDataParallel(module, DistributedDataParallelConfig(overlap_grad_reduce=True))`. Code that was
     written for Megatron Core passes `(config, ddp_config, module)`.
 
-    Each parameter that requires a gradient gets an attribute `main_grad`, a view of a buffer, to which backward passes
-    add. Buffers are cut into buckets, which are reduced during the last backward pass (`overlap_grad_reduce`) or in
-    `finish_grad_sync()`. With `use_distributed_optimizer` each rank ends with its shard of the gradients; the optimizer
-    updates its shard of the parameters, which are gathered in `start_param_sync()` or during the next forward pass.
+    Each parameter that requires a gradient gets an attribute `main_grad`, which is a view of a buffer. Backward passes
+    add their gradients to it. The buffers are cut into buckets, which are reduced during the last backward pass
+    (`overlap_grad_reduce`) or in `finish_grad_sync()`. With `use_distributed_optimizer` each rank receives one shard of
+    the reduced gradients, and updates the same shard of the parameters. The updated parameters are gathered on all
+    ranks in `start_param_sync()` or during the next forward pass.
 
     A training step is `optimizer.zero_grad()`, backward passes, all but the last in `no_sync()`, and `optimizer.step()`
     of a `DataParallelOptimizer`. With an optimizer of Megatron Core it is `zero_grad_buffer()`, backward passes,
     `finish_grad_sync()`, and the optimizer's step.
 
-    Constructing it is collective over the ranks. They check that they have the same names, shapes and types of
-    parameters, and the same options. Values are not compared or copied: `broadcast_params()` gives all ranks those of
-    rank 0.
+    The constructor is collective over the ranks. It checks that all ranks have the same names, shapes and types of
+    parameters, and the same options. It does not compare or copy values: `broadcast_params()` gives all ranks the
+    values of rank 0.
 
     Args:
-        config: the model; or Megatron Core's configuration of it, or None, if the model follows as `module`.
-        ddp_config: options, of which the wrapper keeps a copy; None for `DistributedDataParallelConfig()`.
+        config: the model. In code for Megatron Core, its configuration or None; the model is then `module`.
+        ddp_config: options, which are copied; None for `DistributedDataParallelConfig()`.
         module: model, with its parameters on one device, if it is not the first argument.
         disable_bucketing: True for one bucket.
         pg_collection: Megatron Core's `ProcessGroupCollection`, instead of the two arguments that follow.
@@ -185,7 +186,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In the block, gradients are added up and no bucket is reduced. Blocks may be nested."""
+        """Adds up gradients in the block, and reduces no bucket. Blocks may be nested."""
         self._no_sync_depth += 1
         self._is_touched[0] = True
         self._set_last_microbatch(is_last=False)
@@ -199,9 +200,10 @@ class DistributedDataParallel(torch.nn.Module):
     def guarded(self) -> Iterator[None]:
         """Collective over the ranks: runs a training loop, in which a failure of one rank is raised on every rank.
 
-        While a rank waits for a bucket, it notices that another has failed. The error has the rank and the original
-        message. An exception that is caught in the block is no failure: the next step is right, or refused. After a
-        failure all further steps are refused. All ranks must take the same number of steps in the block.
+        A rank that waits for a bucket notices that another rank has failed, and raises an error with the number and the
+        message of that rank. An exception that is caught inside the block is not a failure; the next step is then
+        either correct or refused. After a failure all further steps are refused. All ranks must take the same number of
+        steps in the block.
 
         Raises:
             CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
@@ -247,7 +249,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_finished = True
 
     def zero_grad_buffer(self) -> None:
-        """Sets all gradients to zero, and drops what has been accumulated. Waits for reductions that are running."""
+        """Sets all gradients to zero, after reductions that are still running have ended."""
         if getattr(self.config, "cuda_graph_impl", "none") != "transformer_engine":  # such graphs set it only once
             for param in self.params_with_grad:
                 param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
@@ -264,10 +266,10 @@ class DistributedDataParallel(torch.nn.Module):
     def exchange(
         self, numbers: npt.NDArray[np.int64], label: Label = NO_LABEL, collectives: Collectives | None = None
     ) -> npt.NDArray[np.int64]:
-        """Collective over the ranks that share one optimizer: sends a few numbers to all of them.
+        """Collective over the ranks that share one optimizer: each rank sends a few numbers to all others.
 
         Args:
-            numbers: `[K]` at most 32, as many on every rank.
+            numbers: `[K]` at most 32 numbers. K is the same on every rank.
             label: name of the operation, the same on all ranks.
             collectives: collectives of other ranks, such as those with the same experts.
 
@@ -428,7 +430,7 @@ class DistributedDataParallel(torch.nn.Module):
             torch.cuda.synchronize()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """State of the model, with its own names. Waits for parameters that are being gathered."""
+        """Returns the state of the model, with the names of the model. Waits for parameters that are being gathered."""
         self.wait_for_params()
         return self.module.state_dict(*args, **kwargs)
 
@@ -443,7 +445,7 @@ class DistributedDataParallel(torch.nn.Module):
         strict: bool = True,  # noqa: FBT001, FBT002  torch's signature
         assign: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Loads the state of the model, with its own names, into the parameters where they lie.
+        """Copies a state with the names of the model into the parameters.
 
         Raises:
             ArgumentError: `assign` would replace the parameters, which have to stay in the buffers.

@@ -170,7 +170,7 @@ class BatchLoader:
         return self._counters
 
     def state_dict(self) -> dict[str, Any]:
-        """Position after the last returned batch: the sampler's state, and the checksum of the data.
+        """Returns the position after the last returned batch: the state of the sampler, and the checksum of the data.
 
         The values are plain, so `torch.distributed.checkpoint` and torch's stateful loaders can save them. In the order
         "instant" the first call may wait until the lengths of all documents have been read.
@@ -185,10 +185,10 @@ class BatchLoader:
         return self.sampler.position_state if isinstance(self.sampler, Positioned) else self.sampler.state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state saved by a loader or by a sampler, on any number of ranks.
+        """Resumes from a state that a loader or a sampler has saved, on any number of ranks.
 
         Raises:
-            ArgumentError: `state` is not a state, its data had other contents, or the sampler rejects it.
+            ArgumentError: `state` is not a state of a loader, it was saved with other data, or the sampler refuses it.
         """
         check_mapping(state)
         position = self.sampler.resumed(state) if isinstance(self.sampler, Positioned) else None

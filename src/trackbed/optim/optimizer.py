@@ -45,7 +45,7 @@ class StepReport:
     """Outcome of a step."""
 
     is_skipped: bool
-    """True if nothing was updated, because the norm is not finite."""
+    """True if no parameter was updated, because the norm of the gradients is not finite."""
     norm: float
     """Norm of the gradients of the whole model, before clipping."""
     loss_scale: float
@@ -55,15 +55,16 @@ class StepReport:
 class DataParallelOptimizer:
     """Updates the parameters of a `DistributedDataParallel` with an optimizer of torch.
 
-    If the wrapper shards the optimizer, each rank updates its shard of every bucket and keeps state for that alone, and
-    the updated parameters are gathered. Parameters of 16 bits are updated in copies in float32.
+    If the wrapper shards the optimizer, each rank updates one shard of every bucket, and keeps the state of this shard
+    alone; then the updated parameters are gathered on all ranks. Parameters of 16 bits have copies in float32, which
+    are updated.
 
-    The parameter groups of the torch optimizer stay in place, so learning-rate schedulers keep working; their "params"
-    become the parts that this rank updates.
+    The parameter groups of the torch optimizer stay the same objects, so that learning-rate schedulers work. The list
+    "params" of each group becomes the list of the parts that this rank updates.
 
     Args:
         optimizer: optimizer of torch over `model.parameters()`, built before or after the wrapper.
-        model: wrapper.
+        model: wrapper of the model.
         max_norm: norm to which larger gradients are clipped, at least 1e-30; None not to clip.
         loss_scale: factor by which the program multiplies the loss; "dynamic" to adapt it; None for 1.
 
@@ -121,6 +122,12 @@ class DataParallelOptimizer:
         self._set_states({piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}, states)
         model.attach_optimizer(self)
 
+    def __repr__(self) -> str:
+        """Shows the torch optimizer, whose parameter groups have the parts of this rank, and how it is used."""
+        way = "sharded" if self.model.ddp_config.use_distributed_optimizer else "not sharded"
+        options = f"max_norm={self._max_norm}, loss_scale={self.loss_scale}"
+        return f"<DataParallelOptimizer, {way}, {options}, of {self.optimizer!r}>"
+
     @property
     def loss_scale(self) -> float:
         """Factor by which the program multiplies the loss before its backward pass."""
@@ -137,7 +144,7 @@ class DataParallelOptimizer:
 
     @torch.no_grad()
     def step(self) -> StepReport:
-        """Collective over the ranks: finishes the gradients, clips, updates and gathers.
+        """Collective over the ranks: reduces and clips the gradients, updates the parameters and gathers them.
 
         Gradients are cast to float32, divided by the loss scale, and multiplied by
         `float32(max_norm / (norm + 1e-6))` where that is below 1. With `overlap_param_gather`, parameters are gathered
@@ -145,8 +152,8 @@ class DataParallelOptimizer:
 
         Raises:
             GradientError: a gradient is missing, is in `param.grad`, or is not finite with `check_for_nan_in_grad`;
-                `zero_grad` was not called since the last step; a parameter was replaced, moved or converted; or this is
-                not the last optimizer of the model.
+                `zero_grad` was not called since the last step; a parameter was replaced, moved or converted; or the
+                model has a newer optimizer.
             ArgumentError: a parameter group was added.
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
@@ -163,9 +170,10 @@ class DataParallelOptimizer:
 
     @torch.no_grad()
     def reload_model_params(self) -> None:
-        """Takes the values of the model's parameters over into the copies in float32, where they differ when rounded.
+        """Copies the parameters of 16 bits to their copies in float32, except where the copy rounds to the same value.
 
-        Called whenever the wrapper loads or broadcasts parameters; a program that changes them by itself calls it.
+        The wrapper calls it after it has loaded or broadcast parameters. Call it after you change parameters in another
+        way.
         """
         for piece in self._pieces:
             if piece.is_copied:
@@ -173,7 +181,7 @@ class DataParallelOptimizer:
                 piece.main.copy_(torch.where(is_same, piece.main, piece.data))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of this rank, for `load_state_dict` on the same number of ranks with the same layout."""
+        """Returns the state of this rank, for `load_state_dict` on the same number of ranks with the same layout."""
         return {
             "version": _VERSION,
             "num_ranks": self.model.dp_cp_group.size(),
@@ -186,9 +194,9 @@ class DataParallelOptimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the state of this rank. Its parts of parameters of 16 bits are set from their copies in float32.
+        """Loads a state of this rank, and sets the 16-bit parameters that it updates from their copies in float32.
 
-        The state of the model is loaded too, on which the parts of other ranks depend.
+        Load the state of the model, too: the parameters that other ranks update come from there.
 
         Raises:
             ArgumentError: the state is of another version, number of ranks or layout; the message has both values.

@@ -86,7 +86,7 @@ def load_sharded_state(
             this process alone.
 
     Returns:
-        The other values of the checkpoint, such as "step".
+        All other values of the checkpoint, such as "step".
 
     Raises:
         ArgumentError: the optimizer is of another class or another model, or ranks have different experts.

@@ -240,7 +240,7 @@ def test_ctrl_c_leaves_whole_shards_on_a_cluster(large_corpus, nodes):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert re.fullmatch(r"trackbed: interrupted: .* of 4,000.0 MB are kept; .*", errors.splitlines()[-1])
+    assert re.fullmatch(r"trackbed: interrupted: .* of 4,000\.\d MB are kept; .*", errors.splitlines()[-1])
     time.sleep(2)
     for seal in large_corpus.seals("interrupted"):
         for suffix in (".bin", ".idx", ".trackbed.json"):

@@ -11,7 +11,7 @@ __all__ = ["ShardedObject"]
 
 @dataclass
 class ShardedObject(ShardedBase):
-    """Object of any type at one place of a grid of objects, which is loaded into the same grid only.
+    """Object of any type at one place of a grid of objects. It is loaded into a grid of the same shape only.
 
     Args:
         key: name of the grid.

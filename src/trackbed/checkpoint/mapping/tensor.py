@@ -16,7 +16,7 @@ Numbers = tuple[int, ...]
 
 @dataclass
 class ShardedTensor(ShardedBase):
-    """Box of a global tensor that this rank holds.
+    """Part of a global tensor: a box, given by its first element and its shape.
 
     Args:
         key: name of the global tensor.
@@ -121,7 +121,7 @@ class ShardedTensor(ShardedBase):
         flattened_range: None = None,
         **init_kwargs: Any,
     ) -> Self:
-        """Describes a box of a regular grid, all of whose boxes have the shape of this one.
+        """Describes a box of a regular grid of boxes, which all have the same shape.
 
         Args:
             key: name of the global tensor.

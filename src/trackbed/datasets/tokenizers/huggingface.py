@@ -217,7 +217,9 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
         folder = read_folder(path)
         return folder.library, SpecialTokens(roles=folder.roles, additional=folder.additional)
     if not path.is_file():
-        msg = f"{path}: a tokenizer file must exist, found none"
+        is_word = len(path.parts) == 1 and not path.suffix
+        hint = f" (an encoding of tiktoken is named tiktoken:{path})" if is_word else ""
+        msg = f"{path}: a tokenizer file must exist, found none{hint}"
         raise ArgumentError(msg)
     try:
         library = tokenizers.Tokenizer.from_file(str(path))
