@@ -124,13 +124,9 @@ def test_an_exception_of_the_poll_ends_the_sum():
     def stop(done):
         raise KeyboardInterrupt
 
-    def run():
-        while True:  # a machine may be so fast that one sum takes less time than a poll
-            buffers = [np.zeros(2**23, dtype=np.float64) for _ in range(4)]  # fresh memory takes longest
-            sum_ranks(buffers, start=0, stop=2**23, poll=stop)
-
+    buffer = np.zeros(2**22, dtype=np.float64)
     with pytest.raises(KeyboardInterrupt):
-        run()
+        sum_ranks([buffer] * 256, start=0, stop=2**22, poll=stop)  # 8 GB to read take longer than any poll
 
 
 def frozen(array):
