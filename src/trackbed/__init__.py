@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trackbed import optim as optim
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
-    from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
+    from trackbed.checkpoint import ShardedObject, ShardedTensor, latest_checkpoint, load, open_checkpoint, save
     from trackbed.errors import (
         ArgumentError,
         BlendFileError,
@@ -56,6 +56,7 @@ __all__ = [
     "StepReport",
     "TrackbedError",
     "__version__",
+    "latest_checkpoint",
     "load",
     "load_sharded_state",
     "open_blend",
@@ -81,6 +82,7 @@ _MODULES = {
     "Splits": "top_level",
     "StepReport": "optim",
     "TrackbedError": "errors",
+    "latest_checkpoint": "checkpoint",
     "load": "checkpoint",
     "load_sharded_state": "optim",
     "open_blend": "top_level",

@@ -260,7 +260,7 @@ class _Passes(MegatronPretrainingSampler):
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the micro batches of this rank, from the position to the end of the pass."""
         yield from super().__iter__()
-        self.consumed_samples = 0
+        self.consumed_samples = self._yielded = 0  # also in a state that is saved now
 
 
 class BatchLoader(_BatchLoader):

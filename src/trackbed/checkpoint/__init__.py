@@ -1,7 +1,7 @@
 """Sharded checkpoints: written by all ranks, committed whole or not at all, loaded in any layout.
 
-`save`, `load`, `open_checkpoint` and `find_damage` are Trackbed's own; other functions, strategies and wrappers have
-the names of Megatron Core 0.16.1, where they lie in several modules.
+`save`, `load`, `latest_checkpoint`, `open_checkpoint` and `find_damage` are Trackbed's own; other functions, strategies
+and wrappers have the names of Megatron Core 0.16.1, where they lie in several modules.
 """
 
 from trackbed.checkpoint.config_file import (
@@ -10,6 +10,7 @@ from trackbed.checkpoint.config_file import (
     maybe_load_config,
     save_config,
 )
+from trackbed.checkpoint.latest import latest_checkpoint
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.mapping import (
     LocalNonpersistentObject,
@@ -96,6 +97,7 @@ __all__ = [
     "get_default_load_sharded_strategy",
     "get_default_save_sharded_strategy",
     "is_main_replica",
+    "latest_checkpoint",
     "load",
     "load_common_state_dict",
     "load_content_metadata",

@@ -87,7 +87,9 @@ class TensorReader:
 
 
 class Checkpoint(Mapping[str, TensorReader]):
-    """Tensors of a checkpoint by key.
+    """Mapping from the keys of a checkpoint to its tensors, as `TensorReader`s.
+
+    `checkpoint["weight"][1:3]` reads two rows of a tensor, `checkpoint["weight"].shape` reads nothing.
 
     Args:
         folder: opened checkpoint.

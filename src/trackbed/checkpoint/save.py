@@ -49,8 +49,8 @@ def save(
 ) -> AsyncRequest | None:
     """Collective over `group`: saves a state dictionary as a checkpoint, which appears whole or not at all.
 
-    `save({"model": model.state_dict(), "step": 100}, "checkpoints/step-0000100")`, on every rank. The arguments after
-    the folder are Megatron Core's.
+    `save({**sharded_state(model, optimizer), "step": 100}, "checkpoints/step-0000100")`, on every rank. A new program
+    needs the state and the folder only; the arguments after them are Megatron Core's.
 
     Ranks that have copies of the same shard divide the writing among themselves. The state dictionary is not changed.
 

@@ -77,7 +77,11 @@ def blend(
         _convert(from_megatron, path)
         return
     if path is None or not Path(path).exists():
-        msg = "Missing argument 'BLEND.toml'." if path is None else f"File '{path}' does not exist."
+        msg = (
+            "Missing argument 'BLEND.toml'."
+            if path is None
+            else f"Invalid value for 'BLEND.toml': File '{path}' does not exist."
+        )
         raise click.UsageError(msg)
     if tokens is not None and samples is not None:
         msg = "--tokens and --samples exclude each other"

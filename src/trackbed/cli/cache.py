@@ -21,7 +21,7 @@ _NAME_CHARS = 8
 
 @click.group()
 def cache() -> None:
-    """Maintain a folder of indices, the `cache` of a blend file."""
+    """List, check and clean a folder of indices."""
 
 
 _FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))

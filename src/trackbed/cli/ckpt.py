@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ckpt"]
 
-_FOLDER = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+_CHECKPOINT = click.Path(exists=True, file_okay=False, path_type=Path)
+_FOLDER = click.argument("folder", metavar="FOLDER", type=_CHECKPOINT)
 
 
 @click.group()
@@ -109,8 +110,8 @@ def verify(ctx: click.Context, folder: Path) -> None:
 
 
 @ckpt.command(short_help="Compare two checkpoints, however they are sharded.")
-@click.argument("first", metavar="A", type=click.Path(path_type=Path))
-@click.argument("second", metavar="B", type=click.Path(path_type=Path))
+@click.argument("first", metavar="A", type=_CHECKPOINT)
+@click.argument("second", metavar="B", type=_CHECKPOINT)
 @click.pass_context
 def diff(ctx: click.Context, first: Path, second: Path) -> None:
     """Compare the tensors and objects of two checkpoints, however they are sharded.

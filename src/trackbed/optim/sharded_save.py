@@ -32,7 +32,8 @@ def sharded_state(model: torch.nn.Module, optimizer: DataParallelOptimizer | Non
     """Collective over the ranks of the model: its state and that of its optimizer, for a save by all ranks together.
 
     `trackbed.save({**trackbed.sharded_state(model, optimizer), "step": 10}, folder)` on every rank. Each rank writes a
-    share of the model, and its own part of the optimizer, of which it needs no second copy.
+    share of the parameters, and its own part of the optimizer, of which it needs no second copy. Buffers, such as the
+    statistics of BatchNorm, may differ between ranks: those of rank 0 are saved.
 
     The tensors are those of the model and of the optimizer, not copies.
 
@@ -50,10 +51,10 @@ def sharded_state(model: torch.nn.Module, optimizer: DataParallelOptimizer | Non
     """
     _check(model, optimizer)
     rank = _rank_of(model)
-    states = {
-        name: _whole_tensor(name, value, rank) if isinstance(value, torch.Tensor) else value
-        for name, value in _inner(model).state_dict().items()
-    }
+    states = _entries(model, rank)
+    if rank > 0:  # Buffers may differ: those of rank 0 are saved.
+        names = _names_of_parameters(model)
+        states = {name: value for name, value in states.items() if name in names}
     if optimizer is None:
         return {"model": states}
     common, parts = optimizer.split_state_dict()
@@ -86,7 +87,7 @@ def load_sharded_state(
             this process alone.
 
     Returns:
-        All other values of the checkpoint, such as "step".
+        All other values of the checkpoint, such as "step", and "optimizer" if no optimizer was given.
 
     Raises:
         ArgumentError: the optimizer is of another class or another model, or ranks have different experts.
@@ -96,23 +97,22 @@ def load_sharded_state(
     _check(model, optimizer)
     with meet("load_sharded_state", group) as meeting:
         opened = open_for_all(Path(folder), meeting)
-        states = _inner(model).state_dict()
-        tensors = {
-            name: _whole_tensor(name, value, _rank_of(model)).without_data()
-            for name, value in states.items()
-            if isinstance(value, torch.Tensor)
-        }
+        entries = _entries(model, _rank_of(model))
+        tensors = {name: one.without_data() for name, one in entries.items() if isinstance(one, ShardedTensor)}
         _check_keys(folder, set(opened.catalogue.tensors), tensors.values())
         wanted: dict[str, Any] = {"model": tensors}
         if optimizer is not None:
             wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(opened.load_common(), folder), optimizer)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
-        loaded = load(wanted, folder, validate_access_integrity=False, allow_cast=allow_cast)
+        loaded: dict[str, Any] = load(wanted, folder, validate_access_integrity=False, allow_cast=allow_cast)
         if optimizer is not None:
             state = {"state": {}, **loaded["optimizer"]}  # without tensors it may be empty, and is not stored then
             optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
         _inner(model).load_state_dict(loaded.get("model", {}))
-    return {key: value for key, value in loaded.items() if key not in ("model", "optimizer")}
+    loaded.pop("model", None)
+    if optimizer is not None:
+        del loaded["optimizer"]
+    return loaded
 
 
 def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None) -> None:
@@ -151,6 +151,20 @@ def _rank_of(model: torch.nn.Module) -> int:
     if isinstance(model, DistributedDataParallel):
         return int(model.dp_cp_group.rank())
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _entries(model: torch.nn.Module, rank: int) -> dict[str, Any]:
+    """The state of the model, with entries in the place of its tensors."""
+    return {
+        name: _whole_tensor(name, value, rank) if isinstance(value, torch.Tensor) else value
+        for name, value in _inner(model).state_dict().items()
+    }
+
+
+def _names_of_parameters(model: torch.nn.Module) -> set[str]:
+    """Names of the parameters in the state of the model, each name of one that is used in several places."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else _inner(model)
+    return {name for name, _ in inner.named_parameters(remove_duplicate=False)}
 
 
 def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
