@@ -259,7 +259,7 @@ def test_a_step_needs_new_gradients_and_the_last_optimizer():
     newer = DataParallelOptimizer(torch.optim.SGD(wrapper.module.parameters(), lr=1.0), wrapper)
     optimizer.zero_grad()
     loss_of(wrapper, 1, 1).backward()
-    with pytest.raises(GradientError, match="must be that of the last optimizer of the model"):
+    with pytest.raises(GradientError, match="the optimizer must be the last one of the model, but is another"):
         optimizer.step()
     assert newer.step().norm > 0
 

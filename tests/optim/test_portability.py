@@ -165,6 +165,13 @@ def test_numbers_of_parameters_are_those_of_several_groups_in_order():
         if param in adamw.state:
             assert torch.equal(found[name]["exp_avg"], adamw.state[param]["exp_avg"])
 
+    assert "param_names" not in ours.param_groups[0]
+    names, others = (group["params"] for group in ours.full_state_dict()["param_groups"])
+    state["param_groups"][0]["param_names"], state["param_groups"][1]["param_names"] = list(names), others
+    ours.load_full_state_dict(state)
+    state["param_groups"][0]["param_names"] = [names[1], names[0], *names[2:5]]
+    with pytest.raises(ArgumentError, match=f"number 0 must be {names[0]}, but is {names[1]} by the param_names"):
+        ours.load_full_state_dict(state)
     state["param_groups"][0]["params"] = state["param_groups"][0]["params"][1:]
     with pytest.raises(ArgumentError, match=r"must have \[5, 4\] parameters, but have \[4, 4\]"):
         ours.load_full_state_dict(state)

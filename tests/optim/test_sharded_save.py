@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 import trackbed
 from data_parallel import RATE, WAYS, Case, new_model, run_steps, wrap
 from trackbed.comm import SOLO, run_ranks
-from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.errors import CheckpointError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer, load_sharded_state, sharded_state
 
@@ -316,9 +317,9 @@ def test_arguments_are_checked():
         (({}, None), "model must be a module of torch, but is of dict"),
     ]
     for arguments, words in cases:
-        with pytest.raises(ArgumentError, match=words):
+        with pytest.raises(CheckpointError, match=f"sharded_state: rank 0: .*{words}"):
             sharded_state(*arguments)
-        with pytest.raises(ArgumentError, match=words):
+        with pytest.raises(CheckpointError, match=f"load_sharded_state: rank 0: .*{words}"):
             load_sharded_state("none", *arguments)
 
 
@@ -328,7 +329,7 @@ def test_ranks_with_other_experts_are_refused():
         for param in module[1].parameters():
             param.allreduce = False
         wrapper, optimizer = wrapped(group, module, expert_process_group=SOLO)
-        with pytest.raises(ArgumentError, match="all ranks must have the same experts, but 1 of 2 ranks share them"):
+        with pytest.raises(CheckpointError, match="all ranks must have the same experts, but 1 of 2 ranks share them"):
             sharded_state(wrapper, optimizer)
 
     run_ranks(2, run)
@@ -355,3 +356,88 @@ def test_texts_say_what_objects_are(tmp_path):
     assert "DataParallelOptimizer, sharded, max_norm=None" in repr(optimizer)
     with pytest.raises(CheckpointError, match=r"there is none; step-1 in it is one"):
         trackbed.open_checkpoint(tmp_path)
+
+
+def test_buffers_are_those_of_rank_0(tmp_path):
+    module = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(5)))
+
+    def run(group):
+        own = copy.deepcopy(module)
+        for buffer in own.buffers():
+            buffer.fill_(group.rank)
+        wrapper, optimizer = wrapped(group, own)
+        save(group, tmp_path / "saved", wrapper, optimizer)
+        for buffer in own.buffers():
+            buffer.fill_(7)
+        load_sharded_state(tmp_path / "saved", wrapper, optimizer, group=group)
+        assert {float(number) for buffer in own.buffers() for number in buffer.flatten()} == {0.0}
+
+    run_ranks(3, run)
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+@pytest.mark.parametrize("what", ["another model", "no optimizer"])
+def test_a_wrong_argument_of_one_rank_is_raised_by_all(what, call, tmp_path):
+    words = {
+        "another model": "sharded_state: rank 1: ArgumentError: optimizer must be that of the model",
+        "no optimizer": "sharded_state.*with an optimizer",
+    }[what]
+    module = small(4, 4)
+
+    def run(group):
+        wrapper, optimizer = wrapped(group, copy.deepcopy(module))
+        _, other = wrapped(group, copy.deepcopy(module))
+        save(group, tmp_path / "saved", wrapper, optimizer)
+        given = optimizer if group.rank == 0 else other if what == "another model" else None
+        began = time.monotonic()
+        with pytest.raises(CheckpointError, match=words):
+            sharded_state(wrapper, given) if call == "save" else load_sharded_state(tmp_path / "saved", wrapper, given)
+        return time.monotonic() - began
+
+    assert max(run_ranks(2, run)) < 5
+
+
+def test_what_the_next_step_would_refuse_is_not_saved_or_loaded(tmp_path):
+    wrapper, optimizer = wrapped(SOLO, small(4, 4, 4))
+    save(SOLO, tmp_path / "saved", wrapper, optimizer)
+    newer = DataParallelOptimizer(torch.optim.AdamW(wrapper.parameters()), wrapper)
+    calls = (sharded_state, lambda *arguments: load_sharded_state(tmp_path / "saved", *arguments))
+    for call in calls:
+        with pytest.raises(CheckpointError, match="the optimizer must be the last one of the model, but is another"):
+            call(wrapper, optimizer)
+    again, last = wrapped(SOLO, wrapper.module)
+    for call in calls:
+        with pytest.raises(CheckpointError, match="its model was wrapped again"):
+            call(wrapper, newer)
+    again.module[1].weight = nn.Parameter(torch.zeros(4, 4))
+    for call in calls:
+        with pytest.raises(CheckpointError, match=r"1\.weight"):
+            call(again, last)
+
+
+class Noted(nn.Linear):
+    """A layer with other state than tensors."""
+
+    def get_extra_state(self):
+        return {"note": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(nn.Linear, Noted), (Noted, nn.Linear)])
+def test_a_model_with_other_values_is_refused_and_nothing_is_loaded(saved, loaded, tmp_path):
+    wrapper, optimizer = wrapped(SOLO, saved(4, 4))
+    save(SOLO, tmp_path / "saved", wrapper, optimizer)
+    wrapper, optimizer = wrapped(SOLO, loaded(4, 4))
+    before = copy.deepcopy(wrapper.state_dict())
+    with pytest.raises(CheckpointError, match=r"lacks model\._extra_state"):
+        load_sharded_state(tmp_path / "saved", wrapper, optimizer)
+    assert same(before, wrapper.state_dict())
+
+
+def test_a_state_beside_the_model_is_returned(tmp_path):
+    module = small(4, 4)
+    adamw = torch.optim.AdamW(module.parameters())
+    trackbed.save({**sharded_state(module), "optimizer": adamw.state_dict(), "step": 3}, tmp_path / "saved")
+    assert load_sharded_state(tmp_path / "saved", module) == {"optimizer": adamw.state_dict(), "step": 3}

@@ -97,6 +97,7 @@ def verify(ctx: click.Context, folder: Path) -> None:
     Prints a line for each problem; the exit status is 1 if there is any.
     """
     from trackbed.checkpoint import find_damage
+    from trackbed.checkpoint.folder import open_folder
     from trackbed.cli.progress import cumulative, show_progress, size_of
 
     with show_progress("verifying") as progress:
@@ -106,7 +107,10 @@ def verify(ctx: click.Context, folder: Path) -> None:
         click.echo(f"trackbed: {problem}", err=True)
     if problems:
         ctx.exit(1)
-    click.echo(f"{folder}: ok")
+    has_checksums = open_folder(folder).side is not None
+    click.echo(
+        f"{folder}: ok" if has_checksums else f"{folder}: ok, but without checksums, which other programs do not write"
+    )
 
 
 @ckpt.command(short_help="Compare two checkpoints, however they are sharded.")

@@ -307,9 +307,7 @@ class DistributedDataParallel(torch.nn.Module):
                 parameters are no longer those that were wrapped.
             CollectiveError: another rank failed.
         """
-        if self._attached() is not optimizer:
-            msg = f"rank {self._rank}: step() must be that of the last optimizer of the model, but is that of another"
-            raise GradientError(msg)
+        self.check_attached(optimizer)
         if self._is_used:
             msg = f"rank {self._rank}: zero_grad() must be called before another step(), but was not"
             raise GradientError(msg)
@@ -319,12 +317,24 @@ class DistributedDataParallel(torch.nn.Module):
             self.finish_grad_sync()
         self._is_used = True
 
-    def check_unchanged(self) -> None:
-        """Checks that the parameters of the model are those that were wrapped.
+    def check_attached(self, optimizer: Any) -> None:
+        """Checks that an optimizer is the last one that took over.
 
         Raises:
-            GradientError: they are not; the message names the first one.
+            GradientError: it is not.
         """
+        if self._attached() is not optimizer:
+            msg = f"rank {self._rank}: the optimizer must be the last one of the model, but is another"
+            raise GradientError(msg)
+
+    def check_unchanged(self) -> None:
+        """Checks that this wrapper has the model, and that the parameters are those that were wrapped.
+
+        Raises:
+            GradientError: a parameter is another one, which the message names; or the model was wrapped again.
+        """
+        if self._is_released:
+            self._order.check_usable()
         check_unchanged(self.module, self.param_to_bucket_group, self._buffers_of_parts(), self._rank)
 
     def _attached(self) -> Any:

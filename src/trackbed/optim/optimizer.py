@@ -37,6 +37,7 @@ __all__ = ["DataParallelOptimizer", "StepReport"]
 
 _VERSION: Final = 1
 _EPSILON: Final = 1e-6
+_NAMES: Final = ("params", "param_names")
 _SMALLEST_NORM: Final = 1e-30
 
 
@@ -385,7 +386,7 @@ class DataParallelOptimizer:
     def _set_options(self, groups: list[State]) -> None:
         """Sets the options of the parameter groups."""
         for own, other in zip(self.optimizer.param_groups, groups, strict=True):
-            own.update({key: copy.deepcopy(value) for key, value in other.items() if key != "params"})
+            own.update({key: copy.deepcopy(value) for key, value in other.items() if key not in _NAMES})
 
     def _set_origins(self, kind: str, states: Mapping[str, State]) -> None:
         """Remembers which state was loaded: all ranks must have loaded the same."""

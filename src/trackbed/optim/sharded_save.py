@@ -6,30 +6,32 @@ parameter in order, since each rank has a range of these elements. All else is i
 `DataParallelOptimizer.split_state_dict`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedTensor, load
 from trackbed.checkpoint.folder import open_for_all
 from trackbed.checkpoint.meeting import Ranks, meet
+from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
+from trackbed.grads.process_groups import GroupOfRanks
 from trackbed.optim.full_state import Part
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.plural import number_of
 
 __all__ = ["load_sharded_state", "sharded_state"]
 
-_WHERE: Final = "sharded_state"
 _PARTS: Final = "parts"
 
 
-def sharded_state(model: torch.nn.Module, optimizer: DataParallelOptimizer | None = None) -> dict[str, Any]:
-    """Collective over the ranks of the model: its state and that of its optimizer, for a save by all ranks together.
+def sharded_state(
+    model: torch.nn.Module, optimizer: DataParallelOptimizer | None = None, *, group: Ranks = None
+) -> dict[str, Any]:
+    """Collective over the ranks: returns the state of a model and its optimizer, for a save by all ranks together.
 
     `trackbed.save({**trackbed.sharded_state(model, optimizer), "step": 10}, folder)` on every rank. Each rank writes a
     share of the parameters, and its own part of the optimizer, of which it needs no second copy. Buffers, such as the
@@ -40,30 +42,34 @@ def sharded_state(model: torch.nn.Module, optimizer: DataParallelOptimizer | Non
     Args:
         model: `DistributedDataParallel`, of Trackbed or torch, or a module that is the same on all ranks.
         optimizer: optimizer of the model. None for the model alone.
+        group: the ranks that have the model, as a `comm.Group` or a process group of torch; by default those of the
+            wrapper, for another module those of `torch.distributed`, or this process alone.
 
     Returns:
         State with the keys "model", and "optimizer" if there is one.
 
     Raises:
-        ArgumentError: the optimizer is of another class or another model; ranks have different experts; or a tensor of
-            the model is itself divided among ranks, as those of FSDP are.
-        CollectiveError: a rank has no state of its part of a parameter, and others have.
+        CheckpointError: on every rank, with the rank that failed and its message. The optimizer is of another class or
+            another model, or is not the last one of the model; the model was changed after it was wrapped; ranks have
+            different experts; a tensor of the model is itself divided among ranks, as those of FSDP are; or a rank has
+            no state of its part of a parameter, and others have.
     """
-    _check(model, optimizer)
-    rank = _rank_of(model)
-    states = _entries(model, rank)
-    if rank > 0:  # Buffers may differ: those of rank 0 are saved.
-        names = _names_of_parameters(model)
-        states = {name: value for name, value in states.items() if name in names}
-    if optimizer is None:
-        return {"model": states}
-    common, parts = optimizer.split_state_dict()
-    is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
-    params = dict(optimizer.model.module.named_parameters())
-    for part in parts:
-        entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else rank)
-        common["state"].setdefault(part.name, {})[part.key] = entry
-    return {"model": states, "optimizer": common}
+    with meet("sharded_state", _ranks_of(model, group)) as meeting:
+        _check(model, optimizer)
+        meeting.group.agree("with an optimizer", optimizer is not None)
+        states = _entries(model, meeting.rank)
+        if meeting.rank > 0:
+            names = _names_of_parameters(model)
+            states = {name: value for name, value in states.items() if name in names}
+        if optimizer is None:
+            return {"model": states}
+        common, parts = optimizer.split_state_dict()
+        is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
+        params = dict(optimizer.model.module.named_parameters())
+        for part in parts:
+            entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else meeting.rank)
+            common["state"].setdefault(part.name, {})[part.key] = entry
+        return {"model": states, "optimizer": common}
 
 
 def load_sharded_state(
@@ -83,26 +89,28 @@ def load_sharded_state(
         model: model with the same names and shapes.
         optimizer: optimizer of the model. None for the model alone.
         allow_cast: True if tensors of the model may be loaded into types that cannot hold all their values.
-        group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
-            this process alone.
+        group: the ranks; see `sharded_state`.
 
     Returns:
-        All other values of the checkpoint, such as "step", and "optimizer" if no optimizer was given.
+        All other plain values of the checkpoint, such as "step", and "optimizer" if no optimizer was given. `load`
+        reads further `ShardedTensor`s.
 
     Raises:
-        ArgumentError: the optimizer is of another class or another model, or ranks have different experts.
-        CheckpointError: on every rank, with the rank that failed and its message: the checkpoint is damaged, or does
-            not fit the model or the optimizer. Nothing is loaded then, unless memory runs out.
+        CheckpointError: on every rank, with the rank that failed and its message: the arguments are not allowed, or the
+            checkpoint is damaged or does not fit the model or the optimizer. Nothing is loaded then, unless the
+            module's own `load_state_dict` failed.
     """
-    _check(model, optimizer)
-    with meet("load_sharded_state", group) as meeting:
+    with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
+        _check(model, optimizer)
+        meeting.group.agree("with an optimizer", optimizer is not None)
         opened = open_for_all(Path(folder), meeting)
-        entries = _entries(model, _rank_of(model))
+        common = opened.load_common()
+        entries = _entries(model, meeting.rank)
+        _check_keys(folder, set(opened.catalogue.tensors), common, entries)
         tensors = {name: one.without_data() for name, one in entries.items() if isinstance(one, ShardedTensor)}
-        _check_keys(folder, set(opened.catalogue.tensors), tensors.values())
         wanted: dict[str, Any] = {"model": tensors}
         if optimizer is not None:
-            wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(opened.load_common(), folder), optimizer)}
+            wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(common, folder), optimizer, meeting.rank)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
         loaded: dict[str, Any] = load(wanted, folder, validate_access_integrity=False, allow_cast=allow_cast)
         if optimizer is not None:
@@ -118,39 +126,46 @@ def load_sharded_state(
 def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None) -> None:
     """Checks the arguments of both functions."""
     if not isinstance(model, torch.nn.Module):
-        msg = f"{_WHERE}: model must be a module of torch, but is of {type(model).__name__}"
+        msg = f"model must be a module of torch, but is of {type(model).__name__}"
         raise ArgumentError(msg)
+    if isinstance(model, DistributedDataParallel):
+        model.check_unchanged()
     if optimizer is None:
         return
     if not isinstance(optimizer, DataParallelOptimizer):
         msg = (
-            f"{_WHERE}: optimizer must be a DataParallelOptimizer, but is of {type(optimizer).__name__}; save the "
-            'state of another as a plain value, {"optimizer": optimizer.state_dict()}'
+            f"optimizer must be a DataParallelOptimizer, but is of {type(optimizer).__name__}; save the state of "
+            'another as a plain value, {"optimizer": optimizer.state_dict()}'
         )
         raise ArgumentError(msg)
     if optimizer.model is not model:
-        msg = f"{_WHERE}: optimizer must be that of the model, but was made for another one"
+        msg = "optimizer must be that of the model, but was made for another one"
         raise ArgumentError(msg)
+    optimizer.model.check_attached(optimizer)
     if optimizer.model.expert_parallel_buffers:
         ranks, of_experts = optimizer.model.dense_collectives.size(), optimizer.model.expert_collectives.size()
         if ranks != of_experts:
             msg = (
-                f"{_WHERE}: all ranks must have the same experts, but {of_experts} of {ranks} ranks share them: give "
-                "the parameters of each rank a key of their own with ShardedTensor"
+                f"all ranks must have the same experts, but {of_experts} of {ranks} ranks share them: give the "
+                "parameters of each rank a key of their own with ShardedTensor"
             )
             raise ArgumentError(msg)
+
+
+def _ranks_of(model: torch.nn.Module, group: Ranks) -> Ranks:
+    """The ranks that have the same model."""
+    if group is not None:
+        return group
+    if isinstance(model, DistributedDataParallel):
+        ranks: Ranks = model.dp_cp_group.group if isinstance(model.dp_cp_group, GroupOfRanks) else model.dp_cp_group
+        return ranks
+    check_initialized("sharded_state")
+    return model.process_group if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
     """The module whose state has the names of the model."""
     return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-
-
-def _rank_of(model: torch.nn.Module) -> int:
-    """Number of this rank among those that have the same model."""
-    if isinstance(model, DistributedDataParallel):
-        return int(model.dp_cp_group.rank())
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _entries(model: torch.nn.Module, rank: int) -> dict[str, Any]:
@@ -170,7 +185,7 @@ def _names_of_parameters(model: torch.nn.Module) -> set[str]:
 def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
     """Entry of a tensor of the model, which all ranks have."""
     if hasattr(value, "to_local"):
-        msg = f"{_WHERE}: {name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are"
+        msg = f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are"
         raise ArgumentError(msg)
     shape = tuple(value.shape)
     return ShardedTensor(
@@ -213,11 +228,13 @@ def _saved_optimizer(common: Mapping[str, Any], folder: str | Path) -> Mapping[s
     return saved
 
 
-def _wanted_parts(saved: Mapping[str, Any], optimizer: DataParallelOptimizer) -> dict[str, dict[str, ShardedTensor]]:
+def _wanted_parts(
+    saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int
+) -> dict[str, dict[str, ShardedTensor]]:
     """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
     params = dict(optimizer.model.module.named_parameters())
     trained, spans = set(optimizer.model.params_with_grad), optimizer.spans()
-    is_sharded, rank = optimizer.model.ddp_config.use_distributed_optimizer, _rank_of(optimizer.model)
+    is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
     wanted: dict[str, dict[str, ShardedTensor]] = {}
     for name, types in saved["divided"].items():
         if name not in params or (params[name] in trained and name not in spans):
@@ -242,24 +259,28 @@ def _type_of(name: object) -> torch.dtype:
     return found
 
 
-def _check_keys(folder: str | Path, stored: set[str], tensors: Collection[ShardedTensor]) -> None:
-    """Checks that the checkpoint and the model have the same tensors, apart from those without elements.
+def _check_keys(folder: str | Path, stored: set[str], common: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+    """Checks that the checkpoint and the model have the same tensors and values.
 
     Args:
         folder: folder of the checkpoint, for errors.
         stored: keys of its tensors.
-        tensors: entries of the model.
+        common: its common state.
+        entries: state of the model. Tensors without elements need not be stored.
     """
-    lacking = {tensor.key for tensor in tensors if 0 not in tensor.global_shape} - stored
-    if lacking and not any(key.startswith("model.") for key in stored):
+    own = {f"model.{name}" for name in entries}
+    empty = {one.key for one in entries.values() if isinstance(one, ShardedTensor) and 0 in one.global_shape}
+    others = common.get("model", {})
+    found = {key for key in stored if key.startswith("model.")}
+    if own - empty and not found:
         msg = f"{folder}: must be a checkpoint of sharded_state, but has no model.* tensors: read it with trackbed.load"
         raise CheckpointError(msg)
-    if lacking:
-        msg = f"{folder}: must have every tensor of the model, but lacks {_first_of(lacking)}"
+    found |= {f"model.{name}" for name in others} if isinstance(others, Mapping) else set()
+    if own - empty - found:
+        msg = f"{folder}: must have every tensor of the model, but lacks {_first_of(own - empty - found)}"
         raise CheckpointError(msg)
-    others = {key for key in stored if key.startswith("model.")} - {tensor.key for tensor in tensors}
-    if others:
-        msg = f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(others)}"
+    if found - own:
+        msg = f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(found - own)}"
         raise CheckpointError(msg)
 
 

@@ -57,7 +57,14 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
         more = "" if len(set(flat)) == len(flat) else ", some of them twice"
         msg = f"{WHERE}: the parameter groups must have {wanted} parameters, but have {found}{more}"
         raise ArgumentError(msg)
-    name_of: dict[Any, str] = dict(zip(flat, (name for group in names for name in group), strict=True))
+    ordered = [name for group in names for name in group]
+    theirs = [name for group in groups for name in group.get("param_names", ())]
+    if sorted(theirs) == sorted(ordered) and theirs != ordered:
+        pairs = enumerate(zip(ordered, theirs, strict=True))
+        number, own, other = next((number, own, other) for number, (own, other) in pairs if own != other)
+        msg = f"{WHERE}: parameter number {number} must be {own}, but is {other} by the param_names of the state"
+        raise ArgumentError(msg)
+    name_of: dict[Any, str] = dict(zip(flat, ordered, strict=True))
     name_of |= {str(number): name for number, name in name_of.items()}  # as torch.distributed.checkpoint has them
     named = [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
     return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}

@@ -1,0 +1,45 @@
+"""The last checkpoint of a folder."""
+
+import pytest
+
+import trackbed
+from trackbed.comm import run_ranks
+from trackbed.errors import CheckpointError
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ([], None),
+        (["step-9", "step-10", "step-0000008"], "step-10"),
+        (["iter_0000100", "99"], "iter_0000100"),
+        (["best", "step-5-good"], None),
+        (["step-7", "step-9.partial"], "step-7"),
+        (["step-0010", "step-10"], "step-10"),
+    ],
+)
+def test_it_is_the_one_with_the_highest_number_at_the_end(names, wanted, tmp_path):
+    for name in names:
+        trackbed.save({"step": 1}, tmp_path / "other")
+        (tmp_path / "other").rename(tmp_path / name)
+    (tmp_path / "step-99").mkdir()
+    (tmp_path / "step-98").write_text("no folder")
+    found = run_ranks(3, lambda group: trackbed.latest_checkpoint(tmp_path, group=group))
+    assert found == [None if wanted is None else tmp_path / wanted] * 3
+
+
+def test_a_folder_need_not_exist(tmp_path):
+    assert trackbed.latest_checkpoint(str(tmp_path / "none")) is None
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_on_every_rank(tmp_path, monkeypatch):
+    def refuse(_):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+
+    def work(group):
+        with pytest.raises(CheckpointError, match=r"latest_checkpoint: rank 0: PermissionError: .*Permission denied"):
+            trackbed.latest_checkpoint(tmp_path, group=group)
+
+    run_ranks(2, work)
