@@ -62,7 +62,8 @@ def save(
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
         common_strategy: None, or the strategy for the common state, which makes no difference.
         validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once.
-        async_sharded_save: True to return a request that makes the save when it is executed.
+        async_sharded_save: True to return a request that makes the save when it is executed, with the values that the
+            tensors have then.
         preprocess_common_before_consistancy_check: returns the part of the common state that all ranks should share;
             differences are logged. By default none is compared.
         content_metadata: description of the contents; `dp_cp_group` is left out.
