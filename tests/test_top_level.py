@@ -4,7 +4,9 @@ import json
 import pickle
 import subprocess
 import sys
+import typing
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -450,3 +452,14 @@ def test_a_part_of_the_last_step_may_be_empty(folder):
     )
     (folder / "program.py").write_text(program)
     assert run_script(folder / "program.py", 3, limit_seconds=60) == [[[[8, 16]]], [[[2, 16]]], [[[0, 16]]]]
+
+
+def test_annotations_can_be_read_at_run_time():
+    for name in trackbed.__all__:
+        found = getattr(trackbed, name)
+        members = (
+            [one for key, one in vars(found).items() if not key.startswith("_")] if isinstance(found, type) else []
+        )
+        for one in (found, *members):
+            if isinstance(one, FunctionType):
+                typing.get_type_hints(one)

@@ -53,6 +53,9 @@ Those that [the other page](api.md) does not have: no page of the documentation 
 }
 WIDTH = 130
 _CALLS = {"__iter__": "iter(self)", "__len__": "len(self)"}
+# Members whose place the words of the pages do not tell: a program needs these, and none of those.
+_FOR_PROGRAMS = {"close", "param_groups", "validation_sets"}
+_FOR_EXTENSIONS = {"exchange"}
 
 
 def make_pages() -> dict[str, str]:
@@ -119,7 +122,7 @@ def _class(name: str, found: type, *, is_whole: bool) -> str:
         parts.insert(0, _code(f"class {name}({bases})"))
     else:
         parts.insert(0, _signature(name, found))
-    used = _used_words() if is_whole else set()
+    used = (_used_words() | _FOR_PROGRAMS) - _FOR_EXTENSIONS if is_whole else set()
     entries = {one: (one in used or (is_whole and one in _CALLS), value) for one, value in _members(found).items()}
     members = [
         line for one, (is_used, value) in entries.items() if is_used for line in _member(one, value, is_whole=True)
@@ -153,7 +156,7 @@ def _member(name: str, value: Any, *, is_whole: bool) -> Iterator[str]:
     is_method = isinstance(value, (types.FunctionType, classmethod, staticmethod))
     call = _CALLS.get(name) or (f"{name}({_parameters(function)})" if is_method else name)
     if is_whole:
-        head = f"{call}{_result(function)}" if is_method else call
+        head = f"{call}{_result(function)}" if is_method else f"{call}{_result(function).replace(' -> ', ': ', 1)}"
         yield f"#### `{head}`\n\n{_text(document)}\n"
     else:
         first = document.split("\n\n")[0].replace("\n", " ")

@@ -23,37 +23,55 @@ if TYPE_CHECKING:
     from trackbed import optim as optim
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
-    from trackbed.checkpoint import ShardedObject, ShardedTensor, latest_checkpoint, load, open_checkpoint, save
+    from trackbed.checkpoint import (
+        Checkpoint,
+        ShardedObject,
+        ShardedTensor,
+        latest_checkpoint,
+        load,
+        open_checkpoint,
+        save,
+    )
+    from trackbed.datasets import Batch
     from trackbed.errors import (
         ArgumentError,
         BlendFileError,
         CacheError,
         CheckpointError,
         CollectiveError,
+        FormatError,
         GradientError,
+        OversampleError,
         PlanError,
+        StoreError,
         TrackbedError,
     )
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer, StepReport, load_sharded_state, sharded_state
-    from trackbed.top_level import BatchLoader, Splits, open_blend
+    from trackbed.top_level import BatchLoader, SplitDataset, Splits, open_blend
 
 __all__ = [
     "ArgumentError",
+    "Batch",
     "BatchLoader",
     "BlendFileError",
     "CacheError",
+    "Checkpoint",
     "CheckpointError",
     "CollectiveError",
     "DataParallelOptimizer",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
+    "FormatError",
     "GradientError",
+    "OversampleError",
     "PlanError",
     "ShardedObject",
     "ShardedTensor",
+    "SplitDataset",
     "Splits",
     "StepReport",
+    "StoreError",
     "TrackbedError",
     "__version__",
     "latest_checkpoint",
@@ -67,20 +85,26 @@ __all__ = [
 
 _MODULES = {
     "ArgumentError": "errors",
+    "Batch": "datasets",
     "BatchLoader": "top_level",
     "BlendFileError": "errors",
     "CacheError": "errors",
+    "Checkpoint": "checkpoint",
     "CheckpointError": "errors",
     "CollectiveError": "errors",
     "DataParallelOptimizer": "optim",
     "DistributedDataParallel": "grads",
     "DistributedDataParallelConfig": "grads",
+    "FormatError": "errors",
     "GradientError": "errors",
+    "OversampleError": "errors",
     "PlanError": "errors",
     "ShardedObject": "checkpoint",
     "ShardedTensor": "checkpoint",
+    "SplitDataset": "top_level",
     "Splits": "top_level",
     "StepReport": "optim",
+    "StoreError": "errors",
     "TrackbedError": "errors",
     "latest_checkpoint": "checkpoint",
     "load": "checkpoint",

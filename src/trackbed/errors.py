@@ -12,7 +12,7 @@
     +-- GradientError     a gradient is missing, not finite, or out of order: an AssertionError too,
     |                     because Megatron Core asserts there
     +-- ArgumentError     an argument is out of range: a ValueError, and an AssertionError too,
-                          because Megatron Core's class of the same name asserts
+                          because code for Megatron Core catches those
 
 A message names the place, what must hold, and what was found.
 """
@@ -102,12 +102,13 @@ class CheckpointError(TrackbedError):
 class GradientError(TrackbedError, AssertionError):
     """A gradient is missing, not finite, or out of order; the message names rank, parameter and bucket.
 
-    Code written for Megatron Core catches the AssertionError of its bare asserts.
+    It is also an AssertionError, because code written for Megatron Core catches those of its bare asserts.
     """
 
 
 class ArgumentError(TrackbedError, ValueError, AssertionError):
     """An argument has a type or a value that is not allowed.
 
-    Code written for Megatron Core catches the AssertionError of its bare asserts; other code expects a ValueError.
+    It is also an AssertionError, because code written for Megatron Core catches those of its bare asserts, and a
+    ValueError, which other code expects.
     """

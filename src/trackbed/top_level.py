@@ -17,14 +17,12 @@ from trackbed.comm.torch import current_group
 from trackbed.datasets import BlendedDataset, GPTDataset
 from trackbed.datasets.config import OrderName
 from trackbed.datasets.gathering import Gathering
+from trackbed.datasets.tokenizers.kinds import AnyTokenizer
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least, is_integer
 from trackbed.loading import BatchLoader as _BatchLoader
 from trackbed.loading import MegatronPretrainingSampler
 from trackbed.plural import number_of
-
-if TYPE_CHECKING:
-    from trackbed.datasets.tokenizers.kinds import AnyTokenizer
 
 __all__ = ["BatchLoader", "SplitDataset", "Splits", "open_blend"]
 

@@ -1,6 +1,7 @@
 """The last checkpoint of a folder."""
 
 import pytest
+import torch
 
 import trackbed
 from trackbed.comm import run_ranks
@@ -43,3 +44,13 @@ def test_a_folder_that_cannot_be_read_is_an_error_on_every_rank(tmp_path, monkey
             trackbed.latest_checkpoint(tmp_path, group=group)
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize("lost", ["metadata.json", "__0_0.distcp", "common.pt"])
+def test_one_that_is_not_whole_is_passed_over_with_a_warning(lost, tmp_path, caplog):
+    entry = trackbed.ShardedTensor.from_rank_offsets("weight", torch.ones(3))
+    for step in (1, 2):
+        trackbed.save({"weight": entry, "step": step}, tmp_path / f"step-{step}")
+    (tmp_path / "step-2" / lost).unlink()
+    assert trackbed.latest_checkpoint(tmp_path) == tmp_path / "step-1"
+    assert f"step-2: is passed over, because it is not whole: {lost}: must be in" in caplog.text

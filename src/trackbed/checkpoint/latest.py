@@ -1,13 +1,18 @@
 """The last of several checkpoints in one folder."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Final
 
+from trackbed.checkpoint.folder import open_folder
 from trackbed.checkpoint.meeting import Ranks, meet
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME
+from trackbed.errors import CheckpointError
 
 __all__ = ["latest_checkpoint"]
+
+logger = logging.getLogger(__name__)
 
 _NUMBER: Final = re.compile(r"[0-9]+\Z")
 
@@ -16,8 +21,8 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None
     """Collective over `group`: returns the checkpoint in a folder whose name ends with the highest number.
 
     Names such as `step-0000100`, `iter_0000100` and `100` have a number at their end. Other names are ignored, such as
-    that of the `.partial` folder of a save that was killed, and so are folders that hold no checkpoint. Rank 0 looks,
-    and all ranks return the same path.
+    that of the `.partial` folder of a save that was killed, and so are folders that hold no checkpoint. One that is not
+    whole is passed over with a warning; its tensors are not read. Rank 0 looks, and all ranks return the same path.
 
     Args:
         folder: folder of the checkpoints. It need not exist.
@@ -44,4 +49,11 @@ def _latest_name(folder: Path) -> str:
         for one in folder.iterdir()
         if (number := _NUMBER.search(one.name)) and (one / METADATA_NAME).is_file()
     ]
-    return max(found)[1] if found else ""
+    for _, name in sorted(found, reverse=True):
+        try:
+            open_folder(folder / name)
+        except CheckpointError as error:
+            logger.warning("%s: is passed over, because it is not whole: %s", folder / name, error)
+        else:
+            return name
+    return ""

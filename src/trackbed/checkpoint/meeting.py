@@ -28,7 +28,7 @@ from trackbed.files.publish import remove_partial
 
 __all__ = ["Meeting", "Ranks", "meet", "meet_among"]
 
-Ranks: TypeAlias = "Group | dist.ProcessGroup | None"
+Ranks: TypeAlias = Group | dist.ProcessGroup | None
 """The ranks of a save or load: a group, a process group of torch, or None for all of them."""
 
 logger = logging.getLogger(__name__)

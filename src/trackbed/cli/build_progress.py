@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LOOKS: Final = 0.5
 
 @contextlib.contextmanager
 def show_building(group: "Group") -> Iterator["Progress"]:
-    """Show on stderr of the first process how far all of them are; the others tell it."""
+    """Shows on stderr of the first process how far all of them are; the others tell it."""
     if group.rank > 0:
         yield lambda *part: group.publish_status(part)
     elif sys.stderr.isatty():

@@ -56,7 +56,7 @@ def ls(folder: Path, *, as_json: bool) -> None:
     click.echo(f"{counts}; `trackbed ckpt inspect` lists plain tensors and values")
 
 
-@ckpt.command(short_help="Show program, formats, files and keys of a checkpoint.")
+@ckpt.command(short_help="Show program, formats, files and common state.")
 @_FOLDER
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(folder: Path, *, as_json: bool) -> None:

@@ -130,6 +130,8 @@ def preprocess(
 
     INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder for all objects below it; with
     --shard-bytes, so may PREFIX. Credentials come from the environment, such as AWS_ACCESS_KEY_ID.
+
+    An existing pair is replaced once the new one is complete. After a kill or Ctrl-C, the same command goes on.
     """
     from trackbed.cli.progress import show_progress
     from trackbed.preprocess import (

@@ -75,6 +75,11 @@ class DistributedDataParallel(torch.nn.Module):
         allow_unused: True to treat missing gradients as zeros; otherwise they are an error with `overlap_grad_reduce`.
         observer: receives the events of buckets, such as `Timeline()`.
 
+    Attributes:
+        module: the model.
+        ddp_config: its options.
+        dp_group: data-parallel ranks, with `rank()` and `size()`.
+
     Raises:
         ArgumentError: an option is not supported or contradicts another, or a parameter cannot lie in a buffer.
         CollectiveError: a rank failed, or ranks differ; the message names the rank, and the first parameter or option.
@@ -122,6 +127,7 @@ class DistributedDataParallel(torch.nn.Module):
         allow_unused: bool = False,
         observer: BucketObserver | None = None,
     ) -> None:
+        """Wraps a model; the class describes the arguments."""
         if isinstance(config, torch.nn.Module):
             config, module = None, _only_model(config, module)
         ddp_config = DistributedDataParallelConfig() if ddp_config is None else ddp_config

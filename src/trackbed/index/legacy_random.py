@@ -54,7 +54,7 @@ class LegacyShuffle:
         return _FEWEST_CACHED <= count < _MOST_CACHED and _CACHE.is_wanted((*self._drawn, count))
 
     def fill_range(self, array: npt.NDArray[np.integer[Any]], start: int, *, poll: Poll = None) -> None:
-        """Fill a vector with `start`, `start + 1` and so on, shuffled.
+        """Fills a vector with `start`, `start + 1` and so on, shuffled.
 
         Streams of equal seed draw the same permutation for equal lengths; repeated ones are served from a cache.
 

@@ -71,7 +71,7 @@ def bounds_of(numbers: npt.NDArray[np.integer[Any]]) -> tuple[int, int] | None:
 
 
 def count_from(array: npt.NDArray[np.integer[Any]], start: int) -> None:
-    """Fill a vector with `start`, `start + 1` and so on, without a temporary of its size."""
+    """Fills a vector with `start`, `start + 1` and so on, without a temporary of its size."""
     steps = np.arange(min(_STEP, len(array)), dtype=array.dtype)
     for first in range(0, len(array), _STEP):
         stretch = array[first : first + _STEP]

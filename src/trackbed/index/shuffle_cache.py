@@ -75,7 +75,7 @@ class ShuffleCache:
                 self._bytes -= self._shuffles.popitem(last=False)[1].order.nbytes
 
     def clear(self) -> None:
-        """Remove all shuffles and recorded keys."""
+        """Removes all shuffles and recorded keys."""
         with self._lock:
             self._seen.clear()
             self._shuffles.clear()

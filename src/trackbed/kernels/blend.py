@@ -27,7 +27,7 @@ def greedy_blend(
     *,
     poll: Poll = None,
 ) -> None:
-    """Fill both outputs: sample i comes from the dataset furthest behind its share, the lowest number on ties.
+    """Fills both outputs: sample i comes from the dataset furthest behind its share, the lowest number on ties.
 
     Args:
         weights: `[K]` share of each dataset, finite, not normalized here.
@@ -53,7 +53,7 @@ def exhaustive_blend(
     *,
     poll: Poll = None,
 ) -> None:
-    """Fill both outputs with exactly `sizes[d]` samples of each dataset d, spread evenly.
+    """Fills both outputs with exactly `sizes[d]` samples of each dataset d, spread evenly.
 
     Args:
         sizes: `[K]` samples of each dataset, each at least 1.
@@ -80,7 +80,7 @@ def balanced_blend(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill both outputs with exactly `sizes[d]` samples of each dataset d, all shuffled together.
+    """Fills both outputs with exactly `sizes[d]` samples of each dataset d, all shuffled together.
 
     Args:
         sizes: `[K]` samples of each dataset, each at least 0.

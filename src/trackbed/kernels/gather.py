@@ -134,7 +134,7 @@ class SampleSources:
         pointers: npt.NDArray[np.int64],
         size_bytes: int | None = None,
     ) -> None:
-        """Set the bytes of a file, and `[N]` lengths and pointers of its sequences, which may be unaligned.
+        """Sets the bytes of a file, and `[N]` lengths and pointers of its sequences, which may be unaligned.
 
         With `tokens` None, a file of `size_bytes` whose bytes are passed to `gather` as they are fetched.
 
@@ -161,12 +161,12 @@ class SampleSources:
         entry["lengths"] = _address(lengths) or 1
 
     def unmap_file(self, number: int) -> None:
-        """Remove a file's bytes; `gather` then lists it as absent for samples that need it."""
+        """Removes a file's bytes; `gather` then lists it as absent for samples that need it."""
         self.file_table[number]["lengths"] = self.file_table[number]["tokens"] = 0
         self.files[number] = None
 
     def remove_index(self, dataset: int) -> bool:
-        """Remove the arrays of a dataset, which then has no samples until it is placed again.
+        """Removes the arrays of a dataset, which then has no samples until it is placed again.
 
         Returns:
             False if it has none, as its samples are stretches.
@@ -397,7 +397,7 @@ def gather(
     num_threads: int | None = None,
     poll: Poll = None,
 ) -> Gathered:
-    """Gather the samples of a batch. Unless the result is whole, the contents of `batch` are undefined.
+    """Gathers the samples of a batch. Unless the result is whole, the contents of `batch` are undefined.
 
     All reads are checked to lie inside the bytes of the files, also if the files are damaged.
 

@@ -103,7 +103,7 @@ def instant_locate(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill the outputs with the dataset, draw number and sample at each position of the instant order.
+    """Fills the outputs with the dataset, draw number and sample at each position of the instant order.
 
     Args:
         trees: the tree of each stage.
@@ -155,7 +155,7 @@ def instant_locate(
 
 
 def draw_phases(nodes: npt.NDArray[np.void], num_datasets: int, key: int) -> None:
-    """Draw the phases of a tree's inner nodes in place, spread around 1/2 as widely as the bound on shares allows.
+    """Draws the phases of a tree's inner nodes in place, spread around 1/2 as widely as the bound on shares allows.
 
     Args:
         nodes: one stage's `NODE`s as in `BlendTrees`; the last one is the root unless all of them are leaves.

@@ -30,7 +30,7 @@ def permute(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `images` with the image of each position under the permutation of `[0, size)` selected by `key`.
+    """Fills `images` with the image of each position under the permutation of `[0, size)` selected by `key`.
 
     Args:
         positions: `[N]` each in `[0, size)`.
@@ -59,7 +59,7 @@ def permute_blocks(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `images` like `permute`, but permute blocks of samples first, then the samples of each window of blocks.
+    """Fills `images` like `permute`, but permutes blocks of samples first, then the samples of each window of blocks.
 
     Args:
         positions: `[N]` each in `[0, size)`.

@@ -29,7 +29,7 @@ def sample_index(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `rows` with the start of each sample in the stream of visited documents.
+    """Fills `rows` with the start of each sample in the stream of visited documents.
 
     Args:
         lengths: `[D]` tokens in each document, at least 0 for each visited document.
@@ -72,7 +72,7 @@ def pair_lengths(
     *,
     poll: Poll = None,
 ) -> None:
-    """Fill `pairs` with documents and their lengths, which a shuffle then moves together.
+    """Fills `pairs` with documents and their lengths, which a shuffle then moves together.
 
     Args:
         documents: `[N]` numbers in `[0, 2**31)`.
@@ -106,7 +106,7 @@ def cut_pairs(
     num_threads: int = 1,
     poll: Poll = None,
 ) -> None:
-    """Fill `visits` with the documents of shuffled pairs, and `rows` with the start of each sample in their stream.
+    """Fills `visits` with the documents of shuffled pairs, and `rows` with the start of each sample in their stream.
 
     Args:
         pairs: `[V]` document visited at each step and its length, from `pair_lengths`.

@@ -145,7 +145,7 @@ class BatchLoader:
         return made.batch.wait() if isinstance(made.batch, DeviceBatch) else made.batch
 
     def _leave(self, run: ReadAhead[_PreparedBatch]) -> None:
-        """End an iteration, and reset the sampler to the last returned batch.
+        """Ends an iteration, and resets the sampler to the last returned batch.
 
         The iterator may be garbage-collected on the prefetch thread, where the sampler is in use. The reset is then
         left to the next use of the loader.
@@ -160,7 +160,7 @@ class BatchLoader:
                 self._restore(self._state)
 
     def close(self) -> None:
-        """End the active iteration, if any, and its thread."""
+        """Ends the active iteration, if any, and its thread."""
         if self._run is not None:
             self._leave(self._run)
 
@@ -202,7 +202,7 @@ class BatchLoader:
             self.sampler.load_state_dict(own)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Set the sampler to a position whose data checksum was checked."""
+        """Sets the sampler to a position whose data checksum was checked."""
         if isinstance(self.sampler, Positioned):
             self.sampler.move_to(self.sampler.resumed(state))
         else:

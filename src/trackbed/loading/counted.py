@@ -25,7 +25,7 @@ class BatchSampler(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a position."""
+        """Resumes from a position."""
         ...
 
 
@@ -58,7 +58,7 @@ class CountedBatches:
         return {"version": VERSION, "batches": self._yielded}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the number of batches in `state`.
+        """Resumes after the number of batches in `state`.
 
         Raises:
             ArgumentError: `state` has another version, or no valid number of batches.

@@ -39,7 +39,7 @@ class DeviceCopies:
         self._in_flight: deque[tuple[Batch, torch.cuda.Event]] = deque()
 
     def begin(self, batch: Batch) -> DeviceBatch:
-        """Start the copy of a batch in pinned memory, which is kept alive until the copy is complete."""
+        """Starts the copy of a batch in pinned memory, which is kept alive until the copy is complete."""
         while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
             self._in_flight.popleft()
         with torch.cuda.stream(self._stream):

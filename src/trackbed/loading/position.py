@@ -93,7 +93,7 @@ class Position:
 
 
 def check_mapping(state: object) -> None:
-    """Check that a state is a mapping.
+    """Checks that a state is a mapping.
 
     Raises:
         ArgumentError: `state` is not a mapping.
@@ -104,7 +104,7 @@ def check_mapping(state: object) -> None:
 
 
 def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
-    """Check that the data have the contents they had when a position was saved.
+    """Checks that the data have the contents they had when a position was saved.
 
     Logs a warning for a position of an older version, which has no `data_checksum`.
 

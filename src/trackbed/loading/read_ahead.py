@@ -87,7 +87,7 @@ class ReadAhead(Generic[Item]):
         return item  # type: ignore[return-value]  # the queue holds nothing else
 
     def close(self) -> bool:
-        """End the thread after its current item, and wait for it. May be called more than once.
+        """Ends the thread after its current item, and waits for it. May be called more than once.
 
         Returns:
             True if the thread has ended. False if it is the calling thread, which happens if this object is
@@ -105,7 +105,7 @@ class ReadAhead(Generic[Item]):
         return True
 
     def end(self) -> None:
-        """End the thread after its current item, without waiting for it."""
+        """Ends the thread after its current item, without waiting for it."""
         self._queue.end()
 
 
@@ -168,7 +168,7 @@ class _Queue:
         self._ended.put(None)
 
     def await_end(self) -> None:
-        """Wait until the thread has ended. May be interrupted and called again."""
+        """Waits until the thread has ended. May be interrupted and called again."""
         while not self._has_ended:
             with contextlib.suppress(Empty):
                 self._ended.get(timeout=_END_SECONDS)
@@ -176,7 +176,7 @@ class _Queue:
             self.thread.join()  # returns at once
 
     def close_items(self) -> None:
-        """Close the iterator, if it is a generator, so that it frees what it holds. The thread has ended."""
+        """Closes the iterator, if it is a generator, so that it frees what it holds. The thread has ended."""
         if isinstance(self._items, Generator):
             self._items.close()
 
@@ -190,7 +190,7 @@ class _Queue:
                 self._add()
 
     def end(self) -> None:
-        """End the thread after its current item."""
+        """Ends the thread after its current item."""
         self._is_over = True
         self._on_end()
         self._wakeups.put(None)
@@ -210,7 +210,7 @@ class _Queue:
 
 
 def _start(queue: _Queue) -> None:
-    """Start the prefetch thread."""
+    """Starts the prefetch thread."""
     try:
         threading.Thread(target=queue.serve, name="trackbed-ahead", daemon=True).start()
     except RuntimeError:  # too many threads: the consumer computes every item inline
@@ -222,6 +222,6 @@ _LIVE: "weakref.WeakSet[ReadAhead[Any]]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End all prefetch threads: the interpreter cannot stop a thread that is inside a kernel."""
+    """Ends all prefetch threads: the interpreter cannot stop a thread that is inside a kernel."""
     for one in list(_LIVE):
         one.close()

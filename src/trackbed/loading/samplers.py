@@ -47,7 +47,7 @@ class Positioned(ABC):
 
     @abstractmethod
     def move_to(self, position: Position) -> None:
-        """Continue at a position that `resumed` returned."""
+        """Continues at a position that `resumed` returned."""
 
     def position_state(self) -> dict[str, Any]:
         """Position after the yielded samples, without what the samples are computed from."""
@@ -67,7 +67,7 @@ class Positioned(ABC):
         return {**self._position_now(consumed_samples).state_dict(), **self.data_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state, on any number of ranks unless the order depends on it.
+        """Resumes from a saved state, on any number of ranks unless the order depends on it.
 
         Raises:
             ArgumentError: `state` has another version, other data or another order; the message contains both
@@ -154,7 +154,7 @@ class MegatronPretrainingSampler(Positioned):
         return position
 
     def move_to(self, position: Position) -> None:
-        """Continue at a position that `resumed` returned."""
+        """Continues at a position that `resumed` returned."""
         self.consumed_samples = self._yielded = position.consumed_samples
 
     def _position(self, consumed_samples: int) -> Position:
@@ -267,7 +267,7 @@ class MegatronPretrainingRandomSampler(Positioned):
         return position
 
     def move_to(self, position: Position) -> None:
-        """Continue at a position that `resumed` returned."""
+        """Continues at a position that `resumed` returned."""
         self.consumed_samples = position.consumed_samples
 
     def _position(self, consumed_samples: int) -> Position:

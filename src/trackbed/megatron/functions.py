@@ -41,7 +41,7 @@ def build_blending_indices(
     size: int,
     verbose: bool = False,  # noqa: ARG001, FBT001, FBT002  Megatron Core's signature
 ) -> None:
-    """Fill the first `size` elements of both outputs greedily; see `trackbed.index.greedy_blend`."""
+    """Fills the first `size` elements of both outputs greedily; see `trackbed.index.greedy_blend`."""
     shares = np.asarray(weights, dtype=np.float64)
     _check_counts("weights", len(shares), num_datasets)
     _check_room(len(dataset_index), len(dataset_sample_index), size)
@@ -54,7 +54,7 @@ def build_exhaustive_blending_indices(
     sizes: Any,
     num_datasets: int,
 ) -> None:
-    """Fill both outputs with every sample once; see `trackbed.index.exhaustive_blend`."""
+    """Fills both outputs with every sample once; see `trackbed.index.exhaustive_blend`."""
     counts = np.asarray(sizes, dtype=np.int64)
     _check_counts("sizes", len(counts), num_datasets)
     kernels.exhaustive_blend(counts[:num_datasets], dataset_index, dataset_sample_index)

@@ -36,9 +36,10 @@ def _is_below(name: str, package: str) -> bool:
 
 def _refers_to(module: ModuleType, names: Container[str]) -> bool:
     """True if a module has a reference to one of the named modules, or to a type or function of theirs."""
-    # Attributes of types and functions only are read: some objects in modules warn when an attribute is accessed.
+    # Attributes of types and functions only are read: some objects in modules warn when any attribute is accessed, also
+    # by isinstance.
     return any(
-        (isinstance(value, ModuleType) and vars(value).get("__name__") in names)
-        or (isinstance(value, (type, FunctionType)) and value.__module__ in names)
+        (issubclass(type(value), ModuleType) and vars(value).get("__name__") in names)
+        or (issubclass(type(value), (type, FunctionType)) and value.__module__ in names)
         for value in list(vars(module).values())
     )

@@ -74,7 +74,7 @@ class AppendFile:
         return found
 
     def append(self, data: Buffer | bytearray) -> None:
-        """Append bytes. Small pieces are buffered and written together."""
+        """Appends bytes. Small pieces are buffered and written together."""
         if len(data) >= _FLUSH_BYTES:
             self.flush()
             self._write(memoryview(data).cast("B"))
@@ -84,12 +84,12 @@ class AppendFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered bytes, while they are in the CPU cache."""
+        """Writes the buffered bytes, while they are in the CPU cache."""
         self._write(self._pending)
         self._pending.clear()
 
     def keep(self, partial: Path) -> FileSum:
-        """Write all buffered bytes, and keep the file at `partial` even if this process ends.
+        """Writes all buffered bytes, and keeps the file at `partial` even if this process ends.
 
         Returns:
             Size and checksum of the written bytes, for `reopen`.
@@ -103,18 +103,18 @@ class AppendFile:
         return FileSum.of(self.checksum)
 
     def check_open(self) -> None:
-        """Raise an error if the file is closed."""
+        """Raises an error if the file is closed."""
         if self._file.closed:
             msg = f"{self._final}: a builder must not be used after finalize or discard"
             raise ArgumentError(msg)
 
     def close(self) -> None:
-        """Close the file without removing it."""
+        """Closes the file without removing it."""
         self._file.close()
         self._abandoned.detach()
 
     def discard(self) -> None:
-        """Close and remove the file."""
+        """Closes and removes the file."""
         if os.getpid() == self._pid:  # in a forked process the file belongs to the parent
             self._pending = bytearray()  # not cleared: after an interrupted flush, views of the buffer may still exist
             self.close()
@@ -165,7 +165,7 @@ def _checksum_start(file: FileIO, size_bytes: int) -> Checksum:
 
 
 def _remove(file: FileIO, partial: Path, pid: int) -> None:
-    """Close and remove a file that was abandoned without being closed; in a forked process only close it."""
+    """Closes and removes a file that was abandoned without being closed; in a forked process only closes it."""
     file.close()
     if os.getpid() == pid:
         partial.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ class SequenceIndex:
         return mapped
 
     def map(self) -> None:
-        """Map the file now, so that later reads see its current content."""
+        """Maps the file now, so that later reads see its current content."""
         _ = self._mapped
 
     @property
@@ -141,7 +141,7 @@ class SequenceIndex:
         return self._mapped
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Start reading the lengths of sequences `[start, stop)` in the background, up to 8 million of them."""
+        """Starts reading the lengths of sequences `[start, stop)` in the background, up to 8 million of them."""
         read_ahead(self.sequence_lengths[start:stop])
 
     def drop_pages(self) -> None:
@@ -150,7 +150,7 @@ class SequenceIndex:
             drop_pages(self._mapped)
 
     def release(self) -> bool:
-        """Drop the map, which is created again on next use. Arrays cut from it stay valid. Always returns True."""
+        """Drops the map, which is created again on next use. Arrays cut from it stay valid. Always returns True."""
         for name in ("_mapped", "sequence_lengths", "sequence_pointers", "sequence_modes", "document_indices"):
             if name != "document_indices" or not self._has_own_borders:
                 vars(self).pop(name, None)
@@ -237,7 +237,7 @@ class PairHeader(NamedTuple):
 
 
 def open_index(path: str | Path, *, multimodal: bool = False) -> SequenceIndex:
-    """Open an `.idx` file. Time and memory do not depend on the number of sequences, and no descriptor stays open.
+    """Opens an `.idx` file. Time and memory do not depend on the number of sequences, and no descriptor stays open.
 
     Args:
         path: the file.

@@ -19,7 +19,7 @@ def merge(
     progress: Callable[[int], None] | None = None,
     idx_cache: str | None = None,
 ) -> None:
-    """Write the documents of all pairs, in the order given, as the pair `output_prefix`.
+    """Writes the documents of all pairs, in the order given, as the pair `output_prefix`.
 
     Args:
         path_prefixes: paths or addresses of at least one pair, all of one dtype.

@@ -171,7 +171,7 @@ class IndexedDataset:
         return source
 
     def note_use(self) -> None:
-        """Mark the files as most recently used; when too many are open, those of other pairs are released first."""
+        """Marks the files as most recently used; when too many are open, those of other pairs are released first."""
         if self._storage is not None:
             MAPS.use(self)
         elif self.open_when_read:
@@ -179,7 +179,7 @@ class IndexedDataset:
             MAPS.use(self)
 
     def release(self) -> bool:
-        """Close the files until they are read again. Arrays that were read stay valid. Always returns True."""
+        """Closes the files until they are read again. Arrays that were read stay valid. Always returns True."""
         self.index.release()
         vars(self).pop("bin_reader", None)
         return True

@@ -78,7 +78,7 @@ class Seal:
 
 
 def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx_cache: str | None = None) -> Seal:
-    """Write the seal of a pair from its current files, replacing an older seal.
+    """Writes the seal of a pair from its current files, replacing an older seal.
 
     Args:
         path_prefix: path or address of the pair without `.bin` and `.idx`.
@@ -121,7 +121,7 @@ def _with_recipe(made: Seal, path: str) -> Seal:
 
 
 def write_seal(sealed: Seal, path: Path) -> None:
-    """Write `sealed` as JSON to the new file `path`."""
+    """Writes `sealed` as JSON to the new file `path`."""
     with path.open("xb") as file:
         file.write(encode_seal(sealed))
 

@@ -44,11 +44,11 @@ class MappedSource:
 
     @classmethod
     def open(cls, path: str | Path) -> "MappedSource":
-        """Map the file at `path`."""
+        """Maps the file at `path`."""
         return cls(map_file(path), path, stamp_of(path))
 
     def check_size(self, found: Stamp | None) -> None:
-        """Check that the file was not truncated: mapped pages beyond its end cannot be read.
+        """Checks that the file was not truncated: mapped pages beyond its end cannot be read.
 
         A file that was renamed or removed cannot be checked, and passes.
 
@@ -90,7 +90,7 @@ class FileSource:
 
     @classmethod
     def open(cls, path: str | Path) -> "FileSource":
-        """Open the file at `path`. If too many files are open, the least recently used ones are closed first."""
+        """Opens the file at `path`. If too many files are open, the least recently used ones are closed first."""
         DESCRIPTORS.make_room()
         descriptor, _ = open_regular(path)
         DESCRIPTORS.opened(descriptor)

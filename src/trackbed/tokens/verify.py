@@ -32,7 +32,7 @@ class Verified:
 
 
 def verify(path_prefix: str, *, idx_cache: str | None = None) -> Verified:
-    """Check header, sizes, lengths, offsets and document borders of a pair.
+    """Checks header, sizes, lengths, offsets and document borders of a pair.
 
     Args:
         path_prefix: path or address of the pair without `.bin` and `.idx`.
@@ -97,7 +97,7 @@ def verify_content(
 
 
 def _check_sequences(index: SequenceIndex, path: str) -> int:
-    """Check that each sequence begins where the previous one ends. Returns the number of tokens."""
+    """Checks that each sequence begins where the previous one ends. Returns the number of tokens."""
     tokens = 0
     for start in range(0, index.sequence_count, _STEP):
         lengths = index.sequence_lengths[start : start + _STEP]
@@ -120,7 +120,7 @@ def _check_sequences(index: SequenceIndex, path: str) -> int:
 
 
 def _check_borders(index: SequenceIndex, path: str) -> None:
-    """Check that document borders begin at 0, never decrease, and end at the number of sequences."""
+    """Checks that document borders begin at 0, never decrease, and end at the number of sequences."""
     borders = index.document_indices
     if borders[0] != 0 or borders[-1] != index.sequence_count:
         msg = (

@@ -25,7 +25,7 @@ def write_index(
     borders: npt.NDArray[np.int64],
     modes: npt.NDArray[np.int8] | None,
 ) -> Checksum:
-    """Write the new file `path`. Returns its checksum.
+    """Writes the new file `path`. Returns its checksum.
 
     Args:
         path: path of the file, which must not exist.

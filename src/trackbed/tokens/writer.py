@@ -105,7 +105,7 @@ class IndexedDatasetBuilder:
         return builder
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
-        """Append one sequence to the current document.
+        """Appends one sequence to the current document.
 
         Args:
             tensor: `[T]` tokens: tensor, array or list.
@@ -122,7 +122,7 @@ class IndexedDatasetBuilder:
             self.sequence_modes.append(mode)
 
     def add_document(self, tensor: Any, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
-        """Append one whole document.
+        """Appends one whole document.
 
         Args:
             tensor: `[T]` tokens of all its sequences: tensor, array or list.
@@ -151,11 +151,11 @@ class IndexedDatasetBuilder:
             self.sequence_modes.extend(modes if modes is not None else [0] * len(counts))
 
     def end_document(self) -> None:
-        """End the current document."""
+        """Ends the current document."""
         self.document_indices.append(len(self.sequence_lengths))
 
     def add_documents(self, tensor: Any, lengths: Any, *, counts: Any = None, modes: Any = None) -> None:
-        """Append many documents, at disk speed.
+        """Appends many documents, at disk speed.
 
         Tokens of the file's dtype are written without a copy; others are converted, which takes as much memory as they
         take in the file.
@@ -179,7 +179,7 @@ class IndexedDatasetBuilder:
         self._append_documents(arrays)
 
     def add_index(self, path_prefix: str, *, idx_cache: str | None = None) -> int:
-        """Append all documents of another pair.
+        """Appends all documents of another pair.
 
         Args:
             path_prefix: path or address of that pair without `.bin` and `.idx`.
@@ -206,7 +206,7 @@ class IndexedDatasetBuilder:
         return content.bin_bytes
 
     def finalize(self, idx_path: str) -> None:
-        """Write the index and publish the pair, replacing an older one of that name. Closes the builder.
+        """Writes the index and publishes the pair, replacing an older one of that name. Closes the builder.
 
         Args:
             idx_path: path of the index file, ending in `.idx`.
@@ -220,7 +220,7 @@ class IndexedDatasetBuilder:
         *,
         sign: Callable[[Seal], Seal] | None = None,
     ) -> None:
-        """Write the index and have the pair published. Closes the builder.
+        """Writes the index and has the pair published. Closes the builder.
 
         Args:
             commit: called with the complete files, which are flushed to disk, and their final paths; files that it
@@ -265,7 +265,7 @@ class IndexedDatasetBuilder:
                 path.unlink(missing_ok=True)
 
     def keep(self, partial: Path) -> FileSum:
-        """Write all tokens appended so far to a file that stays at `partial` even if this process ends.
+        """Writes all tokens appended so far to a file that stays at `partial` even if this process ends.
 
         The caller must store the lengths of the documents, which `reopen` needs too.
 
@@ -279,11 +279,11 @@ class IndexedDatasetBuilder:
         return self._data.keep(partial)
 
     def leave(self) -> None:
-        """Close the builder without removing kept data."""
+        """Closes the builder without removing kept data."""
         self._data.close()
 
     def discard(self) -> None:
-        """Close the builder and remove its partial file. An existing pair of the final name is not changed."""
+        """Closes the builder and removes its partial file. An existing pair of the final name is not changed."""
         self._data.discard()
 
     def _clear_dead_partials(self, *finals: Path) -> None:
@@ -311,7 +311,7 @@ class IndexedDatasetBuilder:
         return index.reopened(multimodal=self.multimodal)
 
     def _append_documents(self, arrays: DocumentArrays) -> None:
-        """Append lengths, borders and modes of documents. Their tokens have been appended."""
+        """Appends lengths, borders and modes of documents. Their tokens have been appended."""
         first, added = len(self.sequence_lengths), len(arrays.lengths)
         self.sequence_lengths.frombytes(arrays.lengths.data.cast("B"))
         num_documents = added if arrays.counts is None else len(arrays.counts)
@@ -328,7 +328,7 @@ class IndexedDatasetBuilder:
             self.sequence_modes.frombytes(bytes(added) if arrays.modes is None else arrays.modes.data.cast("B"))
 
     def _append_index(self, index: SequenceIndex) -> None:
-        """Append the sequences and documents of another pair. Its tokens have been appended."""
+        """Appends the sequences and documents of another pair. Its tokens have been appended."""
         offset = len(self.sequence_lengths)
         for start in range(0, len(index), _STEP):
             lengths = index.sequence_lengths[start : start + _STEP]
@@ -342,7 +342,7 @@ class IndexedDatasetBuilder:
             self.sequence_modes.frombytes(index.sequence_modes.data.cast("B"))
 
     def _append(self, tokens: npt.NDArray[Any]) -> int:
-        """Append tokens without changing any value. Returns their number."""
+        """Appends tokens without changing any value. Returns their number."""
         self._data.check_open()
         if len(tokens) >= _MANY and tokens.dtype == self.dtype:
             self._data.append(np.ascontiguousarray(tokens).data)

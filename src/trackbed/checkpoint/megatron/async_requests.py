@@ -1,5 +1,6 @@
 """Requests to save, which a program executes later. Names are Megatron Core 0.16.1's."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,6 +9,8 @@ from trackbed.checkpoint.meeting import meet
 from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
 
 __all__ = ["AsyncCallsQueue", "AsyncRequest"]
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncRequest(NamedTuple):
@@ -80,6 +83,8 @@ class AsyncCallsQueue:
         Raises:
             CheckpointError: a rank failed.
         """
+        if self.call_idx < 0:
+            logger.warning("checkpoint: an asynchronous save is made at once, and training waits for it")
         self.call_idx += 1
         request = AsyncRequest(**async_request._asdict()).freeze()
         request._replace(call_idx=self.call_idx).execute_sync()
