@@ -291,7 +291,7 @@ def test_another_model_or_optimizer_is_refused_by_every_rank_and_nothing_is_load
         module, its = (make(), options) if group.rank in fails else (small(4, 4, 4), {})
         wrapper, optimizer = wrapped(SOLO, module, **its)
         before = copy.deepcopy([wrapper.state_dict(), optimizer.full_state_dict()])
-        with pytest.raises(CheckpointError, match=f"load_sharded_state: rank {fails[0]}.*: .*{words}"):
+        with pytest.raises(CheckpointError, match=f"load_sharded_state: rank [01].*: .*{words}"):
             load_sharded_state(tmp_path / "saved", wrapper, optimizer, group=group)
         return before, [wrapper.state_dict(), optimizer.full_state_dict()]
 
