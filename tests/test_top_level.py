@@ -330,6 +330,19 @@ def test_a_run_that_is_stopped_after_each_pass_reads_what_one_without_a_stop_rea
     assert counts == [12, 12, 12]
 
 
+@pytest.mark.parametrize(("batch_size", "drop_last", "steps"), [(8, True, 12), (9, True, 11), (9, False, 12)])
+def test_a_loop_that_is_left_at_the_last_step_is_followed_by_a_whole_pass(batch_size, drop_last, steps, folder):
+    train = trackbed.open_blend("blend.toml").train
+    loader = trackbed.BatchLoader(train, batch_size=batch_size, drop_last=drop_last)
+    for number, _ in enumerate(loader, 1):
+        if number == steps:
+            break
+    resumed = trackbed.BatchLoader(train, batch_size=batch_size, drop_last=drop_last)
+    resumed.load_state_dict(loader.state_dict())
+    for one in (loader, resumed):
+        assert [len(list(one)) for _ in range(2)] == [steps, steps]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -47,7 +47,8 @@ others in a new library. What is on neither page may change without notice.
 """,
     "further-names.md": """# Further public names
 
-Those that [the other page](api.md) does not have: no page of the documentation uses them. Made in the same way.
+Those that [the other page](api.md) does not have, because the code on the pages of the documentation does not use them.
+Made in the same way.
 
 """,
 }

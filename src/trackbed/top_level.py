@@ -257,6 +257,9 @@ class _Passes(MegatronPretrainingSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the micro batches of this rank, from the position to the end of the pass."""
+        left = self.total_samples - self.consumed_samples
+        if left < (self.micro_batch_times_data_parallel_size if self.drop_last else 1):
+            self.consumed_samples = 0
         yield from super().__iter__()
         self.consumed_samples = self._yielded = 0  # also in a state that is saved now
 
@@ -273,8 +276,8 @@ class BatchLoader(_BatchLoader):
     rank 1, and so on. One rank with a larger batch would read the same samples. Rank and number of ranks are taken from
     `torch.distributed` if it is initialised, else from the launcher. A saved state resumes on any number of ranks.
 
-    If a loop ends early, the next loop goes on from there. After the last sample, the next loop begins with the first
-    sample again.
+    If a loop ends early, the next loop goes on from there. If no whole step is left, it begins with the first sample
+    again.
 
     Args:
         dataset: dataset of the samples.

@@ -185,13 +185,17 @@ def test_the_blend_file_of_the_page_on_object_stores_is_one(tmp_path):
 
 def test_the_readmes_programs_have_types(first_hour):
     subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "program.py", "train.py"], cwd=first_hour, check=True, timeout=300
+        # torch has no types for Tensor.backward.
+        [sys.executable, "-m", "mypy", "--strict", "--untyped-calls-exclude=torch", "program.py", "train.py"],
+        cwd=first_hour,
+        check=True,
+        timeout=300,
     )
 
 
 def test_the_line_that_shows_an_installation_beside_megatron_prints_what_the_page_says():
     page = (ROOT / "docs" / "how-to" / "move-from-megatron-lm.md").read_text()
-    _, line, said = snippets("console", page)[0].strip().splitlines()
+    *_, line, said = snippets("console", page)[0].strip().splitlines()
     (program,) = re.fullmatch(r'\$ python -c "(.*)"', line).groups()
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == said
@@ -216,7 +220,7 @@ def test_the_recipes_for_other_trainers_run(first_hour, number):
 
 
 @pytest.mark.dist
-def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
+def test_the_programs_before_and_after_the_move_from_pytorch_run(first_hour, tmp_path):
     before, after, checkpoints, old = snippets(
         "python", (ROOT / "docs" / "how-to" / "move-from-pytorch.md").read_text()
     )
@@ -233,10 +237,13 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(tmp_path):
         torchrun(tmp_path / name, "program.py", 2)
         sums += [json.loads((tmp_path / name / f"{rank}.json").read_text()) for rank in range(2)]
     assert sums[1:] == [pytest.approx(sums[0], abs=1e-4)] * 3  # the same model
-    (tmp_path / "checkpoints.py").write_text(checkpoints)
+    own = checkpoints.replace('"checkpoints', '"torch-checkpoints')
+    (first_hour / "checkpoints.py").write_text(own)
     for ranks, step in ((2, 10), (1, 20)):
-        torchrun(tmp_path, "checkpoints.py", ranks)
-        assert trackbed.load(tmp_path / "checkpoints" / f"step-{step:07}")["optimizer"]["state"][0]["step"] == step
+        torchrun(first_hour, "checkpoints.py", ranks)
+        state = trackbed.load(first_hour / "torch-checkpoints" / f"step-{step:07}")
+        assert state["optimizer"]["state"][0]["step"] == step
+        assert state["loader"]["consumed_samples"] == {10: 160, 20: 240}[step]
     (tmp_path / "before" / "checkpoint").rename(tmp_path / "checkpoint-of-dcp")
     show = "print([p.double().sum().item() for p in module.parameters()])"
     found = subprocess.run(

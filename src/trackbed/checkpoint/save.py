@@ -18,6 +18,7 @@ from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan_save import plan_balanced
 from trackbed.checkpoint.safe_pickle import torch_bytes
 from trackbed.checkpoint.table import has_elements
+from trackbed.checkpoint.tree import nested_items_iter
 from trackbed.checkpoint.writing import (
     agree_on_plan,
     collect,
@@ -27,7 +28,7 @@ from trackbed.checkpoint.writing import (
     write_shards,
 )
 from trackbed.comm.torch import check_initialized
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, CheckpointError
 
 __all__ = ["save"]
 
@@ -118,6 +119,21 @@ def save(
     return None
 
 
+def _check_of_all_ranks(common: dict[str, Any]) -> None:
+    """Checks that no plain value says that it is of one rank alone.
+
+    Raises:
+        CheckpointError: one does.
+    """
+    for _, key, value in nested_items_iter(common):
+        if key == "of_rank":
+            msg = (
+                "plain values must be the same on all ranks, as those of rank 0 are saved, but a state has of_rank = "
+                f"{value}: save that of an optimizer with sharded_state(model, optimizer), or as its full_state_dict()"
+            )
+            raise CheckpointError(msg)
+
+
 def _save(
     state: dict[str, Any],
     folder: Path,
@@ -131,6 +147,8 @@ def _save(
 ) -> None:
     with phases("describe"):
         described = describe_state(state)
+        if meeting.size > 1:
+            _check_of_all_ranks(described.common)
         if validates and shared_part is not None:
             log_common_differences(shared_part(dict(described.common)), meeting)
     with phases("plan"):

@@ -117,7 +117,7 @@ def _convert(arguments: str, path: str | None) -> None:
     text = blend_of_megatron_arguments(arguments, folder="." if path is None else Path(path).parent)
     for line in text.splitlines():
         if line.startswith("# --"):
-            click.echo(f"trackbed: {line[2:]}", err=True)
+            click.echo(f"note: {line[2:]}", err=True)
     if path is None:
         click.echo(text, nl=False)
         return

@@ -44,10 +44,13 @@ MOST_SHOWN: Final = 20
 @click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="With --plan: number of processes.")
 @click.option(
     "--for", "reader", type=click.Choice(["trackbed", _MEGATRON]), default="trackbed", show_default=True,
-    help="Library that will read the indices.",
+    help="Library that will read the indices. megatron-core: also check names and limits for a Megatron job; needs "
+    "the identity of the job's tokenizer.",
 )  # fmt: skip
 @click.option(
-    "--tokenizer-identity", metavar="JSON", help='Identity of the tokenizer in Megatron: {"class": ..., "path": ...}.'
+    "--tokenizer-identity",
+    metavar="JSON",
+    help='Identity of the tokenizer in Megatron: {"class": ..., "path": ..., "options": {...}}.',
 )
 @click.option(
     "--check-against",

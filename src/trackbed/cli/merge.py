@@ -21,7 +21,8 @@ def merge(
     """Merge several pairs of .bin and .idx files into one.
 
     PREFIX is the path or address of a pair without .bin and .idx; or a list of shards (.toml), as preprocess writes
-    it; or a folder: all pairs in it, sorted by name, except the output.
+    it; or a folder: all pairs in it, sorted by name, except the output. An existing output is replaced once the new one
+    is complete.
     """
     from trackbed.cli.progress import cumulative, show_progress, size_of
     from trackbed.preprocess import find_pairs

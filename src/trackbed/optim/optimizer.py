@@ -182,10 +182,16 @@ class DataParallelOptimizer:
                 piece.main.copy_(torch.where(is_same, piece.main, piece.data))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of this rank, for `load_state_dict` on the same number of ranks with the same layout."""
+        """Returns the state of this rank, for `load_state_dict` on the same number of ranks with the same layout.
+
+        If the optimizer is sharded over several ranks, the state has "of_rank", and `trackbed.save`, which saves plain
+        values of rank 0 alone, refuses it.
+        """
+        size, is_sharded = self.model.dp_cp_group.size(), self.model.ddp_config.use_distributed_optimizer
         return {
+            **({"of_rank": self.model.dp_cp_group.rank()} if is_sharded and size > 1 else {}),
             "version": _VERSION,
-            "num_ranks": self.model.dp_cp_group.size(),
+            "num_ranks": size,
             "layout": self._layout(),
             "optimizer": self.optimizer.state_dict(),
             "main_params": {piece.name: piece.main.detach() for piece in self._pieces if piece.is_copied},

@@ -1,5 +1,6 @@
 """Blend files of the arguments of Megatron-LM jobs."""
 
+import argparse
 import json
 import shlex
 import tomllib
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from built_pair import build
+from tokenizer_files import write_plain_folder, write_sentencepiece
 from trackbed.builder import measure_blend, read_blend_file
 from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
 from trackbed.errors import ArgumentError
@@ -87,7 +89,8 @@ def test_documents_end_with_the_token_that_the_jobs_tokenizer_ends_texts_with(fo
     (folder / "model").mkdir()
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     text = blend_of_megatron_arguments("--data-path a --tokenizer-type HuggingFaceTokenizer --tokenizer-model model")
-    assert 'tokenizer = {file = "model", eod_token = "<end>"}' in text
+    found = tomllib.loads(text)["tokenizer"]
+    assert (found["file"], found["eod_token"]) == ("model", "<end>")
 
 
 def test_arguments_without_a_key_are_comments():
@@ -95,14 +98,14 @@ def test_arguments_without_a_key_are_comments():
     text = blend_of_megatron_arguments(f"--data-path a {flags}")
     assert "fast_cache_load = true" in text
     for name in ("per-dataset-sequences-path", "dataloader-type", "sft"):
-        assert f"# --{name} is not here: " in text
+        assert f"# --{name} stays a flag of the job: " in text
     assert "dataloader-type" not in blend_of_megatron_arguments("--data-path a --dataloader-type single")
 
 
 def test_what_the_job_does_not_give_is_a_comment():
     text = blend_of_megatron_arguments("--data-path 1 a 1 a --tokenizer-type GPT2BPETokenizer")
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert [line.split()[1] for line in comments] == ["sequence_length", "cache", "tokenizer", "size"]
+    assert [line.split()[1] for line in comments] == ["sequence_length", "cache", "size", "[tokenizer]", "file"]
     assert "the job has: GPT2BPETokenizer" in text
     assert 'name = "a 2"' in text
 
@@ -139,10 +142,11 @@ def test_what_is_lost_or_misspelt_is_said():
     lines = [line for line in text.splitlines() if line.startswith("# --")]
     assert "\nallow_ambiguous_pad_tokens = true\n" in text
     assert lines == [
-        "# --fim-data is not here: a blend file has no fill-in-the-middle",
-        "# --rampup-batch-size is not here: the sizes are those of global_batch_size; "
+        "# --fim-data stays a flag of the job: a blend file has no fill-in-the-middle, and a job with `install()` "
+        "needs the flag",
+        "# --rampup-batch-size stays a flag of the job: the sizes are those of global_batch_size; "
         "give valid, if the job evaluates at other steps",
-        "# --skip-train is not here: the sizes are those of a job that trains; give valid and test",
+        "# --skip-train stays a flag of the job: the sizes are those of a job that trains; give valid and test",
         "# --seq-lenght is not known here; did you mean --seq-length?",
         "# --data_cache_path is not known here; did you mean --data-cache-path?",
     ]
@@ -205,3 +209,53 @@ def test_bytes_that_are_no_utf_8_are_refused(folder):
         blend_of_megatron_arguments("--data-args-path data.txt")
     with pytest.raises(ArgumentError, match="must be UTF-8, found other bytes"):
         blend_of_megatron_arguments("--data-path a\udcff")
+
+
+DEFAULTS = {
+    "vocab_file": None,
+    "merge_file": None,
+    "vocab_size": None,
+    "tokenizer_special_tokens": None,
+    "tokenizer_metadata": None,
+    "tokenizer_sentencepiece_legacy": False,
+    "tokenizer_hf_use_fast": False,
+    "tokenizer_hf_include_special_tokens": False,
+    "trust_remote_code": False,
+}
+"""Megatron-LM's defaults of the arguments of tokenizers, at core_v0.16.1."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "job",
+    [
+        "--tokenizer-type NullTokenizer --vocab-size 255",
+        "--tokenizer-type SentencePieceTokenizer --tokenizer-model spiece.model",
+        "--tokenizer-type SentencePieceTokenizer --tokenizer-model spiece.model --tokenizer-sentencepiece-legacy",
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model model",
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model model --tokenizer-hf-use-fast --trust-remote-code",
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model model --tokenizer-special-tokens '<a>' '<b>'",
+    ],
+)
+def test_the_tokenizer_has_the_identity_of_the_jobs(job, folder):
+    build_tokenizer = pytest.importorskip("megatron.core.tokenizers.text.utils.build_tokenizer").build_tokenizer
+    write_sentencepiece(folder / "spiece.model")
+    write_plain_folder(folder / "model")
+    config, _ = config_of(f"--data-path a --split 1 --seq-length 16 {job}")
+    given = argparse.ArgumentParser()
+    given.add_argument("--vocab-size", type=int)
+    given.add_argument("--tokenizer-special-tokens", nargs="+")
+    for name in ("tokenizer-type", "tokenizer-model"):
+        given.add_argument(f"--{name}")
+    for name in ("tokenizer-sentencepiece-legacy", "tokenizer-hf-use-fast", "trust-remote-code"):
+        given.add_argument(f"--{name}", action="store_true")
+    args = given.parse_args(shlex.split(job), argparse.Namespace(**DEFAULTS))
+    theirs = build_tokenizer(args).unique_identifiers
+    assert list(config.tokenizer.unique_identifiers.items()) == list(theirs.items())
+
+
+@pytest.mark.parametrize("other", ["--legacy-tokenizer", "--tokenizer-metadata metadata.json"])
+def test_another_class_of_tokenizer_is_not_guessed(other, folder):
+    write_sentencepiece(folder / "spiece.model")
+    job = f"--data-path a --tokenizer-type SentencePieceTokenizer --tokenizer-model spiece.model {other}"
+    assert tomllib.loads(blend_of_megatron_arguments(job))["tokenizer"] == {"file": "spiece.model"}

@@ -36,8 +36,8 @@ _FLAGS: Final = {
 _NOT_SAID: Final = {
     "per_dataset_sequences_path": "the counts of sequences are read from the files",
     "dataloader_type": "a blend file has the order of --dataloader-type single",
-    "sft": "a blend file has no data for fine-tuning",
-    "fim_data": "a blend file has no fill-in-the-middle",
+    "sft": "a blend file has no data for fine-tuning, and a job with `install()` needs the flag",
+    "fim_data": "a blend file has no fill-in-the-middle, and a job with `install()` needs the flag",
     "phase_transition_iterations": "the sizes are those of one phase; give train and valid of all phases",
     "rampup_batch_size": "the sizes are those of global_batch_size; give valid, if the job evaluates at other steps",
     "skip_train": "the sizes are those of a job that trains; give valid and test",
@@ -53,12 +53,20 @@ _SWITCHES: Final = (
     "no_create_attention_mask_in_dataloader",
 )
 _IS_SEVERAL: Final = re.compile(r"--\S+\s")
-_IS_END: Final = re.compile(r"[|&;]+|\d*>+(&?\d)?\S*|<+\S*")
-"""The word that ends a command in a shell."""
+_IS_END: Final = re.compile(r"[|&;]+|\d*>+(&?\d)?\S*|<+[^>\s]*")
+"""The word that ends a command in a shell. A token such as <unk>, which a script has in quotes, is none."""
 _SIMILAR: Final = 0.85
 _ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
 """Arguments of Megatron-LM that are spelt almost as one about the data."""
 _TOKENIZERS: Final = ("HuggingFaceTokenizer", "SentencePieceTokenizer", "NullTokenizer")
+_TOKENIZER_CLASS: Final = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
+_TOKENIZER_SWITCHES: Final = (
+    "legacy_tokenizer",
+    "tokenizer_sentencepiece_legacy",
+    "tokenizer_hf_use_fast",
+    "tokenizer_hf_include_special_tokens",
+    "trust_remote_code",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,7 +86,9 @@ def _parser() -> _Parser:
         parser.add_argument(f"--{name}")
     for name in ("tokenizer-model", "object-storage-cache-path", "per-dataset-sequences-path", "dataloader-type"):
         parser.add_argument(f"--{name}")
-    parser.add_argument("--phase-transition-iterations")
+    for name in ("vocab-file", "merge-file", "tokenizer-metadata", "phase-transition-iterations"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--tokenizer-special-tokens", nargs="+")
     parser.add_argument("--rampup-batch-size", nargs="*")
     for name in ("seq-length", "train-iters", "train-samples", "global-batch-size", "seed", "vocab-size"):
         parser.add_argument(f"--{name}", type=int)
@@ -86,7 +96,7 @@ def _parser() -> _Parser:
     parser.add_argument("--eval-interval", type=int, default=1000)
     parser.add_argument("--num-dataset-builder-threads", type=int)
     parser.add_argument("--mid-level-dataset-surplus", type=float)
-    for name in (*_FLAGS, *_SWITCHES):
+    for name in (*_FLAGS, *_SWITCHES, *_TOKENIZER_SWITCHES):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
     return parser
 
@@ -107,7 +117,7 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
     parser, place = _parser(), _Place(Path(folder))
     given, others = parser.parse_known_args(_words(arguments))
     lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_tokenizer(given, place)]) + "\n"
 
 
 def _words(arguments: str) -> list[str]:
@@ -172,24 +182,64 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         yield f"cache = {_text(place.of(given.data_cache_path))}"
     else:
         yield '# cache = "cache"    # --data-cache-path'
-    yield _tokenizer(given, place)
     yield _size(given)
     for name, instead in _NOT_SAID.items():
         if getattr(given, name) not in (None, False, "single"):
-            yield f"# --{name.replace('_', '-')} is not here: {instead}"
+            yield f"# --{name.replace('_', '-')} stays a flag of the job: {instead}"
 
 
-def _tokenizer(given: argparse.Namespace, place: _Place) -> str:
+def _tokenizer(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+    """Yields the lines of the table of the tokenizer, or a comment if a blend file cannot name it."""
     kind, model = given.tokenizer_type, given.tokenizer_model
     if kind == "NullTokenizer" and given.vocab_size is not None:
-        return f"tokenizer = {_text(f'null:{given.vocab_size}')}"
-    if kind in _TOKENIZERS and model is not None:
-        name, eos = _text(place.of(model)), _eos_token(model) if kind == "HuggingFaceTokenizer" else None
+        file, hint, eos = f"null:{given.vocab_size}", "", None
+    elif kind in _TOKENIZERS and kind != "NullTokenizer" and model is not None:
         is_there = is_address(model) or Path(model).exists()
         hint = "" if is_there else "    # no such file or folder: a name of a hub must be downloaded to a folder first"
-        return (f"tokenizer = {{file = {name}, eod_token = {_text(eos)}}}" if eos else f"tokenizer = {name}") + hint
-    found = f"{kind or 'none'} {model or ''}".strip()
-    return f'# tokenizer = "tokenizer.json"    # the job has: {_line(found)}'
+        file, eos = place.of(model), _eos_token(model) if kind == "HuggingFaceTokenizer" else None
+    else:
+        found = f"{kind or 'none'} {model or ''}".strip()
+        yield f"# [tokenizer]    # the job has: {_line(found)}"
+        yield '# file = "tokenizer.json"'
+        return
+    yield "[tokenizer]"
+    yield f"file = {_text(file)}{hint}"
+    if eos is not None:
+        yield f"eod_token = {_text(eos)}"
+    if not given.legacy_tokenizer and given.tokenizer_metadata is None:
+        yield f"megatron = {_identity(given)}"
+
+
+def _identity(given: argparse.Namespace) -> str:
+    """Returns the identity of the job's tokenizer, with which it looks for indices in the cache.
+
+    As in `megatron.core.tokenizers.text.utils.build_tokenizer` of megatron-core 0.16.1.
+    """
+    path = "" if given.tokenizer_type == "NullTokenizer" else f"path = {_text(given.tokenizer_model)}, "
+    options = ", ".join(f"{key} = {_value(value)}" for key, value in _tokenizer_options(given).items())
+    return f"{{class = {_text(_TOKENIZER_CLASS)}, {path}options = {{{options}}}}}"
+
+
+def _tokenizer_options(given: argparse.Namespace) -> dict[str, object]:
+    if given.tokenizer_type == "NullTokenizer":
+        return {"vocab_size": given.vocab_size}
+    if given.tokenizer_type == "SentencePieceTokenizer":
+        return {"legacy": given.tokenizer_sentencepiece_legacy, "special_tokens": given.tokenizer_special_tokens}
+    return {
+        "vocab_file": given.vocab_file,
+        "merges_file": given.merge_file,
+        "additional_special_tokens": given.tokenizer_special_tokens or [],
+        "use_fast": given.tokenizer_hf_use_fast,
+        "trust_remote_code": given.trust_remote_code,
+        "include_special_tokens": given.tokenizer_hf_include_special_tokens,
+    }
+
+
+def _value(value: object) -> str:
+    """A value in TOML; None, which TOML does not have, as the text that stands for it in an identity."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value) if isinstance(value, (bool, int)) else _text(str(value))
 
 
 def _eos_token(folder: str) -> str | None:
