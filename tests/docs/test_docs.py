@@ -185,11 +185,7 @@ def test_the_blend_file_of_the_page_on_object_stores_is_one(tmp_path):
 
 def test_the_readmes_programs_have_types(first_hour):
     subprocess.run(
-        # torch has no types for Tensor.backward.
-        [sys.executable, "-m", "mypy", "--strict", "--untyped-calls-exclude=torch", "program.py", "train.py"],
-        cwd=first_hour,
-        check=True,
-        timeout=300,
+        [sys.executable, "-m", "mypy", "--strict", "program.py", "train.py"], cwd=first_hour, check=True, timeout=300
     )
 
 
