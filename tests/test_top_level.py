@@ -144,7 +144,10 @@ def test_datasets_say_what_they_hold(folder):
             {"prefixes": {"a": -1}, "sequence_length": 8},
             "dataset.weight must be a finite number of at least 0, found -1",
         ),
-        ({"prefixes": {"a": 1}, "sequence_length": 8}, "size must give the size of train, whose datasets have weights"),
+        (
+            {"prefixes": {"a": 1}, "sequence_length": 8},
+            "size must give the size of train, whose datasets have weights or epochs",
+        ),
         ({"prefixes": ["a"], "sequence_length": 8, "order": "random"}, "order must be one of 'megatron', "),
         ({"prefixes": ["a"], "sequence_length": 8}, "trackbed.open_blend: tokenizer must be given"),
         ({"path": "blend.toml", "tokenizer": {"eod": 1}}, "vocab_size must be given"),

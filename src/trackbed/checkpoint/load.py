@@ -80,7 +80,8 @@ def load(
 ) -> Any:
     """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
 
-    `load(folder)` returns the plain tensors and values of a checkpoint. `load(sharded_state_dict, folder)` returns them
+    `load(folder)` returns the plain tensors and values of a checkpoint, and none of the tensors that `sharded_state`
+    has saved: use `load_sharded_state`. `load(sharded_state_dict, folder)` returns them
     too, with the tensors and objects for which the argument has a `ShardedTensor` or `ShardedObject`. Plain tensors and
     values of the argument are ignored. A checkpoint of `torch.distributed.checkpoint` has no plain tensors and values;
     `open_checkpoint` reads it without a state.
@@ -94,7 +95,10 @@ def load(
         common_strategy: strategy that loads the common state.
         validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once, so that
             nothing is forgotten. False to load parts of tensors.
-        strict: handling of keys that are wanted and not stored, or stored and not wanted.
+        strict: handling of unexpected keys, which are wanted and not stored, and of missing keys, which are stored and
+            not wanted. "assume_ok_unexpected": an unexpected key is an error of the tensor that is not there.
+            "log_unexpected", "log_all", "raise_unexpected", "raise_all": unexpected keys, or both kinds, are logged or
+            raised. "return_unexpected", "return_all": they are returned. "ignore_all": they are left out.
         rename: mapping or function that gives the key under which a tensor is stored, for keys that have changed.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.

@@ -50,6 +50,8 @@ def save(
 ) -> AsyncRequest | None:
     """Collective over `group`: saves a state dictionary as a checkpoint, which appears whole or not at all.
 
+    In a folder with files of other programs, which are kept, the files of the checkpoint appear one after the other.
+
     `save({**sharded_state(model, optimizer), "step": 100}, "checkpoints/step-0000100")`, on every rank. A new program
     needs the state and the folder only; the arguments after them are Megatron Core's.
 

@@ -82,7 +82,7 @@ class Positioned(ABC):
 class MegatronPretrainingSampler(Positioned):
     """Batch sampler in the order of the dataset; each rank takes its contiguous part of every m samples.
 
-    For torch's DataLoader. Each iteration starts at `consumed_samples`.
+    m is `micro_batch_size * data_parallel_size`. For torch's DataLoader. Each iteration starts at `consumed_samples`.
 
     Args:
         total_samples: samples of the dataset, at least 1.

@@ -1,8 +1,8 @@
 """Trackbed under Megatron Core's module paths.
 
-For each part of the table, `trackbed.megatron.core.<part>.*` contains Trackbed's counterparts of the names in
-`megatron.core.<part>.*`. After `trackbed.megatron.install()`, a program that imports `megatron.core.<part>.*` runs on
-Trackbed.
+For each of the parts "datasets", "distributed" and "dist_checkpointing", `trackbed.megatron.core.<part>.*` contains
+Trackbed's counterparts of the names in `megatron.core.<part>.*`. After `trackbed.megatron.install()`, a program that
+imports `megatron.core.<part>.*` runs on Trackbed.
 """
 
 import logging
@@ -33,10 +33,11 @@ sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none", "flat"] | None = None) -> None:
     """Makes Trackbed's modules importable under `megatron.core`, ahead of an installed megatron-core.
 
-    Names that Trackbed does not provide still come from Megatron Core. Further calls add parts to those installed.
+    `install(parts=("datasets",))` at the top of a program. Names that Trackbed does not provide still come from
+    Megatron Core. Further calls add parts to those installed. A warning names another megatron-core than 0.16.1.
 
-    `import megatron.core` imports `megatron.core.distributed` and `megatron.core.dist_checkpointing`: a call with one
-    of these parts must come before it.
+    A part must be installed before anything imports the package. `import megatron.core` imports the packages of the
+    parts "distributed" and "dist_checkpointing".
 
     Args:
         parts: packages below `megatron.core` whose names Trackbed provides, of "datasets", "distributed" and
@@ -45,7 +46,7 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
             `trackbed.checkpoint.load`; None for that of Megatron Core, which the wrapper's `exchange_algo` names.
 
     Raises:
-        ArgumentError: the table has no such part, or `exchange` is unknown.
+        ArgumentError: there is no such part, or `exchange` is unknown.
         TrackbedError: modules that would be replaced were already imported; the message names the importer.
     """
     if isinstance(parts, str) or not set(parts) <= set(PARTS):

@@ -147,8 +147,16 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ("shuffle_block = 4", "shuffle_block = 0", ["27: options.shuffle_block must be a whole number of at least"]),
         ("shuffle_block = 4", "random_seed = 0", ["27: unknown key 'options.random_seed'; known keys: "]),
         ("train = 100", "train_tokens = 'much'", ["9: size.train_tokens must be a whole number of at least 1 and "]),
-        ("train = 100", "", ["8: size must give the size of train, whose datasets have weights: one of train, t"]),
-        ("valid = 10", "", ["8: size must give the size of valid, whose datasets have weights: one of valid, "]),
+        (
+            "train = 100",
+            "",
+            ["8: size must give the size of train, whose datasets have weights or epochs: one of train, t"],
+        ),
+        (
+            "valid = 10",
+            "",
+            ["8: size must give the size of valid, whose datasets have weights or epochs: one of valid, "],
+        ),
         ("valid = 10", "train_iters = 1", ["10: size.train_iters must be the only size of training", "10: size.tr"]),
         ("valid = 10", "valid = 1\neval_iters = 1", ["10: size.valid must be omitted if eval_iters gives the"]),
         ("[size]", "[size]]", ["8: must be TOML: Expected newline or end of document after a statement, column 7"]),

@@ -193,4 +193,4 @@ def _check_sizes(
             table.refuse("", "must not give the size of train if its datasets give their epochs, found both")
         if measures - {None} and not follows and not is_full and not table.given(*SIZE_KEYS[one]):
             ways = ", ".join(SIZE_KEYS[one])
-            table.refuse("", f"must give the size of {one.name}, whose datasets have weights: one of {ways}")
+            table.refuse("", f"must give the size of {one.name}, whose datasets have weights or epochs: one of {ways}")

@@ -16,7 +16,7 @@ Numbers = tuple[int, ...]
 
 @dataclass
 class ShardedTensor(ShardedBase):
-    """Part of a global tensor: a box, given by its first element and its shape.
+    """Part of a global tensor: a box, given by its first element and its shape. `from_rank_offsets` makes most of them.
 
     Args:
         key: name of the global tensor.
@@ -26,7 +26,7 @@ class ShardedTensor(ShardedBase):
         global_shape: shape of the global tensor, with prepended axes.
         global_offset: first element of the box in the global tensor, with prepended axes.
         axis_fragmentations: number of boxes along each axis of a regular grid; None for boxes of any sizes.
-        replica_id: number of the copy.
+        replica_id: 0 for one of the ranks that have this box, other numbers for its further copies.
         prepend_axis_num: number of axes before those of the box, along which the box has one element.
         allow_shape_mismatch: True if the stored tensor may have another global shape: `load` fills the rest with zeros.
         flattened_range: must be None.
