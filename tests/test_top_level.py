@@ -333,6 +333,21 @@ def test_a_run_that_is_stopped_after_each_pass_reads_what_one_without_a_stop_rea
     assert counts == [12, 12, 12]
 
 
+def test_a_run_in_the_order_instant_is_made_longer_after_its_end(folder):
+    def train(size):
+        prefixes = {"a": 1.0, "b": 1.0}
+        return trackbed.open_blend(
+            prefixes=prefixes, sequence_length=16, size=size, tokenizer="bytes", order="instant", seed=1
+        ).train
+
+    shorter, longer = (trackbed.BatchLoader(train(size), batch_size=8) for size in (64, 128))
+    whole = [batch["tokens"].tolist() for batch in longer]
+    assert [batch["tokens"].tolist() for batch in shorter] == whole[:8]
+    resumed = trackbed.BatchLoader(train(128), batch_size=8)
+    resumed.load_state_dict(shorter.state_dict())
+    assert [batch["tokens"].tolist() for batch in resumed] == whole[8:]
+
+
 @pytest.mark.parametrize(("batch_size", "drop_last", "steps"), [(8, True, 12), (9, True, 11), (9, False, 12)])
 def test_a_loop_that_is_left_at_the_last_step_is_followed_by_a_whole_pass(batch_size, drop_last, steps, folder):
     train = trackbed.open_blend("blend.toml").train

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["Flag", "Poll", "check_cancelled", "current_poll", "polling"]
+__all__ = ["Flag", "Poll", "check_cancelled", "check_wait", "checking_waits", "current_poll", "polling"]
 
 _Callback = Callable[[int], object]
 
@@ -32,6 +32,7 @@ class Flag:
 
 
 _POLL: ContextVar[Poll] = ContextVar("poll", default=None)
+_CHECKS: ContextVar[tuple[Callable[[], object], ...]] = ContextVar("checks", default=())
 
 
 @contextlib.contextmanager
@@ -62,6 +63,29 @@ def check_cancelled(done: int = 0) -> None:
     poll = _POLL.get()
     if poll is not None:
         poll(done)
+
+
+@contextlib.contextmanager
+def checking_waits(check: Callable[[], object]) -> Iterator[None]:
+    """Calls `check` while this thread waits for other ranks inside the block. If it raises, the wait ends.
+
+    Unlike a poll of `polling`, it sends no sign of life, and so does not keep others from finding out that all wait.
+    """
+    token = _CHECKS.set((*_CHECKS.get(), check))
+    try:
+        yield
+    finally:
+        _CHECKS.reset(token)
+
+
+def check_wait() -> None:
+    """Checks once, in a wait for other ranks.
+
+    Raises:
+        Exception: whatever a check raises. It must propagate.
+    """
+    for check in _CHECKS.get():
+        check()
 
 
 def _both(first: Poll, second: _Callback) -> _Callback:

@@ -261,7 +261,7 @@ class _Passes(MegatronPretrainingSampler):
         if left < (self.micro_batch_times_data_parallel_size if self.drop_last else 1):
             self.consumed_samples = 0
         yield from super().__iter__()
-        self.consumed_samples = self._yielded = 0  # also in a state that is saved now
+        self.consumed_samples = self._yielded
 
 
 class BatchLoader(_BatchLoader):

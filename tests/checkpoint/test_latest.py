@@ -1,11 +1,14 @@
 """The last checkpoint of a folder."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 
 import trackbed
 from trackbed.comm import run_ranks
-from trackbed.errors import CheckpointError
+from trackbed.errors import CheckpointError, TrackbedError
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,18 @@ def test_one_that_is_not_whole_is_passed_over_with_a_warning(lost, tmp_path, cap
     (tmp_path / "step-2" / lost).unlink()
     assert trackbed.latest_checkpoint(tmp_path) == tmp_path / "step-1"
     assert f"step-2: is passed over, because it is not whole: {lost}: must be in" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/step-1", Path("gs://bucket/step-1")])
+def test_an_address_is_no_folder_of_a_checkpoint(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "the folder of a checkpoint must be on a file system, found an address"
+    for call in (
+        partial(trackbed.save, {"step": 1}),
+        trackbed.load,
+        trackbed.latest_checkpoint,
+        trackbed.open_checkpoint,
+    ):
+        with pytest.raises(TrackbedError, match=words):
+            call(address)
+    assert not list(tmp_path.iterdir())

@@ -24,6 +24,7 @@ from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish
 from trackbed.files.publish_folder import commit_folder, flush_files
 from trackbed.files.regular import kind_of
+from trackbed.files.stores.address import is_address, lost_address_hint
 
 __all__ = [
     "COMMON_NAME",
@@ -33,6 +34,7 @@ __all__ = [
     "is_checkpoint",
     "link_or_copy",
     "load_common",
+    "local_folder",
     "open_folder",
     "open_for_all",
     "target_folder",
@@ -273,14 +275,26 @@ def _has_config(path: Path) -> bool:
         return False
 
 
+def local_folder(path: str | Path) -> Path:
+    """Path of a folder on a file system.
+
+    Raises:
+        ArgumentError: it is the address of an object store.
+    """
+    if is_address(path) or lost_address_hint(path):
+        msg = f"the folder of a checkpoint must be on a file system, found an address: {str(path)!r}"
+        raise ArgumentError(msg)
+    return Path(path)
+
+
 def target_folder(path: str | Path) -> Path:
     """Absolute path of a folder that is to become a checkpoint.
 
     Raises:
-        ArgumentError: it is the working directory of this process, which would be left in a removed folder; or it is no
-            checkpoint, and has files that a checkpoint would replace.
+        ArgumentError: it is an address; it is the working directory of this process, which would be left in a removed
+            folder; or it is no checkpoint, and has files that a checkpoint would replace.
     """
-    found = Path(path).absolute()
+    found = local_folder(path).absolute()
     if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
         msg = f"checkpoint_dir: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not"
         raise ArgumentError(msg)

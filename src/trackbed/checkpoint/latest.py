@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from trackbed.checkpoint.folder import open_folder
+from trackbed.checkpoint.folder import local_folder, open_folder
 from trackbed.checkpoint.meeting import Ranks, meet
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME
 from trackbed.errors import CheckpointError
@@ -36,7 +36,7 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None
         CheckpointError: on every rank: the folder cannot be read.
     """
     with meet("latest_checkpoint", group) as meeting:
-        name = meeting.broadcast(_latest_name(Path(folder)).encode() if meeting.rank == 0 else b"").decode()
+        name = meeting.broadcast(_latest_name(local_folder(folder)).encode() if meeting.rank == 0 else b"").decode()
     return Path(folder) / name if name else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, overload
 from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.describe import describe_request
 from trackbed.checkpoint.exchange import Exchange, parse_exchange
-from trackbed.checkpoint.folder import open_for_all
+from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.loading import load_shards, require_loadable
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Ranks, meet
@@ -136,7 +136,7 @@ def load(
     with meet("load", group) as meeting:
         with phases("open"):
             request = describe_request(sharded_state_dict)
-            folder = open_for_all(Path(checkpoint_dir), meeting)
+            folder = open_for_all(local_folder(checkpoint_dir), meeting)
             shards = _renamed(request.shards, rename)
             table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
             missing, unexpected = _differences(handling, folder.catalogue, shards, set(table.keys))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from trackbed.cancellation import check_cancelled
+from trackbed.cancellation import check_wait
 from trackbed.comm import SOLO, Group, Step
 from trackbed.comm.torch import TorchGroup, current_group
 from trackbed.errors import CheckpointError, CollectiveError
@@ -65,7 +65,7 @@ class Meeting:
     def poll(self) -> None:
         """Raises if another rank has failed. Call it every 50 ms or so during long work."""
         self.step.poll(0)
-        check_cancelled()
+        check_wait()
 
     def gather(self, content: bytes, among: Any = None) -> list[bytes]:
         """Collective over the ranks: returns the bytes of each, in rank order.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trackbed.checkpoint.folder import CheckpointFolder, open_folder
+from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
 from trackbed.checkpoint.loading import require_covered
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.errors import ArgumentError, CheckpointError
@@ -154,4 +154,4 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    return Checkpoint(open_folder(Path(folder)))
+    return Checkpoint(open_folder(local_folder(folder)))

@@ -1,4 +1,4 @@
-"""Pickles of checkpoints: only classes that torch and the program allow are loaded."""
+"""Pickles of checkpoints: only classes of data, and those that torch and the program allow, are loaded."""
 
 import re
 from io import BytesIO
@@ -8,6 +8,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 
+from trackbed.checkpoint.allowed_classes import allowing, stand_in, unknown_names
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
@@ -33,16 +34,14 @@ def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: 
     try:
         if checks_members and bytes(content[:4]) == b"PK\3\4":
             _check_members(content, where)
-        return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+        return _load(content)
     except CheckpointError:
         raise
     except UnpicklingError as error:
-        text = str(error)
-        found = _GLOBAL.search(text)
-        if found is None:
-            msg = f"{where}: must be a pickle of allowed classes, but cannot be read: {text.splitlines()[0]}"
+        name = _class_in(error)
+        if name is None:
+            msg = f"{where}: must be a pickle of allowed classes, but cannot be read: {str(error).splitlines()[0]}"
             raise CheckpointError(msg) from error
-        name = next(filter(None, found.groups()))
         msg = (
             f"{where}: must be made of classes that are allowed, but has {name.rpartition('.')[2]!r} ({name}): if you "
             f"trust it, call torch.serialization.add_safe_globals([{name}]) first"
@@ -51,6 +50,27 @@ def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: 
     except Exception as error:  # damaged and hostile pickles raise errors of any kind
         msg = f"{where}: must be what torch.save writes, but cannot be read: {type(error).__name__}: {error}"
         raise CheckpointError(msg) from error
+
+
+def _load(content: bytes | memoryview) -> Any:
+    """Loads a pickle. Inside `naming_unknown` each class that is not allowed is replaced by one that is its name."""
+    stand_ins: list[tuple[Any, str]] = []
+    while True:
+        try:
+            with allowing(*stand_ins):
+                return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            name, names = _class_in(error), unknown_names()
+            if name is None or names is None or name in (known for _, known in stand_ins):
+                raise
+            names.add(name)
+            stand_ins.append((stand_in(name), name))
+
+
+def _class_in(error: UnpicklingError) -> str | None:
+    """Name of the class that is not allowed; None if that is not the reason."""
+    found = _GLOBAL.search(str(error))
+    return None if found is None else next(filter(None, found.groups()))
 
 
 def torch_bytes(value: Any, where: str) -> bytes:

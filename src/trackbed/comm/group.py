@@ -29,6 +29,10 @@ class Step(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raises if another rank has failed, as `poll` does, but sends no heartbeat."""
+        ...
+
 
 class Group(Protocol):
     """Group of processes that includes the calling one.
@@ -221,6 +225,9 @@ class Solo:
 
 class _SoloStep:
     def poll(self, done: int) -> None:
+        """Does nothing: no other rank can fail."""
+
+    def check(self) -> None:
         """Does nothing: no other rank can fail."""
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, Self
 
-from trackbed.cancellation import check_cancelled
+from trackbed.cancellation import check_wait
 from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.report import (
     Failure,
@@ -158,7 +158,7 @@ class Rendezvous:
     def _wait_for_flag(self, watchdog: Watchdog) -> Outcome:
         is_warned = False
         while not self.flag.wait(min(_SLICE_SECONDS, watchdog.seconds_until_check())):
-            check_cancelled()
+            check_wait()
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds

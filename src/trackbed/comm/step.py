@@ -39,6 +39,15 @@ class SharedStep:
         self._gap = min(max_heartbeat_gap_seconds, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
         self._next_heartbeat = 0.0
 
+    def check(self) -> None:
+        """Raises if another rank has failed. Makes no request.
+
+        Raises:
+            Stopped: another rank has failed.
+        """
+        if self._rendezvous.flag.has_fired():
+            raise Stopped
+
     def poll(self, done: int) -> None:  # noqa: ARG002  kernels call their poll with it
         """Sends a heartbeat if one is due; raises if another rank has failed.
 
@@ -48,8 +57,7 @@ class SharedStep:
             Stopped: another rank has failed.
             StoreUnreachable: the store does not answer.
         """
-        if self._rendezvous.flag.has_fired():
-            raise Stopped
+        self.check()
         now = time.monotonic()
         if now >= self._next_heartbeat:
             # Two threads may get here at the same time, and send two heartbeats.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.cancellation import polling
+from trackbed.cancellation import checking_waits
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options
@@ -671,8 +671,8 @@ class DistributedDataParallel(torch.nn.Module):
             refusal: reason why no further step is possible after a failure.
         """
         guarded = self._messages.guarded(what, max_heartbeat_gap_seconds=float("inf"))
-        # A save or load in the block waits over a group of its own, and polls this step.
-        with guarded as step, self.waiter.inside(step), polling(step.poll):
+        # A save or load in the block waits over a group of its own, and looks at this step.
+        with guarded as step, self.waiter.inside(step), checking_waits(step.check):
             try:
                 yield
             except BaseException:

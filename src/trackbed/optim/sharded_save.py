@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from trackbed.checkpoint import ShardedTensor, load
-from trackbed.checkpoint.folder import open_for_all
+from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.meeting import Ranks, meet
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
@@ -103,7 +103,7 @@ def load_sharded_state(
     with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
         _check(model, optimizer)
         meeting.group.agree("with an optimizer", optimizer is not None)
-        opened = open_for_all(Path(folder), meeting)
+        opened = open_for_all(local_folder(folder), meeting)
         common = opened.load_common()
         entries = _entries(model, meeting.rank)
         _check_keys(folder, set(opened.catalogue.tensors), common, entries)
