@@ -110,7 +110,19 @@ def _entry(facade: str, name: str, found: Any) -> str:
         return f"{_signature(name, found)}{_text(found.__doc__)}"
     if callable(found) and not isinstance(found, (types.GenericAlias, types.UnionType)):
         return f"{_signature(name, found)}{_text(getattr(found, '__doc__', None))}"
-    return f"{_code(f'{name} = {_plain(found)}')}"
+    return f"{_code(f'{name} = {_plain(found)}')}{_text(_constant_text(facade, name))}"
+
+
+def _constant_text(facade: str, name: str) -> str:
+    """Returns the text that follows the assignment of a constant in the module that a facade takes it from."""
+    place = getattr(import_module(facade), "_MODULES", {}).get(name)
+    source = import_module(f"{facade}.{place}" if place else facade)
+    for before, after in pairwise(ast.parse(inspect.getsource(source)).body):
+        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        targets = before.targets if isinstance(before, ast.Assign) else [getattr(before, "target", None)]
+        if is_text and any(isinstance(one, ast.Name) and one.id == name for one in targets):
+            return inspect.cleandoc(str(after.value.value))
+    return ""
 
 
 def _class(name: str, found: type, *, is_whole: bool) -> str:
