@@ -388,6 +388,33 @@ def test_pinned_memory_needs_an_accelerator(dataset, options):
         BatchLoader(dataset, [[0]], **options)
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_pinned_memory_that_is_handed_out_is_not_reused(pinned, dataset, monkeypatch):
+    """The program may have queued copies of it, which the ring could not wait for."""
+    taken = []
+    plain = dataset.empty_batch
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(dataset, "empty_batch", lambda size, **_: plain(size))
+    monkeypatch.setattr("trackbed.loading.ring.Ring.take", lambda _ring, size: taken.append(size))
+    loader = BatchLoader(dataset, sampler(dataset), pinned=pinned)
+    for batch, indices in zip(loader, sampler(dataset), strict=True):
+        assert tokens(batch) == wanted(dataset, indices)
+    assert bool(taken) == (not pinned)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
+def test_queued_copies_of_pinned_batches_have_their_tokens(dataset):
+    work, copies = torch.rand(4000, 4000, device="cuda"), []
+    for batch in BatchLoader(dataset, sampler(dataset), pinned=True):
+        for _ in range(20):
+            work = work @ work  # the copy waits behind it, while the next batches are prefetched
+        copies.append(batch["tokens"].cuda(non_blocking=True))
+        del batch
+    for copy, indices in zip(copies, sampler(dataset), strict=True):
+        assert torch.equal(copy.cpu(), torch.as_tensor(wanted(dataset, indices)))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
 def test_batches_are_copied_to_a_device(dataset):

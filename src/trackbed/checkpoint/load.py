@@ -83,8 +83,8 @@ def load(
     `load(folder)` returns the plain tensors and values of a checkpoint, and none of the tensors that `sharded_state`
     has saved: use `load_sharded_state`. `load(sharded_state_dict, folder)` returns them
     too, with the tensors and objects for which the argument has a `ShardedTensor` or `ShardedObject`. Plain tensors and
-    values of the argument are ignored. A checkpoint of `torch.distributed.checkpoint` has no plain tensors and values;
-    `open_checkpoint` reads it without a state.
+    values of the argument are ignored. In a checkpoint of `torch.distributed.checkpoint` everything is a tensor or an
+    object to ask for; `open_checkpoint` reads it without a state.
 
     Args:
         sharded_state_dict: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is

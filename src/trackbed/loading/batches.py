@@ -98,6 +98,8 @@ class BatchLoader:
         self._device = None if device is None else torch.device(device)
         self._pinned = pinned or device is not None
         self._ring = Ring(ahead + 2)
+        # The program may have queued copies of pinned memory, which torch's allocator waits for, and a ring does not.
+        self._is_reused = not pinned or device is not None
         self._state: dict[str, Any] | None = None
         self._run: ReadAhead[_PreparedBatch] | None = None
         self._is_stored = reads_objects(dataset)
@@ -216,7 +218,7 @@ class BatchLoader:
             for (indices, state), fetched in ready:
                 batch = self._gather(indices, fetched, left)
                 tokens = self._tokens(batch)
-                lent = self._ring.lend(batch)
+                lent = self._ring.lend(batch) if self._is_reused else batch
                 del batch
                 yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
                 del lent
@@ -246,7 +248,7 @@ class BatchLoader:
 
     def _memory(self, size: int) -> Batch | None:
         """Memory to gather a batch into, or None if `gather` is to allocate it."""
-        free = self._ring.take(size)
+        free = self._ring.take(size) if self._is_reused else None
         return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned)
 
     def _tokens(self, batch: Batch) -> Any:
