@@ -10,6 +10,7 @@ import time
 import warnings
 import zipfile
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from tiers import with_files
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, save
+from trackbed.checkpoint.allowed_classes import naming_unknown
 from trackbed.cli.main import trackbed as command
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
@@ -112,7 +114,9 @@ def test_no_function_of_a_pickle_is_called(name, number, of_torch, checkpoint, t
     assert last in str(error.value)
     assert ("add_safe_globals" in str(error.value)) == (name != ".metadata")
     assert not mark.exists()
-    check_commands(folder, list(find_damage(folder)))
+    with naming_unknown():  # as the commands look into it
+        problems = list(find_damage(folder))
+    check_commands(folder, problems)
     assert not mark.exists()
 
 
@@ -199,18 +203,18 @@ def test_files_outside_of_the_folder_are_not_read(place, of_torch, tmp_path):
 
 def test_an_allowed_class_is_loaded(tmp_path):
     folder = tmp_path / "checkpoint"
-    value = Path("/somewhere")
-    with torch.serialization.safe_globals([Path, type(value)]):
+    value = Fraction(1, 3)
+    with torch.serialization.safe_globals([Fraction]):
         save({"o": ShardedObject("o", value, (1,), (0,)), "c": value}, folder)
         assert load({"o": ShardedObject("o", None, (1,), (0,))}, folder) == {"o": value, "c": value}
     for request in ({"o": ShardedObject("o", None, (1,), (0,))}, {}):
-        with pytest.raises(CheckpointError, match="Path"):
+        with pytest.raises(CheckpointError, match="Fraction"):
             load(request, folder)
 
 
 def test_an_object_that_could_not_be_loaded_is_not_saved(tmp_path):
-    for state in ({"o": ShardedObject("o", Path("x"), (1,), (0,))}, {"c": Path("x")}):
-        with pytest.raises(CheckpointError, match="Path"):
+    for state in ({"o": ShardedObject("o", Fraction(1), (1,), (0,))}, {"c": Fraction(1)}):
+        with pytest.raises(CheckpointError, match="Fraction"):
             save(state, tmp_path / "checkpoint")
         assert list(tmp_path.iterdir()) == []
 

@@ -71,7 +71,7 @@ def test_the_steps_may_be_made_by_several_processes(tmp_path):
     final = tmp_path / "saved"
     partial = make_partial_folder(final, may_replace=never)
     assert partial.parent == tmp_path
-    assert re.fullmatch(rf"saved\.[^.]+\.{os.getpid()}\.\d+\.\d+\.partial", partial.name)
+    assert re.fullmatch(rf"partial\.saved\.[^.]+\.{os.getpid()}\.\d+\.\d+\.partial", partial.name)
     program = f"""
 import sys
 from pathlib import Path

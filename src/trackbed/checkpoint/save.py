@@ -61,7 +61,7 @@ def save(
         sharded_state_dict: state with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for
             each object of one rank, and plain tensors and values, which rank 0 writes.
         checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
-            is replaced.
+            is replaced, where the file system can exchange two folders.
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
         common_strategy: None, or the strategy for the common state, which makes no difference.
         validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once.

@@ -1,6 +1,7 @@
 """`trackbed build`: building the indices of a blend ahead of the job."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def build(
     step; it listens there and on no other interface, unless torchrun's own store is used.
     """
     from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
-    from trackbed.comm.launch import group_from_environment, has_several_ranks
+    from trackbed.comm.launch import group_from_environment, has_several_ranks, parse_launch
 
     if ranks is not None and not plan_only:
         msg = "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
@@ -101,6 +102,12 @@ def build(
     config = _config(blend, cache, threads, _identity(tokenizer_identity))
     if reader == _MEGATRON or check_against is not None:
         _check_readable(config, blend)
+    # Without a cache there is no place for a secret of the processes, and only the order instant builds nothing.
+    if is_shared and not plan_only and config.path_to_cache is None and secret_file is None:
+        launch = parse_launch(os.environ)
+        if launch is not None and launch.rank == 0:
+            click.echo("nothing to build: the order is instant")
+        return
     secret = _secret(secret_file, config) if is_shared and not plan_only else None
     group = group_from_environment(timeout, secret=secret)
     make = partial(
@@ -143,9 +150,6 @@ def _secret(path: str | None, config: "GPTDatasetConfig") -> bytes:
     """Returns the secret that the processes share, from the given file or else from the cache."""
     from trackbed.cli.secret import secret_path, shared_secret
 
-    if path is None and config.path_to_cache is None:
-        msg = "--secret-file must name a file for several processes without a cache, found neither"
-        raise ArgumentError(msg)
     file = Path(path) if path is not None else secret_path(Path(str(config.path_to_cache)))
     try:
         return shared_secret(file)

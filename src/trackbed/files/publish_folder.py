@@ -1,6 +1,6 @@
 """Atomic publication of folders: files are written to a partial folder, which takes the final name once it is complete.
 
-A partial folder lies beside the final one and is named like a partial file (`trackbed.files.publish`), so the next
+A partial folder lies beside the final one and is named like a partial file of `partial.NAME`, so the next
 writer on the same host removes those of dead processes. Many processes, on many hosts, may write files into one:
 
 1. `make_partial_folder`, by one process, which tells the others its path;
@@ -55,8 +55,10 @@ def make_partial_folder(final: Path, *, may_replace: Callable[[Path], bool]) -> 
     _is_to_be_replaced(final, final, may_replace)
     # A dead partial folder may be an earlier one whose exchange is not on the disk: a loss of power would undo it.
     flush_to_disk(final.parent)
-    clear_dead_partials(final.parent, final_name=final.name)
-    partial = new_partial(final)
+    # Programs that look for folders by the beginning of their names, such as `iter_*`, do not find it.
+    aside = final.with_name(f"partial.{final.name}")
+    clear_dead_partials(final.parent, final_name=aside.name)
+    partial = new_partial(aside)
     partial.mkdir()
     return partial
 

@@ -63,7 +63,8 @@ class DistributedDataParallel(torch.nn.Module):
     values of rank 0.
 
     Args:
-        config: the model. In code for Megatron Core, its configuration or None; the model is then `module`.
+        config: the model, as `module` in the first place. In code for Megatron Core, its configuration or None; the
+            model is then the third argument.
         ddp_config: options, which are copied; None for `DistributedDataParallelConfig()`.
         module: model, with its parameters on one device, if it is not the first argument.
         disable_bucketing: True for one bucket.
