@@ -263,7 +263,7 @@ def test_states_move_from_pytorch_as_the_page_says(tmp_path):
     assert set(others) == {save}
     (convert,) = re.findall(r"`(dcp_to_torch_save\(.*?\))`", rows)
     *loads, load_dcp = re.findall(r"`(torch\.load\(.*?)`", rows)
-    assert set(loads) == {'torch.load("optimizer.pt")'}
+    assert set(loads) == {'torch.load("optimizer.pt", map_location="cpu")'}
     end = "dist.destroy_process_group()\n"
     old = (
         f"{consolidate}\nif dist.get_rank() == 0:\n    {save}\n"

@@ -208,6 +208,8 @@ def _tokenizer(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         yield f"eod_token = {_text(eos)}"
     if not given.legacy_tokenizer and given.tokenizer_metadata is None:
         yield f"megatron = {_identity(given)}"
+    else:
+        yield "# megatron = {...}    # not known with --legacy-tokenizer and --tokenizer-metadata"
 
 
 def _identity(given: argparse.Namespace) -> str:
