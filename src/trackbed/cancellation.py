@@ -82,7 +82,7 @@ def check_wait() -> None:
     """Checks once, in a wait for other ranks.
 
     Raises:
-        Exception: whatever a check raises. It must propagate.
+        Exception: the error of a check. It must propagate.
     """
     for check in _CHECKS.get():
         check()

@@ -43,7 +43,7 @@ _SMALLEST_NORM: Final = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What `step()` did: whether it was skipped, the norm before clipping, and the loss scale."""
+    """Report of a step: the norm before clipping, the loss scale, and if the step was skipped."""
 
     is_skipped: bool
     """True if no parameter was updated, because the norm of the gradients is not finite."""
