@@ -60,7 +60,7 @@ demo: ## Train a small GPT, stop it, resume it, and compare: the whole way in th
 test: setup-dev ## The tests that CI runs
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) $(PYTEST_ARGS)
 
-test-full: setup-dev ## The counts that acceptance lines name: up to 90 minutes
+test-full: setup-dev ## All counts of configurations and faults: up to 90 minutes
 	TRACKBED_TIER=full $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 check: setup-dev ## Style, types and layers

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import trackbed
 from launching import free_port
 from slurm import running_slurm
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, open_fastest_tokenizer, preprocess, train_tokenizer
@@ -63,9 +64,8 @@ def corpus(tmp_path_factory):
 def job_folder(corpus):
     """The folder of the corpus, without the results of another test."""
     folder, _ = corpus
-    for name in ("tokens", "cache"):
+    for name in ("tokens", "cache", "checkpoints"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / "state.pt").unlink(missing_ok=True)
     (folder / "tokens").mkdir()
     return folder
 
@@ -82,11 +82,23 @@ def log_of(folder, name, job):
     return (folder / f"{name}-{job}.log").read_text()
 
 
-def wait_for_seals(folder, count):
+def steps_in(log):
+    return [int(step) for step in re.findall(r"^step (\d+): loss", log, flags=re.MULTILINE)]
+
+
+def losses_in(log):
+    return [float(loss) for loss in re.findall(r"^step \d+: loss (.*)$", log, flags=re.MULTILINE)]
+
+
+def wait_until(is_true):
     deadline = time.monotonic() + 120
-    while len(list((folder / "tokens").glob("*.trackbed.json"))) < count:
+    while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def wait_for_seals(folder, count):
+    wait_until(lambda: len(list((folder / "tokens").glob("*.trackbed.json"))) >= count)
 
 
 def test_the_three_jobs_give_the_bytes_of_one_machine(slurm, job_folder, corpus):
@@ -99,15 +111,35 @@ def test_the_three_jobs_give_the_bytes_of_one_machine(slurm, job_folder, corpus)
     built = files_in_tree(job_folder / "cache")
     train = slurm.submit(job_folder, "train.sh")
     assert slurm.wait(train) == 0, log_of(job_folder, "train", train)
-    (job_folder / "state.pt").unlink()
+    shutil.rmtree(job_folder / "checkpoints")
     shutil.rmtree(job_folder / "cache")
     alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "MASTER_PORT": str(free_port())}
     environment = {**slurm.environment, **alone}
     found = subprocess.run(
         [sys.executable, "train.py"], cwd=job_folder, env=environment, capture_output=True, text=True, check=True
     )
-    assert log_of(job_folder, "train", train).splitlines()[-1] == found.stdout.splitlines()[-1]
+    assert steps_in(log_of(job_folder, "train", train)) == steps_in(found.stdout) == list(range(1, 9))
+    assert losses_in(log_of(job_folder, "train", train)) == pytest.approx(losses_in(found.stdout), abs=0.002)
     assert files_in_tree(job_folder / "cache") == built
+
+
+def test_a_signal_ends_all_ranks_of_the_training_at_one_step_and_the_next_job_goes_on(slurm, job_folder):
+    shutil.copytree(job_folder / "local", job_folder / "tokens", dirs_exist_ok=True)
+    longer = (
+        snippets("toml")[0].replace("train = 64", "train = 200_000").replace('cache = "cache"', 'order = "instant"')
+    )
+    (job_folder / "blend.toml").write_text(longer)
+    steps = []
+    for _ in range(2):
+        job = slurm.submit(job_folder, "train.sh")
+        log = job_folder / f"train-{job}.log"
+        wait_until(lambda log=log: log.exists() and len(steps_in(log.read_text())) >= 20)
+        slurm.run("scancel", "--signal=TERM", job)  # to the steps, as --signal=TERM@120 has it sent
+        assert slurm.wait(job) == 0, log.read_text()
+        steps.append(steps_in(log.read_text()))
+        assert trackbed.latest_checkpoint(job_folder / "checkpoints").name == f"step-{steps[-1][-1]:07}"
+    (job_folder / "blend.toml").write_text(snippets("toml")[0])
+    assert steps[0] + steps[1] == list(range(1, steps[1][-1] + 1))
 
 
 def test_a_node_that_is_lost_changes_no_byte(slurm, job_folder, corpus):

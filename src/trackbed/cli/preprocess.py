@@ -30,7 +30,8 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     "--tokenizer",
     required=True,
     metavar="TOKENIZER",
-    help="Hugging Face .json or folder, WordPiece vocab.txt, SentencePiece .model, tiktoken:NAME, null:N, or: bytes.",
+    help="Hugging Face .json or folder, WordPiece vocab.txt, SentencePiece .model, tiktoken:NAME, bytes, or null:N for "
+    "texts of numbers.",
 )
 @click.option(
     "--output",
