@@ -146,6 +146,11 @@ def fill(dataset: GPTDataset) -> Run:
     return run
 
 
+def as_in_megatron(samples: Any) -> DataLoader[Any]:
+    """The loader of a Megatron-LM job, with its two worker processes."""
+    return DataLoader(samples, batch_sampler=batches(len(samples)), num_workers=2, persistent_workers=True)
+
+
 def grain_loader(slices: Slices) -> Iterator[Any] | None:
     """Grain over the same slices, without threads of its own, which is quickest; None where it is not installed."""
     try:
@@ -191,7 +196,10 @@ def contestants(prefix: str) -> dict[str, Run]:
     )
     if (grain := grain_loader(slices)) is not None:
         found["Grain over the slice"] = take(grain)
-    found["megatron-core"] = one_by_one(open_megatron(prefix), default_collate)
+    theirs = open_megatron(prefix)
+    found["megatron-core"] = one_by_one(theirs, default_collate)
+    for name, samples in (("Trackbed's", datasets["megatron"]), ("megatron-core's", theirs)):
+        found[f"DataLoader, 2 workers, over {name} dataset"] = take(iter(as_in_megatron(samples)))
     return found
 
 

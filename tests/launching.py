@@ -26,7 +26,7 @@ def environments(size, launcher="torch"):
         if launcher == "srun":
             names = {
                 "SLURM_PROCID": rank,
-                "SLURM_NTASKS": size,
+                "SLURM_STEP_NUM_TASKS": size,
                 "SLURM_NODELIST": "localhost",
                 "SLURM_JOB_ID": port - 10_000,
             }

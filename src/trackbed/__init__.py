@@ -1,8 +1,10 @@
 """Tokens in, gradients across, checkpoints out: the layers under a model in LLM pre-training.
 
-Names and packages are imported when they are first used. Each layer has more in its package: `trackbed.tokens`,
-`trackbed.preprocess`, `trackbed.datasets`, `trackbed.builder`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim`
-and `trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
+Begin with `open_blend` and `BatchLoader` for data, `DistributedDataParallel` and `DataParallelOptimizer` for gradients,
+`sharded_state`, `save` and `load_sharded_state` for checkpoints. Names and packages are imported when they are first
+used. Each layer has more in its package: `trackbed.tokens`, `trackbed.preprocess`, `trackbed.datasets`,
+`trackbed.builder`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim` and `trackbed.checkpoint`;
+`trackbed.megatron` puts them under Megatron Core's names.
 """
 
 from importlib import import_module

@@ -148,6 +148,9 @@ def open_blend(
         timeout_seconds: seconds without a sign of life after which a rank counts as dead, and that ranks wait for each
             other at the start; 600 by default, and of `torch.distributed` its own timeout.
 
+    Returns:
+        The datasets of the splits, as `train`, `valid` and `test`.
+
     Raises:
         OSError: the blend file cannot be read.
         BlendFileError: settings are invalid, or data are missing or damaged; lists all problems.

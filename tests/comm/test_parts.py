@@ -11,7 +11,7 @@ from trackbed.comm.watchdog import SilenceTimer
 from trackbed.errors import ArgumentError
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
-SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_NODELIST": "gpu[012-015]", "SLURM_JOB_ID": "4711"}
+SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODELIST": "gpu[012-015]", "SLURM_JOB_ID": "4711"}
 
 
 def test_torchruns_variables_give_rank_and_address():
@@ -60,6 +60,12 @@ def test_without_a_launcher_there_is_one_rank(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert parse_launch({}) is None
     assert group_from_environment().size == 1
+
+
+def test_a_command_of_a_batch_script_without_srun_is_the_only_rank():
+    job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "gpu[012-015]", "SLURM_JOB_ID": "4711"}
+    assert parse_launch(job) is None
+    assert parse_launch({**job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}).size == 1
 
 
 def test_one_rank_needs_no_address():

@@ -113,7 +113,7 @@ def test_the_three_jobs_give_the_bytes_of_one_machine(slurm, job_folder, corpus)
     assert slurm.wait(train) == 0, log_of(job_folder, "train", train)
     shutil.rmtree(job_folder / "checkpoints")
     shutil.rmtree(job_folder / "cache")
-    alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "MASTER_PORT": str(free_port())}
+    alone = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "MASTER_PORT": str(free_port())}
     environment = {**slurm.environment, **alone}
     found = subprocess.run(
         [sys.executable, "train.py"], cwd=job_folder, env=environment, capture_output=True, text=True, check=True

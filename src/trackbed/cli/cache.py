@@ -83,7 +83,7 @@ def verify(ctx: click.Context, folder: str) -> None:
 @click.option(
     "--unused-for", type=Duration(), metavar="TIME", help="Remove only entries unused for this long: 30d, 12h."
 )
-@click.option("--foreign", is_flag=True, help="Also remove entries without a manifest of this version.")
+@click.option("--foreign", is_flag=True, help="Also remove entries of Megatron Core, and of other versions.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign: bool, dry_run: bool) -> None:
     """Remove the least recently used entries of a cache.

@@ -107,8 +107,9 @@ def parse_launch(environment: Mapping[str, str]) -> Launch | None:
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE")
-    elif "SLURM_PROCID" in environment and "SLURM_NTASKS" in environment:
-        names = ("SLURM_PROCID", "SLURM_NTASKS")
+    elif "SLURM_PROCID" in environment and "SLURM_STEP_NUM_TASKS" in environment:
+        # A command that a batch script runs without srun has the number of tasks of the job, but is the only one.
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     else:
         return None
     size = _number(environment, names[1], 1, 2**31)

@@ -1,6 +1,7 @@
 """Blend files of the arguments of Megatron-LM jobs."""
 
 import argparse
+import base64
 import json
 import shlex
 import tomllib
@@ -105,7 +106,9 @@ def test_arguments_without_a_key_are_comments():
 def test_what_the_job_does_not_give_is_a_comment():
     text = blend_of_megatron_arguments("--data-path 1 a 1 a --tokenizer-type GPT2BPETokenizer")
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert [line.split()[1] for line in comments] == ["sequence_length", "cache", "size", "[tokenizer]", "file"]
+    assert [line.split()[1] for line in comments] == [
+        *("sequence_length", "cache", "size", "[tokenizer]", "file", "megatron")
+    ]
     assert "the job has: GPT2BPETokenizer" in text
     assert 'name = "a 2"' in text
 
@@ -154,7 +157,9 @@ def test_what_is_lost_or_misspelt_is_said():
 
 def test_a_tokenizer_of_a_hub_is_said_to_need_a_download(folder):
     job = f"--data-path a --split 1 {JOB} --tokenizer-type HuggingFaceTokenizer --tokenizer-model"
-    assert "a name of a hub must be downloaded" in blend_of_megatron_arguments(f"{job} meta-llama/Llama-3")
+    assert "for a name of a hub, write the folder of a copy here" in blend_of_megatron_arguments(
+        f"{job} meta-llama/Llama-3"
+    )
     (folder / "tok").mkdir()
     assert "hub" not in blend_of_megatron_arguments(f"{job} tok")
 
@@ -217,6 +222,8 @@ DEFAULTS = {
     "vocab_size": None,
     "tokenizer_special_tokens": None,
     "tokenizer_metadata": None,
+    "tiktoken_pattern": None,
+    "tiktoken_num_special_tokens": 1000,
     "tokenizer_sentencepiece_legacy": False,
     "tokenizer_hf_use_fast": False,
     "tokenizer_hf_include_special_tokens": False,
@@ -232,6 +239,8 @@ DEFAULTS = {
         "--tokenizer-type NullTokenizer --vocab-size 255",
         "--tokenizer-type SentencePieceTokenizer --tokenizer-model spiece.model",
         "--tokenizer-type SentencePieceTokenizer --tokenizer-model spiece.model --tokenizer-sentencepiece-legacy",
+        "--tokenizer-type Llama2Tokenizer --tokenizer-model spiece.model",
+        "--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model spiece.model",
         "--tokenizer-type HuggingFaceTokenizer --tokenizer-model model",
         "--tokenizer-type HuggingFaceTokenizer --tokenizer-model model --tokenizer-hf-use-fast --trust-remote-code",
         "--tokenizer-type HuggingFaceTokenizer --tokenizer-model model --tokenizer-special-tokens '<a>' '<b>'",
@@ -242,16 +251,50 @@ def test_the_tokenizer_has_the_identity_of_the_jobs(job, folder):
     write_sentencepiece(folder / "spiece.model")
     write_plain_folder(folder / "model")
     config, _ = config_of(f"--data-path a --split 1 --seq-length 16 {job}")
-    given = argparse.ArgumentParser()
-    given.add_argument("--vocab-size", type=int)
-    given.add_argument("--tokenizer-special-tokens", nargs="+")
-    for name in ("tokenizer-type", "tokenizer-model"):
-        given.add_argument(f"--{name}")
-    for name in ("tokenizer-sentencepiece-legacy", "tokenizer-hf-use-fast", "trust-remote-code"):
-        given.add_argument(f"--{name}", action="store_true")
-    args = given.parse_args(shlex.split(job), argparse.Namespace(**DEFAULTS))
-    theirs = build_tokenizer(args).unique_identifiers
+    theirs = build_tokenizer(_tokenizer_arguments(job)).unique_identifiers
     assert list(config.tokenizer.unique_identifiers.items()) == list(theirs.items())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "job",
+    [
+        "--tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt",
+        "--tokenizer-type TikTokenizer --tokenizer-model ranks.json --vocab-size 1256 --tiktoken-pattern v2",
+        "--tokenizer-type TikTokenizer --tokenizer-model ranks.json --vocab-size 300 --tiktoken-pattern v1"
+        " --tiktoken-num-special-tokens 44",
+    ],
+)
+def test_the_identity_of_a_tokenizer_of_other_files_is_a_comment_to_use(job, folder):
+    build_tokenizer = pytest.importorskip("megatron.core.tokenizers.text.utils.build_tokenizer").build_tokenizer
+    write_plain_folder(folder / "gpt2")  # found before that of the hub
+    ranks = [
+        {"rank": number, "token_bytes": base64.b64encode(bytes([number])).decode(), "token_str": "?"}
+        for number in range(256)
+    ]
+    (folder / "ranks.json").write_text(json.dumps(ranks))
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).write_text("{}" if name == "vocab.json" else "")
+    text = blend_of_megatron_arguments(f"--data-path a --split 1 --seq-length 16 {job}")
+    assert "tokenizer" not in tomllib.loads(text)
+    uncommented = text.replace("# [tokenizer]", "[tokenizer]").replace('# file = "tokenizer.json"', 'file = "bytes"')
+    Path("blend.toml").write_text(uncommented.replace("# megatron", "megatron"))
+    identity = read_blend_file("blend.toml").tokenizer.megatron
+    theirs = build_tokenizer(_tokenizer_arguments(job)).unique_identifiers
+    assert list(identity.unique_identifiers().items()) == list(theirs.items())
+
+
+def _tokenizer_arguments(job):
+    """The arguments of a job as `build_tokenizer` takes them."""
+    parser = argparse.ArgumentParser()
+    for name in ("vocab-size", "tiktoken-num-special-tokens"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--tokenizer-special-tokens", nargs="+")
+    for name in ("tokenizer-type", "tokenizer-model", "vocab-file", "merge-file", "tiktoken-pattern"):
+        parser.add_argument(f"--{name}")
+    for name in ("tokenizer-sentencepiece-legacy", "tokenizer-hf-use-fast", "trust-remote-code"):
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser.parse_args(shlex.split(job), argparse.Namespace(**DEFAULTS))
 
 
 @pytest.mark.parametrize("other", ["--legacy-tokenizer", "--tokenizer-metadata metadata.json"])

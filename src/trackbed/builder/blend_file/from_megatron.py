@@ -58,7 +58,9 @@ _IS_END: Final = re.compile(r"[|&;]+|\d*>+(&?\d)?\S*|<+[^>\s]*")
 _SIMILAR: Final = 0.85
 _ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
 """Arguments of Megatron-LM that are spelt almost as one about the data."""
-_TOKENIZERS: Final = ("HuggingFaceTokenizer", "SentencePieceTokenizer", "NullTokenizer")
+_SENTENCEPIECE: Final = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+_OF_OTHER_FILES: Final = ("GPT2BPETokenizer", "TikTokenizer")
+"""Tokenizers whose identity is known, but whose files a blend file cannot name."""
 _TOKENIZER_CLASS: Final = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
 _TOKENIZER_SWITCHES: Final = (
     "legacy_tokenizer",
@@ -86,8 +88,9 @@ def _parser() -> _Parser:
         parser.add_argument(f"--{name}")
     for name in ("tokenizer-model", "object-storage-cache-path", "per-dataset-sequences-path", "dataloader-type"):
         parser.add_argument(f"--{name}")
-    for name in ("vocab-file", "merge-file", "tokenizer-metadata", "phase-transition-iterations"):
+    for name in ("vocab-file", "merge-file", "tokenizer-metadata", "tiktoken-pattern", "phase-transition-iterations"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)
     parser.add_argument("--tokenizer-special-tokens", nargs="+")
     parser.add_argument("--rampup-batch-size", nargs="*")
     for name in ("seq-length", "train-iters", "train-samples", "global-batch-size", "seed", "vocab-size"):
@@ -193,23 +196,30 @@ def _tokenizer(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     kind, model = given.tokenizer_type, given.tokenizer_model
     if kind == "NullTokenizer" and given.vocab_size is not None:
         file, hint, eos = f"null:{given.vocab_size}", "", None
-    elif kind in _TOKENIZERS and kind != "NullTokenizer" and model is not None:
+    elif kind in ("HuggingFaceTokenizer", *_SENTENCEPIECE) and model is not None:
         is_there = is_address(model) or Path(model).exists()
-        hint = "" if is_there else "    # no such file or folder: a name of a hub must be downloaded to a folder first"
+        hint = "" if is_there else "    # no such file or folder: for a name of a hub, write the folder of a copy here"
         file, eos = place.of(model), _eos_token(model) if kind == "HuggingFaceTokenizer" else None
     else:
         found = f"{kind or 'none'} {model or ''}".strip()
         yield f"# [tokenizer]    # the job has: {_line(found)}"
-        yield '# file = "tokenizer.json"'
+        yield '# file = "tokenizer.json"    # of the same vocabulary'
+        if kind in _OF_OTHER_FILES and not _is_unknown(given):
+            yield f"# megatron = {_identity(given)}"
         return
     yield "[tokenizer]"
     yield f"file = {_text(file)}{hint}"
     if eos is not None:
         yield f"eod_token = {_text(eos)}"
-    if not given.legacy_tokenizer and given.tokenizer_metadata is None:
-        yield f"megatron = {_identity(given)}"
-    else:
+    if _is_unknown(given):
         yield "# megatron = {...}    # not known with --legacy-tokenizer and --tokenizer-metadata"
+    else:
+        yield f"megatron = {_identity(given)}"
+
+
+def _is_unknown(given: argparse.Namespace) -> bool:
+    """True if other classes than Megatron Core's may be used."""
+    return given.legacy_tokenizer or given.tokenizer_metadata is not None
 
 
 def _identity(given: argparse.Namespace) -> str:
@@ -217,20 +227,27 @@ def _identity(given: argparse.Namespace) -> str:
 
     As in `megatron.core.tokenizers.text.utils.build_tokenizer` of megatron-core 0.16.1.
     """
-    path = "" if given.tokenizer_type == "NullTokenizer" else f"path = {_text(given.tokenizer_model)}, "
+    paths = {"NullTokenizer": None, "GPT2BPETokenizer": "GPT2BPETokenizer"}
+    found = paths.get(given.tokenizer_type, given.tokenizer_model)
+    path = "" if found is None else f"path = {_text(found)}, "
     options = ", ".join(f"{key} = {_value(value)}" for key, value in _tokenizer_options(given).items())
     return f"{{class = {_text(_TOKENIZER_CLASS)}, {path}options = {{{options}}}}}"
 
 
 def _tokenizer_options(given: argparse.Namespace) -> dict[str, object]:
-    if given.tokenizer_type == "NullTokenizer":
+    kind, special = given.tokenizer_type, given.tokenizer_special_tokens
+    if kind == "NullTokenizer":
         return {"vocab_size": given.vocab_size}
-    if given.tokenizer_type == "SentencePieceTokenizer":
-        return {"legacy": given.tokenizer_sentencepiece_legacy, "special_tokens": given.tokenizer_special_tokens}
+    if kind in _SENTENCEPIECE:
+        return {"legacy": given.tokenizer_sentencepiece_legacy, "special_tokens": special}
+    if kind == "TikTokenizer":
+        options = {"pattern": given.tiktoken_pattern, "vocab_size": given.vocab_size}
+        given_ones = {key: value for key, value in options.items() if value}
+        return {**given_ones, "num_special_tokens": given.tiktoken_num_special_tokens, "special_tokens": special}
+    files = {"vocab_file": given.vocab_file, "merges_file": given.merge_file}
+    added = {"additional_special_tokens": special or []}
     return {
-        "vocab_file": given.vocab_file,
-        "merges_file": given.merge_file,
-        "additional_special_tokens": given.tokenizer_special_tokens or [],
+        **(added | files if kind == "GPT2BPETokenizer" else files | added),  # their order counts
         "use_fast": given.tokenizer_hf_use_fast,
         "trust_remote_code": given.trust_remote_code,
         "include_special_tokens": given.tokenizer_hf_include_special_tokens,
