@@ -273,7 +273,9 @@ class BatchLoader(_BatchLoader):
     The base class, `trackbed.loading.BatchLoader`, takes a sampler in the place of `batch_size`.
 
     A batch is a mapping of tensors: `tokens`, `labels` (the next tokens) and `position_ids`, int64 `[B, S]`,
-    `loss_mask`, float32 `[B, S]`, and of a blend `dataset_id` `[B]`, the number of the dataset.
+    `loss_mask`, float32 `[B, S]`, and of a blend `dataset_id` `[B]`, the number of the dataset. With the options
+    `create_attention_mask` and `create_cu_seqlens` it also has `attention_mask`, bool `[B, 1, S, S]`, True where
+    attention is masked; and `cu_seqlens`, int32 `[B, S + 1]`, and `max_seqlen`, int32 `[B]`.
 
     Each step reads samples that follow one another in the dataset: the first are those of rank 0, then come those of
     rank 1, and so on. One rank with a larger batch would read the same samples. Rank and number of ranks are taken from

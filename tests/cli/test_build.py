@@ -141,6 +141,19 @@ def test_megatron_core_starts_from_them(run, blend):
     assert "builds nothing" in found.stdout
 
 
+@pytest.mark.parametrize("name", ["conf/blend.toml", "{folder}/blend.toml", "{folder}/conf/../blend.toml"])
+def test_the_names_for_megatron_core_are_those_of_a_job_in_the_working_directory(name, run, blend):
+    (blend / "conf").mkdir()
+    moved = BLEND.replace('"pair', '"../pair').replace('"cache"', '"../cache"')
+    (blend / "conf" / "blend.toml").write_text(moved)
+    options = ["--for", "megatron-core", "--tokenizer-identity", IDENTITY]
+    assert run("build", "blend.toml", *options).exit_code == 0
+    built = stamps(blend / "cache")
+    found = run("build", name.format(folder=blend), *options)
+    assert found.exit_code == 0, found.stderr
+    assert stamps(blend / "cache") == built
+
+
 def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(run, blend):
     options = ["build", "blend.toml", "--for", "megatron-core", "--tokenizer-identity", IDENTITY]
     assert run(*options).exit_code == 0

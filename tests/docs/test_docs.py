@@ -8,9 +8,11 @@ import subprocess
 import sys
 import textwrap
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed import checkpoint as dcp
 
 import trackbed
@@ -160,6 +162,39 @@ def test_the_readmes_training_goes_on_on_another_number_of_ranks(first_hour):
     losses = dict(re.findall(r"step (\d+): loss ([\d.]+)", first + second))
     assert list(losses) == [str(step) for step in range(20, 201, 20)]
     assert float(losses["200"]) < 0.7 * float(losses["20"])
+
+
+def test_documents_are_kept_apart_as_the_page_says(first_hour, monkeypatch):
+    page = (ROOT / "docs" / "how-to" / "feed-a-training-loop.md").read_text()
+    (options,) = snippets("toml", page)
+    attention, borders = snippets("python no-run", page)
+    short = [{"text": f"{number} short. " * 5} for number in range(300)]
+    (first_hour / "short.jsonl").write_text("".join(json.dumps(record) + "\n" for record in short))
+    command = ["preprocess", "short.jsonl", "--tokenizer", "tokenizer.json", "--output", "short", "--append-eod"]
+    subprocess.run([sys.executable, "-m", "trackbed", *command], cwd=first_hour, check=True, capture_output=True)
+    blend = (first_hour / "blend.toml").read_text().split("[[dataset]]")[0]
+    dataset = '[[dataset]]\npath = "short_text_document"\nweight = 1\n'
+    (first_hour / "apart.toml").write_text(f"{blend}{options}create_cu_seqlens = true\n{dataset}")
+    monkeypatch.chdir(first_hour)
+    train = trackbed.open_blend("apart.toml").train
+    batch = next(iter(trackbed.BatchLoader(train, batch_size=3)))
+    assert batch["attention_mask"].shape == (3, 1, 512, 512)
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(3, 2, 512, 8, generator=generator) for _ in range(3))
+    found = {"torch": torch, "batch": batch, "query": query, "key": key, "value": value}
+    exec(attention, found)
+    exec(borders, found)
+    eod = train.config.tokenizer.eod
+    ends = [at + 1 for at, token in enumerate(batch["tokens"].flatten().tolist()) if token == eod or at % 512 == 511]
+    assert found["borders"].tolist() == [0, *ends]
+    assert len(ends) > 20
+    assert found["longest"] == max(stop - start for start, stop in pairwise([0, *ends]))
+    for start, stop in pairwise([0, *ends]):
+        row, own = start // 512, slice(start % 512, (stop - 1) % 512 + 1)
+        inputs = [part[row : row + 1, :, own] for part in (query, key, value)]
+        alone = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+        assert torch.allclose(found["hidden"][row, :, own], alone[0], atol=1e-5)
+        assert batch["position_ids"][row, own].tolist() == list(range(stop - start))
 
 
 @pytest.mark.dist

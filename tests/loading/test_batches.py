@@ -1,5 +1,6 @@
 """Tests of the prefetching loader, over real files."""
 
+import contextlib
 import gc
 import random
 import subprocess
@@ -388,12 +389,38 @@ def test_pinned_memory_needs_an_accelerator(dataset, options):
         BatchLoader(dataset, [[0]], **options)
 
 
+def pretend_a_device(monkeypatch, number):
+    """Pretends that this thread has a CUDA device. Returns a list of the devices that other threads use."""
+    used = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(
+        "torch.cuda.current_device",
+        lambda: number if threading.current_thread() is threading.main_thread() else number + 1,
+    )
+    monkeypatch.setattr("torch.cuda.device", lambda number: contextlib.nullcontext(used.append(number)))
+    return used
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", "cuda:3"), ("cuda:1", "cuda:1")])
+def test_batches_go_to_the_device_of_the_thread_that_iterates(device, expected, dataset, monkeypatch):
+    """The prefetch thread has a current device of its own, which would be the first one of the host."""
+    used = pretend_a_device(monkeypatch, 3)
+    plain, devices = dataset.empty_batch, []
+    monkeypatch.setattr(dataset, "empty_batch", lambda size, **_: plain(size))
+    copies = type("Copies", (), {"__init__": lambda _, device: devices.append(device), "begin": lambda _, batch: batch})
+    monkeypatch.setattr("trackbed.loading.batches.DeviceCopies", copies)
+    for batch, indices in zip(BatchLoader(dataset, sampler(dataset), device=device), sampler(dataset), strict=True):
+        assert tokens(batch) == wanted(dataset, indices)
+    assert devices == [torch.device(expected)]
+    assert set(used) == {3}
+
+
 @pytest.mark.parametrize("pinned", [False, True])
 def test_pinned_memory_that_is_handed_out_is_not_reused(pinned, dataset, monkeypatch):
     """The program may have queued copies of it, which the ring could not wait for."""
     taken = []
     plain = dataset.empty_batch
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    pretend_a_device(monkeypatch, 0)
     monkeypatch.setattr(dataset, "empty_batch", lambda size, **_: plain(size))
     monkeypatch.setattr("trackbed.loading.ring.Ring.take", lambda _ring, size: taken.append(size))
     loader = BatchLoader(dataset, sampler(dataset), pinned=pinned)

@@ -41,7 +41,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 @click.argument("path", metavar="[BLEND.toml]", required=False, type=click.Path(dir_okay=False))
 @click.option(
     "--from-megatron", metavar="ARGUMENTS",
-    help="Write BLEND.toml from the arguments of a Megatron-LM job, all in quotes; without BLEND.toml, print it.",
+    help="Write a new BLEND.toml from the arguments of a Megatron-LM job, all in quotes; without BLEND.toml, print it.",
 )  # fmt: skip
 @click.option("--tokens", type=_Count(), metavar="COUNT", help="Number of tokens to train on, such as 2T, 1.5B or 20M.")
 @click.option("--samples", type=_Count(), metavar="COUNT", help="Number of samples to train on.")

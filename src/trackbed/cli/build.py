@@ -96,11 +96,12 @@ def build(
     if ranks is not None and not plan_only:
         msg = "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
         raise click.UsageError(msg)
-    is_shared = has_several_ranks()
-    blend = measure_blend(read_blend_file(path).with_idx_cache(idx_cache))
+    is_shared, is_for_megatron = has_several_ranks(), reader == _MEGATRON or check_against is not None
+    file = read_blend_file(_named_as_in_a_job(path) if is_for_megatron else path)
+    blend = measure_blend(file.with_idx_cache(idx_cache))
     plan_blend(blend).problems.stop()
     config = _config(blend, cache, threads, _identity(tokenizer_identity))
-    if reader == _MEGATRON or check_against is not None:
+    if is_for_megatron:
         _check_readable(config, blend)
     # Without a cache there is no place for a secret of the processes, and only the order instant builds nothing.
     if is_shared and not plan_only and config.path_to_cache is None and secret_file is None:
@@ -120,13 +121,23 @@ def build(
             show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)
         return
     built = _run(make, group, config, blend.sizes)
-    if (reader == _MEGATRON or check_against is not None) and group.rank == 0:
+    if is_for_megatron and group.rank == 0:
         _check_names(built, config)
     if check_against is not None and group.rank == 0:
         from trackbed.cli.check_against import check_against_megatron
 
         check_against_megatron(config, blend.sizes)
         click.echo(f"{_MEGATRON} starts from {config.path_to_cache} and builds nothing")
+
+
+def _named_as_in_a_job(path: str) -> str:
+    """Returns the path of a blend file relative to the working directory, if it lies below.
+
+    So its prefixes are relative to the working directory too, as they are in the command line of a job that runs there:
+    the names of indices depend on them.
+    """
+    whole = Path(path).parent.resolve() / Path(path).name
+    return str(whole.relative_to(Path.cwd())) if whole.is_relative_to(Path.cwd()) else path
 
 
 def _config(

@@ -21,7 +21,7 @@ __all__ = ["inspect"]
 @click.option(
     "--eod-token",
     metavar="TOKEN",
-    help="End-of-document token; needed if it is none of <|endoftext|>, </s> and the like.",
+    help="End-of-document token; by default the first of <|endoftext|>, <|end_of_text|>, <eod> and </s> that there is.",
 )
 @click.option(
     "--documents",

@@ -38,7 +38,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     "-o",
     required=True,
     metavar="PREFIX",
-    help="Writes PREFIX_KEY_document.bin and .idx, PREFIX_KEY_sentence, or with --images PREFIX.",
+    help="Writes PREFIX_KEY_document.bin and .idx; with --split-sentences PREFIX_KEY_sentence, with --images PREFIX.",
 )
 @click.option(
     "--json-keys",
@@ -72,7 +72,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
 @click.option(
     "--eod-token",
     metavar="TOKEN",
-    help="End-of-document token; needed if it is none of <|endoftext|>, </s> and the like.",
+    help="End-of-document token; by default the first of <|endoftext|>, <|end_of_text|>, <eod> and </s> that there is.",
 )
 @click.option("--lower-case", is_flag=True, help="Lower-case texts, for a WordPiece vocabulary of lower-case text.")
 @click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")

@@ -26,13 +26,15 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """True to restart positions after each end-of-document token; required."""
 
     reset_attention_mask: bool | None = None
-    """True to mask attention across end-of-document tokens; required."""
+    """True if the attention mask also hides earlier documents, without an effect if `create_attention_mask` is False;
+    required."""
 
     eod_mask_loss: bool | None = None
     """True to exclude predictions from an end-of-document token from the loss; required."""
 
     create_attention_mask: bool = True
-    """True to include an attention mask in samples."""
+    """True to include `attention_mask` in samples, bool `[1, S, S]`, True where attention is masked: torch's
+    `scaled_dot_product_attention` takes `~attention_mask`."""
 
     drop_last_partial_validation_sequence: bool = True
     """True to drop a partial last sample of the validation split."""
@@ -66,8 +68,9 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """The older name of `object_storage_cache_path`."""
 
     create_cu_seqlens: bool = field(default=False, kw_only=True)
-    """True to include `cu_seqlens` and `max_seqlen`, computed from the sequence borders of the files,
-    which are document borders if each document is one sequence."""
+    """True to include `cu_seqlens`, int32 `[S + 1]`: 0, the end of each document, and S for the rest; and `max_seqlen`,
+    the length of the longest one. They are computed from the sequence borders of the files, which are document borders
+    if each document is one sequence."""
 
     def __post_init__(self) -> None:
         """Checks the fields, and sets `token_dtype_code`."""

@@ -23,7 +23,7 @@ from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.counters import LoaderCounters
-from trackbed.loading.device import DeviceBatch, DeviceCopies
+from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_index
 from trackbed.loading.fetch_ahead import fetch_ahead
 from trackbed.loading.position import check_data, check_mapping
 from trackbed.loading.read_ahead import ReadAhead
@@ -121,7 +121,9 @@ class BatchLoader:
         run: ReadAhead[_PreparedBatch] | None = None
         try:
             left = Flag()
-            run = self._run = ReadAhead(partial(self._make, left), self._ahead, on_end=left.set)
+            # The device of this thread: the prefetch thread has one of its own.
+            device = torch.cuda.current_device() if self._pinned else None
+            run = self._run = ReadAhead(partial(self._make, left, device), self._ahead, on_end=left.set)
             while (batch := self._next(run)) is not None:
                 yield batch
                 del batch
@@ -210,18 +212,28 @@ class BatchLoader:
         else:
             self.sampler.load_state_dict(state)
 
-    def _make(self, left: Flag) -> Iterator[_PreparedBatch]:
-        """Gathers the batches, usually on the prefetch thread, until `left` is set."""
-        copies = None if self._device is None else DeviceCopies(self._device)
+    def _make(self, left: Flag, device: int | None) -> Iterator[_PreparedBatch]:
+        """Gathers the batches, usually on the prefetch thread, until `left` is set.
+
+        Args:
+            left: set when the iteration is left.
+            device: current CUDA device of the thread that iterates; None if no device is used.
+        """
+        copies = None if self._device is None else DeviceCopies(with_index(self._device, device))
         jobs = ((indices, self._position()) for indices in self.sampler)
         with contextlib.closing(self._with_bytes(jobs, left)) as ready:
-            for (indices, state), fetched in ready:
-                batch = self._gather(indices, fetched, left)
-                tokens = self._tokens(batch)
-                lent = self._ring.lend(batch) if self._is_reused else batch
-                del batch
-                yield _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
-                del lent
+            for job, fetched in ready:
+                yield self._prepared(job, fetched, left, device, copies)
+
+    def _prepared(
+        self, job: _Job, fetched: FetchedBytes | None, left: Flag, device: int | None, copies: DeviceCopies | None
+    ) -> _PreparedBatch:
+        indices, state = job
+        with on_device(device):
+            batch = self._gather(indices, fetched, left)
+            tokens = self._tokens(batch)
+            lent = self._ring.lend(batch) if self._is_reused else batch
+            return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
 
     def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, left: Flag) -> Batch:
         memory = self._memory(len(indices))

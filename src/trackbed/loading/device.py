@@ -1,13 +1,24 @@
 """Asynchronous copies of batches to an accelerator."""
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 
 from trackbed.datasets import Batch
 
-__all__ = ["DeviceBatch", "DeviceCopies"]
+__all__ = ["DeviceBatch", "DeviceCopies", "on_device", "with_index"]
+
+
+def with_index(device: torch.device, current: int | None) -> torch.device:
+    """Returns the device with its number; of "cuda" alone the current one."""
+    return torch.device(device.type, current) if device.index is None else device
+
+
+def on_device(number: int | None) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one of this thread in a block; None for no change."""
+    return nullcontext() if number is None else torch.cuda.device(number)
 
 
 class DeviceBatch(NamedTuple):

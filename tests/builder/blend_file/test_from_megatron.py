@@ -81,7 +81,7 @@ def test_flags_become_options():
 def test_prefixes_are_those_of_the_working_directory_whatever_the_folder_of_the_file(folder):
     (folder / "sub").mkdir()
     config, _ = config_of(f"--data-path 1 a 1 {folder}/b --split 1 {JOB} {TOKENIZER}", "sub/blend.toml")
-    assert config.blend[0] == ["sub/../a", str(folder / "b")]
+    assert config.blend[0] == ["a", str(folder / "b")]
     assert '"s3://bucket/a"' in blend_of_megatron_arguments("--data-path s3://bucket/a --split 1", folder="sub")
 
 
@@ -259,29 +259,46 @@ def test_the_tokenizer_has_the_identity_of_the_jobs(job, folder):
 @pytest.mark.parametrize(
     "job",
     [
-        "--tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt",
+        "--tokenizer-type GPT2BPETokenizer --vocab-file gpt2/vocab.json --merge-file gpt2/merges.txt",
         "--tokenizer-type TikTokenizer --tokenizer-model ranks.json --vocab-size 1256 --tiktoken-pattern v2",
         "--tokenizer-type TikTokenizer --tokenizer-model ranks.json --vocab-size 300 --tiktoken-pattern v1"
-        " --tiktoken-num-special-tokens 44",
+        " --tiktoken-num-special-tokens 44"
+        " --tokenizer-special-tokens '<pad>' '<unk>' '<s>' '</s>' '<mask>' '<cls>' '<sep>'",
     ],
 )
-def test_the_identity_of_a_tokenizer_of_other_files_is_a_comment_to_use(job, folder):
+def test_a_tokenizer_of_files_that_trackbed_does_not_read_is_stated_by_its_ids(job, folder):
     build_tokenizer = pytest.importorskip("megatron.core.tokenizers.text.utils.build_tokenizer").build_tokenizer
-    write_plain_folder(folder / "gpt2")  # found before that of the hub
+    write_gpt2(folder / "gpt2")  # found before that of the hub
     ranks = [
         {"rank": number, "token_bytes": base64.b64encode(bytes([number])).decode(), "token_str": "?"}
         for number in range(256)
     ]
     (folder / "ranks.json").write_text(json.dumps(ranks))
-    for name in ("vocab.json", "merges.txt"):
-        (folder / name).write_text("{}" if name == "vocab.json" else "")
-    text = blend_of_megatron_arguments(f"--data-path a --split 1 --seq-length 16 {job}")
+    ours = config_of(f"--data-path a --split 1 {JOB} {job}")[0].tokenizer
+    theirs = build_tokenizer(_tokenizer_arguments(job))
+    assert list(ours.unique_identifiers.items()) == list(theirs.unique_identifiers.items())
+    assert (ours.eod, ours.vocab_size) == (theirs.eod, theirs.vocab_size)
+    if "TikTokenizer" in job:
+        assert ours.pad == theirs.pad
+
+
+def test_without_its_vocabulary_gpt2s_tokenizer_is_a_comment():
+    text = blend_of_megatron_arguments("--data-path a --tokenizer-type GPT2BPETokenizer --vocab-file none.json")
     assert "tokenizer" not in tomllib.loads(text)
-    uncommented = text.replace("# [tokenizer]", "[tokenizer]").replace('# file = "tokenizer.json"', 'file = "bytes"')
-    Path("blend.toml").write_text(uncommented.replace("# megatron", "megatron"))
-    identity = read_blend_file("blend.toml").tokenizer.megatron
-    theirs = build_tokenizer(_tokenizer_arguments(job)).unique_identifiers
-    assert list(identity.unique_identifiers().items()) == list(theirs.items())
+    assert "# megatron = {" in text
+
+
+def write_gpt2(folder):
+    """A tokenizer of GPT-2's kind with 257 ids, of which the last one ends a text."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    folder.mkdir()
+    letters = sorted(ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|endoftext|>"}))
 
 
 def _tokenizer_arguments(job):

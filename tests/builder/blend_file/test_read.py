@@ -92,6 +92,26 @@ def test_paths_stay_relative_where_the_files_own_is(tmp_path, monkeypatch):
     assert read_blend_file(Path("..") / tmp_path / "blend.toml").cache == str(tmp_path / "indices")
 
 
+def test_a_path_through_the_files_folder_is_named_without_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("conf", "other/place"):
+        Path(folder).mkdir(parents=True)
+    Path("link").symlink_to("other/place")
+    text = WHOLE.replace("data/web.bin", "../data/web")
+    for folder, expected in (("conf", "data/web"), ("other/place", "other/data/web"), ("link", "link/../data/web")):
+        (Path(folder) / "blend.toml").write_text(text)
+        assert read_blend_file(f"{folder}/blend.toml").datasets[0].patterns == (expected,)
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_a_mask_that_is_reset_and_not_made_is_said(with_mask, tmp_path, caplog):
+    mask = "create_attention_mask = true\n" if with_mask else ""
+    found = read(tmp_path, f"{WHOLE}reset_attention_mask = true\n{mask}")
+    assert found.options["reset_attention_mask"]
+    said = "options.reset_attention_mask has no effect without create_attention_mask" in caplog.text
+    assert said == (not with_mask)
+
+
 def job(tmp_path, size):
     """Returns the sizes that a `[size]` table gives."""
     sizes = read(tmp_path, WHOLE.replace("train = 100\nvalid = 10\n", size)).sizes

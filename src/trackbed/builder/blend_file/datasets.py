@@ -1,6 +1,7 @@
 """Reader of `[[dataset]]`: a pair, many pairs, or a group of pairs, and the amount to draw."""
 
 import json
+import os
 from collections import Counter
 from glob import escape, has_magic
 from pathlib import Path
@@ -75,7 +76,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     return DatasetEntry(
         name=table.take("name", TEXT, default_name),
         kind=kind,  # type: ignore[arg-type]  # of _KINDS
-        patterns=tuple(pattern if is_address(pattern) else str(folder / pattern) for pattern in patterns),
+        patterns=tuple(pattern if is_address(pattern) else _joined(folder, pattern) for pattern in patterns),
         measure=given[0] if given else None,  # type: ignore[arg-type]  # of _MEASURES
         amount=1.0 if amount is None else _as_double(amount),
         divide=_read_divide(table, kind),
@@ -84,6 +85,18 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
         splits=None if splits is None else tuple(Split[one] for one in splits),
         where=table.where,
     )
+
+
+def _joined(folder: Path, pattern: str) -> str:
+    """Returns the path of a pattern. `conf/../data/web` becomes `data/web`, as a job in the working directory names it.
+
+    A path that would then lead elsewhere, because a folder is a symbolic link, stays as it is.
+    """
+    path = folder / pattern
+    if folder == Path() or Path(pattern).is_absolute() or ".." not in path.parts or has_magic(str(path.parent)):
+        return str(path)
+    plain = Path(os.path.normpath(path))
+    return str(plain if plain.parent.resolve() == path.parent.resolve() else path)
 
 
 def _check_no_list(table: TableReader, folder: Path, path: str | None) -> None:

@@ -59,8 +59,11 @@ _SIMILAR: Final = 0.85
 _ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
 """Arguments of Megatron-LM that are spelt almost as one about the data."""
 _SENTENCEPIECE: Final = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
-_OF_OTHER_FILES: Final = ("GPT2BPETokenizer", "TikTokenizer")
-"""Tokenizers whose identity is known, but whose files a blend file cannot name."""
+_TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
+"""Special tokens of a `TikTokenizer`, which have the ids from 0 on, if the job gives none."""
+_TIKTOKEN_IDS: Final = 2**17
+"""Number of ids of a `TikTokenizer`, if the job gives none."""
+_GPT2_END: Final = "<|endoftext|>"
 _TOKENIZER_CLASS: Final = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
 _TOKENIZER_SWITCHES: Final = (
     "legacy_tokenizer",
@@ -194,27 +197,51 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
 def _tokenizer(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     """Yields the lines of the table of the tokenizer, or a comment if a blend file cannot name it."""
     kind, model = given.tokenizer_type, given.tokenizer_model
+    known: list[str] = []
     if kind == "NullTokenizer" and given.vocab_size is not None:
-        file, hint, eos = f"null:{given.vocab_size}", "", None
+        known = [f'file = "null:{given.vocab_size}"']
+    elif kind == "TikTokenizer" and model is not None:
+        known = _tiktoken_ids(given)
+    elif kind == "GPT2BPETokenizer":
+        known = _gpt2_ids(given.vocab_file)
     elif kind in ("HuggingFaceTokenizer", *_SENTENCEPIECE) and model is not None:
         is_there = is_address(model) or Path(model).exists()
         hint = "" if is_there else "    # no such file or folder: for a name of a hub, write the folder of a copy here"
-        file, eos = place.of(model), _eos_token(model) if kind == "HuggingFaceTokenizer" else None
-    else:
+        known = [f"file = {_text(place.of(model))}{hint}"]
+        if kind == "HuggingFaceTokenizer" and (eos := _eos_token(model)) is not None:
+            known.append(f"eod_token = {_text(eos)}")
+    if not known:
         found = f"{kind or 'none'} {model or ''}".strip()
         yield f"# [tokenizer]    # the job has: {_line(found)}"
         yield '# file = "tokenizer.json"    # of the same vocabulary'
-        if kind in _OF_OTHER_FILES and not _is_unknown(given):
+        if kind == "GPT2BPETokenizer" and not _is_unknown(given):
             yield f"# megatron = {_identity(given)}"
         return
     yield "[tokenizer]"
-    yield f"file = {_text(file)}{hint}"
-    if eos is not None:
-        yield f"eod_token = {_text(eos)}"
+    yield from known
     if _is_unknown(given):
         yield "# megatron = {...}    # not known with --legacy-tokenizer and --tokenizer-metadata"
     else:
         yield f"megatron = {_identity(given)}"
+
+
+def _tiktoken_ids(given: argparse.Namespace) -> list[str]:
+    """Returns the ids of a `TikTokenizer`, which have an order of their own; none if a special token is missing."""
+    special = given.tokenizer_special_tokens or list(_TIKTOKEN_SPECIAL)
+    if not {"</s>", "<pad>"} <= set(special):
+        return []
+    size = given.vocab_size or _TIKTOKEN_IDS
+    ids = {"eod": special.index("</s>"), "pad": special.index("<pad>"), "vocab_size": size}
+    return [f"{name} = {value}" for name, value in ids.items()]
+
+
+def _gpt2_ids(vocab_file: str | None) -> list[str]:
+    """Returns the ids in a vocabulary file of GPT-2's kind; none if it cannot be read or lacks the end of a text."""
+    try:
+        vocabulary = json.loads(Path(vocab_file or "").read_text(encoding="utf-8"))
+        return [f"eod = {int(vocabulary[_GPT2_END])}", f"vocab_size = {len(vocabulary)}"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _is_unknown(given: argparse.Namespace) -> bool:

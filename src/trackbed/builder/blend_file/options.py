@@ -1,5 +1,6 @@
 """Fields of `GPTDatasetConfig` that `[options]` of a blend file may set, each with its rule."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -7,6 +8,8 @@ from typing import Any, Final
 from trackbed.builder.blend_file.tables import FLAG, NUMBER, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader, one_of
 
 __all__ = ["OPTIONS", "read_options"]
+
+logger = logging.getLogger(__name__)
 
 OPTIONS: Final[Mapping[str, Rule]] = {
     "add_extra_token_to_sequence": FLAG,
@@ -51,6 +54,8 @@ def read_options(table: TableReader, folder: Path) -> dict[str, Any]:
     table.refuse_unknown()
     if given[_IDX_CACHE] is not None:
         given[_IDX_CACHE] = str(folder / given[_IDX_CACHE])
+    if given["reset_attention_mask"] and not given[_MASK]:
+        logger.warning("options.reset_attention_mask has no effect without create_attention_mask = true")
     return {
         **dict.fromkeys((*_REQUIRED, _MASK), False),
         **{name: value for name, value in given.items() if value is not None},
