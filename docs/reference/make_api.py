@@ -57,6 +57,8 @@ _CALLS = {"__iter__": "iter(self)", "__len__": "len(self)"}
 # Members whose place the words of the pages do not tell: a program needs these, and none of those.
 _FOR_PROGRAMS = {"close", "param_groups", "validation_sets"}
 _FOR_EXTENSIONS = {"exchange"}
+# Classes of other packages that programs call, so that their methods are described like those of `trackbed`.
+_CALLED = {"IndexedDatasetBuilder"}
 
 
 def make_pages() -> dict[str, str]:
@@ -105,7 +107,7 @@ def _entry(facade: str, name: str, found: Any) -> str:
     if facade != "trackbed" and getattr(import_module("trackbed"), name, None) is found:
         return f"The same as [`trackbed.{name}`](#{name.lower()}).\n"
     if isinstance(found, type):
-        return _class(name, found, is_whole=facade == "trackbed")
+        return _class(name, found, is_whole=facade == "trackbed" or name in _CALLED)
     if isinstance(found, types.FunctionType):
         return f"{_signature(name, found)}{_text(found.__doc__)}"
     if callable(found) and not isinstance(found, (types.GenericAlias, types.UnionType)):

@@ -238,7 +238,7 @@ def test_the_model_alone_and_a_module_without_a_wrapper(tmp_path):
     full = {"model": module.state_dict(), "optimizer": optimizer.full_state_dict()}
     trackbed.save(full, tmp_path / "full", group=SOLO)
     with pytest.raises(
-        CheckpointError, match=r"full: must be a checkpoint of sharded_state, .* read it with trackbed.load"
+        CheckpointError, match=r"full: must be a checkpoint of sharded_state, .* trackbed.open_checkpoint reads them"
     ):
         load_sharded_state(tmp_path / "full", wrapper, optimizer, group=SOLO)
     half = {**sharded_state(module), "optimizer": optimizer.full_state_dict()}

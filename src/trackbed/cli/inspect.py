@@ -21,7 +21,7 @@ __all__ = ["inspect"]
 @click.option(
     "--eod-token",
     metavar="TOKEN",
-    help="End-of-document token; by default the first of <|endoftext|>, <|end_of_text|>, <eod> and </s> that there is.",
+    help="End-of-document token; needed if the tokenizer has none of the usual ones, <|endoftext|>, </s> and the like.",
 )
 @click.option(
     "--documents",

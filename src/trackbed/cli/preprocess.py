@@ -72,7 +72,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
 @click.option(
     "--eod-token",
     metavar="TOKEN",
-    help="End-of-document token; by default the first of <|endoftext|>, <|end_of_text|>, <eod> and </s> that there is.",
+    help="End-of-document token; needed if the tokenizer has none of the usual ones, <|endoftext|>, </s> and the like.",
 )
 @click.option("--lower-case", is_flag=True, help="Lower-case texts, for a WordPiece vocabulary of lower-case text.")
 @click.option("--special-tokens", is_flag=True, help="Encode special tokens written out in a text as such.")

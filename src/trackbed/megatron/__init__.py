@@ -39,6 +39,9 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
     A part must be installed before anything imports the package. `import megatron.core` imports the packages of the
     parts "distributed" and "dist_checkpointing".
 
+    On GPUs, "distributed" is not measured yet; with `--async-save`, "dist_checkpointing" saves at once. Leave them out,
+    as `install(parts=("datasets",))` does.
+
     Args:
         parts: packages below `megatron.core` whose names Trackbed provides, of "datasets", "distributed" and
             "dist_checkpointing".

@@ -273,7 +273,10 @@ def _check_keys(folder: str | Path, stored: set[str], common: Mapping[str, Any],
     others = common.get("model", {})
     found = {key for key in stored if key.startswith("model.")}
     if own - empty and not found:
-        msg = f"{folder}: must be a checkpoint of sharded_state, but has no model.* tensors: read it with trackbed.load"
+        msg = (
+            f"{folder}: must be a checkpoint of sharded_state, but has no model.* tensors: `trackbed ckpt ls` lists "
+            "those that it has, and trackbed.open_checkpoint reads them"
+        )
         raise CheckpointError(msg)
     found |= {f"model.{name}" for name in others} if isinstance(others, Mapping) else set()
     if own - empty - found:
