@@ -32,6 +32,17 @@ def test_it_is_the_one_with_the_highest_number_at_the_end(names, wanted, tmp_pat
     assert found == [None if wanted is None else tmp_path / wanted] * 3
 
 
+def test_a_file_or_a_checkpoint_is_no_folder_of_checkpoints(tmp_path):
+    (tmp_path / "state.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"state.pt: must be a folder of checkpoints, but is a file"):
+        trackbed.latest_checkpoint(tmp_path / "state.pt")
+    trackbed.save({"step": 1}, tmp_path / "step-1")
+    with pytest.raises(CheckpointError, match=r"step-1: must be a folder of checkpoints, but is a checkpoint itself"):
+        trackbed.latest_checkpoint(tmp_path / "step-1")
+    with pytest.raises(CheckpointError, match=r"state.pt: must be a distributed checkpoint, but is a file"):
+        trackbed.load(tmp_path / "state.pt")
+
+
 def test_a_folder_need_not_exist(tmp_path):
     assert trackbed.latest_checkpoint(str(tmp_path / "none")) is None
 

@@ -293,6 +293,16 @@ def test_what_is_no_module_is_refused(module):
         wrap(SOLO, module)
 
 
+def test_torchs_wrapper_is_not_wrapped():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        theirs = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        with pytest.raises(ArgumentError, match=r"must not be wrapped already, but is in torch's DistributedDataPar"):
+            wrap(SOLO, theirs)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_wrapper_is_not_wrapped():
     with pytest.raises(ArgumentError, match=r"^module must be .* but is of DistributedDataParallel"):
         wrap(SOLO, wrap(SOLO, layers(4, 3, 2)))

@@ -138,7 +138,10 @@ def open_folder(path: Path) -> CheckpointFolder:
         raise CheckpointError(msg)
     content = maybe_read_file(path, METADATA_NAME)
     if content is None:
-        found = f"{METADATA_NAME} cannot be read: there is none" if path.is_dir() else "there is no such folder"
+        if path.is_file():
+            found = "is a file: torch.load reads those of torch.save"
+        else:
+            found = f"{METADATA_NAME} cannot be read: there is none" if path.is_dir() else "there is no such folder"
         msg = f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}"
         raise CheckpointError(msg)
     return _without_side(path, decode_metadata(content), is_plain=config is None)

@@ -33,7 +33,7 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None
         Path of the checkpoint, `folder` and its name. None if there is none.
 
     Raises:
-        CheckpointError: on every rank: the folder cannot be read.
+        CheckpointError: on every rank: the folder cannot be read, is a file, or is a checkpoint itself.
     """
     with meet("latest_checkpoint", group) as meeting:
         name = meeting.broadcast(_latest_name(local_folder(folder)).encode() if meeting.rank == 0 else b"").decode()
@@ -42,6 +42,9 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None
 
 def _latest_name(folder: Path) -> str:
     """Name of the last checkpoint of a folder; empty if there is none."""
+    if folder.is_file():
+        msg = f"{folder}: must be a folder of checkpoints, but is a file"
+        raise CheckpointError(msg)
     if not folder.is_dir():
         return ""
     found = [
@@ -56,4 +59,7 @@ def _latest_name(folder: Path) -> str:
             logger.warning("%s: is passed over, because it is not whole: %s", folder / name, error)
         else:
             return name
+    if (folder / METADATA_NAME).is_file():
+        msg = f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
+        raise CheckpointError(msg)
     return ""

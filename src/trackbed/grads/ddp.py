@@ -699,6 +699,9 @@ def _checked_module(module: object) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module) or isinstance(module, DistributedDataParallel):
         msg = f"module must be a torch.nn.Module that is not wrapped, but is of {type(module).__name__}"
         raise ArgumentError(msg)
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        msg = "module must not be wrapped already, but is in torch's DistributedDataParallel: give its attribute module"
+        raise ArgumentError(msg)
     return module
 
 

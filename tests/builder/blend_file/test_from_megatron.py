@@ -85,6 +85,39 @@ def test_prefixes_are_those_of_the_working_directory_whatever_the_folder_of_the_
     assert '"s3://bucket/a"' in blend_of_megatron_arguments("--data-path s3://bucket/a --split 1", folder="sub")
 
 
+def test_comments_and_ends_are_those_of_a_shell():
+    text = "--data-path a # not b --seed 7\n# --seed 8\n--seq-length 32   # don't --seq-length 64\n"
+    found = tomllib.loads(
+        blend_of_megatron_arguments(f"{text}--split '9,1' --tokenizer-special-tokens '|' \";\" --seed 9")
+    )
+    assert (found["sequence_length"], found["seed"], found["split"]) == (32, 9, "9,1")
+    assert [one["path"] for one in found["dataset"]] == ["a"]
+    for end in ("; --seed 7", "| tee --seed 7", "> log --seed 7", "&& x --seed 7"):
+        assert "seed" not in tomllib.loads(blend_of_megatron_arguments(f"--data-path a {end}"))
+    with pytest.raises(ArgumentError, match="must be quoted as in a shell, found: No closing quotation"):
+        blend_of_megatron_arguments("--data-path 'a")
+
+
+@pytest.mark.parametrize("prefix", ["./a", "sub/../b", ".//a"])
+def test_a_prefix_that_would_get_another_name_is_refused(prefix, folder):
+    """The names of the job's indices depend on its spelling, which a file in the working directory keeps."""
+    (folder / "sub").mkdir()
+    config, _ = config_of(f"--data-path 1 {prefix} 1 c --split 1 {JOB} {TOKENIZER}")
+    assert config.blend[0] == [prefix, "c"]
+    with pytest.raises(ArgumentError, match="write the blend file into the working directory of the job"):
+        blend_of_megatron_arguments(f"--data-path {prefix}", folder="sub")
+
+
+def test_a_folder_from_which_a_path_leads_elsewhere_is_refused(folder):
+    (folder / "else" / "conf").mkdir(parents=True)
+    (folder / "conf").symlink_to("else/conf")
+    for arguments in ("--data-path a", f"--data-path {folder}/a --data-cache-path cache"):
+        with pytest.raises(ArgumentError, match="must have the same name in a blend file in conf, but has not"):
+            blend_of_megatron_arguments(arguments, folder="conf")
+    with pytest.raises(ArgumentError, match="write the blend file into the working directory"):
+        blend_of_megatron_arguments("--data-path a", folder="..")
+
+
 @pytest.mark.parametrize("eos", ["<end>", {"content": "<end>", "lstrip": False}])
 def test_documents_end_with_the_token_that_the_jobs_tokenizer_ends_texts_with(folder, eos):
     (folder / "model").mkdir()

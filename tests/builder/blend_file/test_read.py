@@ -147,6 +147,11 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ("weight = 0.5", "ratio = 2", ["19: dataset.ratio must be omitted if other datasets of train have weights, "]),
         ("weight = 0.5", "weight = 1\nratio = 2", ["20: dataset.ratio must be omitted with dataset.weight, found"]),
         ("max_epochs = 2", "max_epochs = 0", ["20: dataset.max_epochs must be a finite number above 0, found 0"]),
+        (
+            "max_epochs = 2",
+            "split = '9,1'",
+            ["20: unknown key 'dataset.split'; 'split' is a key of the whole file; wri"],
+        ),
         ("max_epochs = 2", "max_epoch = 2", ["20: unknown key 'dataset.max_epoch'; did you mean 'dataset.max_ep"]),
         (
             "path =",

@@ -14,7 +14,7 @@ from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, is_shard_list, read_shard_list
 
-__all__ = ["read_datasets"]
+__all__ = ["path_of_pattern", "read_datasets"]
 
 _KINDS: Final = ("path", "glob", "group")
 _MEASURES: Final = ("weight", "ratio", "epochs")
@@ -76,7 +76,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     return DatasetEntry(
         name=table.take("name", TEXT, default_name),
         kind=kind,  # type: ignore[arg-type]  # of _KINDS
-        patterns=tuple(pattern if is_address(pattern) else _joined(folder, pattern) for pattern in patterns),
+        patterns=tuple(pattern if is_address(pattern) else path_of_pattern(folder, pattern) for pattern in patterns),
         measure=given[0] if given else None,  # type: ignore[arg-type]  # of _MEASURES
         amount=1.0 if amount is None else _as_double(amount),
         divide=_read_divide(table, kind),
@@ -87,13 +87,17 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
     )
 
 
-def _joined(folder: Path, pattern: str) -> str:
-    """Returns the path of a pattern. `conf/../data/web` becomes `data/web`, as a job in the working directory names it.
+def path_of_pattern(folder: Path, pattern: str) -> str:
+    """Returns the path of a pattern in the blend file of a folder, on which the names of indices depend.
 
-    A path that would then lead elsewhere, because a folder is a symbolic link, stays as it is.
+    `conf/../data/web` becomes `data/web`, as a job in the working directory names it; but a path that would then lead
+    elsewhere, because a folder is a symbolic link, stays as it is. So do absolute paths, and those of a blend file in
+    the working directory.
     """
+    if folder == Path() or Path(pattern).is_absolute():
+        return pattern
     path = folder / pattern
-    if folder == Path() or Path(pattern).is_absolute() or ".." not in path.parts or has_magic(str(path.parent)):
+    if ".." not in path.parts or has_magic(str(path.parent)):
         return str(path)
     plain = Path(os.path.normpath(path))
     return str(plain if plain.parent.resolve() == path.parent.resolve() else path)

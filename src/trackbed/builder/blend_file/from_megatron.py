@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NoReturn
 
+from trackbed.builder.blend_file.datasets import path_of_pattern
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
@@ -54,7 +55,10 @@ _SWITCHES: Final = (
 )
 _IS_SEVERAL: Final = re.compile(r"--\S+\s")
 _IS_END: Final = re.compile(r"[|&;]+|\d*>+(&?\d)?\S*|<+[^>\s]*")
-"""The word that ends a command in a shell. A token such as <unk>, which a script has in quotes, is none."""
+"""The word that ends a command in a shell. A token such as <unk> is none."""
+_IS_START: Final = re.compile(r"\S")
+_IS_WORD: Final = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
+"""A word of a command line, with its quotes."""
 _SIMILAR: Final = 0.85
 _ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
 """Arguments of Megatron-LM that are spelt almost as one about the data."""
@@ -127,24 +131,45 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
 
 
 def _words(arguments: str) -> list[str]:
-    """Returns the words of a command line, up to the end of the command."""
+    """Returns the words of a command line, up to the end of the command and without comments."""
     if not arguments.isprintable() and any("\ud800" <= char <= "\udfff" for char in arguments):
         msg = f"{_WHERE}: must be UTF-8, found other bytes"
         raise ArgumentError(msg)
-    lines = [line for line in arguments.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
-    try:
-        words = shlex.split("\n".join(lines))
-        # Scripts keep several arguments in one variable, which a shell splits again.
-        words = [part for word in words for part in (shlex.split(word) if _IS_SEVERAL.match(word) else [word])]
-    except ValueError as error:
-        msg = f"{_WHERE}: must be quoted as in a shell, found: {error}"
-        raise ArgumentError(msg) from None
-    for number, word in enumerate(words):
-        if _IS_END.fullmatch(word):
-            return words[:number]
-        if word.endswith(";"):
-            return [*words[:number], word[:-1]]
+    words: list[str] = []
+    for quoted in _quoted_words(arguments.replace("\\\n", " ")):
+        if _IS_END.fullmatch(quoted):
+            break
+        is_last = quoted.endswith(";") and not quoted.endswith("\\;")
+        (word,) = shlex.split(quoted.removesuffix(";") if is_last else quoted)
+        try:
+            # Scripts keep several arguments in one variable, which a shell splits again.
+            words += shlex.split(word) if _IS_SEVERAL.match(word) else [word]
+        except ValueError as error:
+            raise _not_quoted(str(error)) from None
+        if is_last:
+            break
     return words
+
+
+def _quoted_words(text: str) -> Iterator[str]:
+    """Yields the words with their quotes, as only a character without quotes ends a command or begins a comment."""
+    position = 0
+    while (start := _IS_START.search(text, position)) is not None:
+        if start[0] == "#":
+            position = text.find("\n", start.start())
+            if position < 0:
+                return
+            continue
+        word = _IS_WORD.match(text, start.start())
+        if word is None or not (word.end() == len(text) or text[word.end()].isspace()):
+            found = "No closing quotation"
+            raise _not_quoted(found)
+        yield word[0]
+        position = word.end()
+
+
+def _not_quoted(found: str) -> ArgumentError:
+    return ArgumentError(f"{_WHERE}: must be quoted as in a shell, found: {found}")
 
 
 def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
@@ -167,10 +192,35 @@ class _Place:
         self._folder = folder
 
     def of(self, path: str) -> str:
-        """Returns a path of the job relative to this folder; addresses and absolute paths as they are."""
+        """Returns a path of the job relative to this folder; addresses and absolute paths as they are.
+
+        Raises:
+            ArgumentError: the relative path would lead elsewhere, as the folder is a symbolic link.
+        """
         if is_address(path) or Path(path).is_absolute() or self._folder == Path():
             return path
-        return os.path.relpath(path, self._folder)
+        relative = os.path.relpath(path, self._folder)
+        if (self._folder / relative).resolve() != Path(path).resolve():
+            self._refuse(path)
+        return relative
+
+    def of_prefix(self, prefix: str) -> str:
+        """Returns a prefix of the job relative to this folder, which the reader of the file names as the job does.
+
+        Raises:
+            ArgumentError: it would get another name, on which those of indices depend.
+        """
+        relative = self.of(prefix)
+        if not is_address(prefix) and path_of_pattern(self._folder, relative) != prefix:
+            self._refuse(prefix)
+        return relative
+
+    def _refuse(self, path: str) -> NoReturn:
+        msg = (
+            f"{_WHERE}: {path!r} must have the same name in a blend file in {self._folder}, but has not: write the "
+            "blend file into the working directory of the job"
+        )
+        raise ArgumentError(msg)
 
 
 def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
@@ -339,7 +389,7 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         unique = next(one for one in names if one not in seen)
         seen.add(unique)
         yield "\n[[dataset]]"
-        yield f"path = {_text(place.of(prefix))}"
+        yield f"path = {_text(place.of_prefix(prefix))}"
         if unique != Path(prefix).name:
             yield f"name = {_text(unique)}"
         if weight is not None:

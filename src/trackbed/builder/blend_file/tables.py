@@ -144,6 +144,10 @@ class Problems:
             raise BlendFileError([text for _, text in sorted(self._found, key=lambda found: found[0])])
 
 
+_OF_THE_FILE: Final = ("version", "sequence_length", "seed", "order", "split", "cache", "tokenizer", "size")
+"""Keys of no table. Those that follow the line of a table by mistake are keys of that table."""
+
+
 class TableReader:
     """Reader of one table, which records the keys that are read; `refuse_unknown` refuses all others.
 
@@ -203,6 +207,10 @@ class TableReader:
         for key in self._table:
             if key not in self._known:
                 where = (*self.where, key)
+                if self.where and key in _OF_THE_FILE:
+                    text = f"{key!r} is a key of the whole file; write it above the first table, such as [[dataset]]"
+                    self._problems.add_sentence(where, f"unknown key {_name_of(where)!r}; {text}")
+                    continue
                 near = get_close_matches(key, self._known, n=1, cutoff=0.5)
                 likely = repr(_name_of((*self.where, *near)))
                 names = f"did you mean {likely}?" if near else f"known keys: {', '.join(sorted(self._known))}"
