@@ -105,7 +105,7 @@ def _section(facade: str, names: list[str]) -> str:
 
 def _entry(facade: str, name: str, found: Any) -> str:
     if facade != "trackbed" and getattr(import_module("trackbed"), name, None) is found:
-        return f"The same as [`trackbed.{name}`](#{name.lower()}).\n"
+        return f"The same as [`trackbed.{name}`](api.md#{name.lower()}).\n"
     if isinstance(found, type):
         return _class(name, found, is_whole=facade == "trackbed" or name in _CALLED)
     if isinstance(found, types.FunctionType):

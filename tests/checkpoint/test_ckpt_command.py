@@ -84,6 +84,13 @@ def test_two_checkpoints_are_compared_in_any_layout(checkpoint, tmp_path):
     status, output = run("diff", checkpoint, other)
     assert status == 1
     assert output.splitlines() == ["only in B: v", "w: 12 of 12 elements differ", "common state: only in B: more"]
+    assert run("diff", "--tensors", checkpoint, other)[1].splitlines() == [
+        "only in B: v",
+        "w: 12 of 12 elements differ",
+    ]
+    other = save_on(2, tmp_path / "four", more={"a": 1})
+    assert run("diff", checkpoint, other)[0] == 1
+    assert run("diff", "--tensors", checkpoint, other) == (0, "equal: 1 tensors\n")
 
 
 @pytest.mark.parametrize("command", ["ls", "inspect", "verify", "diff"])

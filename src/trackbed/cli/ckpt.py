@@ -128,8 +128,11 @@ def verify(ctx: click.Context, folder: Path) -> None:
 @ckpt.command(short_help="Compare two checkpoints, however they are sharded.")
 @click.argument("first", metavar="A", type=_CHECKPOINT)
 @click.argument("second", metavar="B", type=_CHECKPOINT)
+@click.option(
+    "--tensors", is_flag=True, help="Compare the tensors alone, not objects, arguments and other plain values."
+)
 @click.pass_context
-def diff(ctx: click.Context, first: Path, second: Path) -> None:
+def diff(ctx: click.Context, first: Path, second: Path, *, tensors: bool) -> None:
     """Compare the tensors and objects of two checkpoints, however they are sharded.
 
     Prints a line for each difference; the exit status is 1 if there is any.
@@ -137,12 +140,13 @@ def diff(ctx: click.Context, first: Path, second: Path) -> None:
     from trackbed.checkpoint import open_checkpoint
 
     one, other = open_checkpoint(first), open_checkpoint(second)
-    differences = [*_tensor_differences(one, other), *_object_differences(one, other)]
+    differences = [*_tensor_differences(one, other), *([] if tensors else _object_differences(one, other))]
     for line in differences:
         click.echo(_printable(line))
     if differences:
         ctx.exit(1)
-    click.echo(f"equal: {len(one):,} tensors, {len(one.object_keys):,} objects")
+    objects = "" if tensors else f", {len(one.object_keys):,} objects"
+    click.echo(f"equal: {len(one):,} tensors{objects}")
 
 
 def _tensor_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
