@@ -206,16 +206,17 @@ def test_a_loader_says_how_the_samples_are_divided(folder):
     assert repr(loader).startswith("<BatchLoader: 12 steps of 8 samples on 1 rank, <BlendedDataset: train, ")
 
 
-def test_one_of_several_ranks_without_a_process_group_is_no_job_of_its_own(folder, monkeypatch):
+@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")])
+def test_one_of_several_ranks_without_a_process_group_is_no_job_of_its_own(names, folder, monkeypatch):
     import torch
 
     from trackbed.comm import SOLO
     from trackbed.grads import DistributedDataParallelConfig
 
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in zip(names, ("0", "2"), strict=True):
+        monkeypatch.setenv(name, value)
     model, config = torch.nn.Linear(2, 2), DistributedDataParallelConfig()
-    words = r"torch.distributed must be initialised on each of the 2 ranks \(WORLD_SIZE\), found it is not"
+    words = rf"torch.distributed must be initialised on each of the 2 ranks \({names[1]}\), found it is not"
     with pytest.raises(ArgumentError, match=f"process_group: {words}"):
         trackbed.DistributedDataParallel(None, config, model)
     with pytest.raises(ArgumentError, match=f"save: {words}"):

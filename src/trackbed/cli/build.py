@@ -56,7 +56,7 @@ MOST_SHOWN: Final = 20
 @click.option(
     "--check-against",
     type=click.Choice([_MEGATRON]),
-    help="Start megatron-core on the indices, after the checks of --for; an error if it builds any.",
+    help="Start megatron-core on the indices; an error if it builds any. Implies --for megatron-core.",
 )
 @click.option(
     "--timeout",

@@ -76,7 +76,7 @@ def current_group() -> TorchGroup | None:
 
 
 def check_initialized(where: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Checks that a process which torchrun started as one of several has initialised `torch.distributed`.
+    """Checks that a process which torchrun or srun started as one of several has initialised `torch.distributed`.
 
     Without, each of them would be a job of its own.
 
@@ -87,11 +87,12 @@ def check_initialized(where: str, environment: Mapping[str, str] = os.environ) -
     Raises:
         ArgumentError: it has not.
     """
-    size = environment.get("WORLD_SIZE", "")
-    is_one_of_several = "RANK" in environment and size.isdecimal() and int(size) > 1
+    rank, count = ("RANK", "WORLD_SIZE") if "RANK" in environment else ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    size = environment.get(count, "")
+    is_one_of_several = rank in environment and size.isdecimal() and int(size) > 1
     if is_one_of_several and current_group() is None:
         msg = (
-            f"{where}: torch.distributed must be initialised on each of the {size} ranks (WORLD_SIZE), found it is "
+            f"{where}: torch.distributed must be initialised on each of the {size} ranks ({count}), found it is "
             "not; call torch.distributed.init_process_group() first, or give a group: trackbed.comm.SOLO is this rank "
             "alone"
         )

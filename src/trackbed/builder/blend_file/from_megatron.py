@@ -237,7 +237,7 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     if given.data_cache_path is not None:
         yield f"cache = {_text(place.of(given.data_cache_path))}"
     else:
-        yield '# cache = "cache"    # --data-cache-path'
+        yield '# cache = "cache"    # --data-cache-path: give the job the same, or it does not find what build makes'
     yield _size(given)
     for name, instead in _NOT_SAID.items():
         if getattr(given, name) not in (None, False, "single"):
@@ -263,6 +263,8 @@ def _tokenizer(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     if not known:
         found = f"{kind or 'none'} {model or ''}".strip()
         yield f"# [tokenizer]    # the job has: {_line(found)}"
+        if kind == "GPT2BPETokenizer" and given.vocab_file is not None:
+            yield f"# {_line(given.vocab_file)} cannot be read here: where it can be, its ids are stated"
         yield '# file = "tokenizer.json"    # of the same vocabulary'
         if kind == "GPT2BPETokenizer" and not _is_unknown(given):
             yield f"# megatron = {_identity(given)}"
