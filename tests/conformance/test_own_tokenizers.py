@@ -31,10 +31,10 @@ class = "{class_path}"
 path = "{path}"
 options = {{{options}}}
 [[dataset]]
-path = "one_text_document"
+path = "{folder}/one_text_document"
 weight = 2
 [[dataset]]
-path = "two_text_document"
+path = "{folder}/two_text_document"
 weight = 1
 """
 
@@ -101,7 +101,7 @@ def test_a_job_with_its_own_tokenizer_starts_from_the_cache(kind, oracle, tmp_pa
         run("preprocess", f"{pair}.jsonl", "--tokenizer", name, "-o", pair, "--append-eod", "--workers", "1", *ending)
     # TOML has no None; Megatron Core hashes the text of each option.
     options = ", ".join(f"{key} = {json.dumps('None' if value is None else value)}" for key, value in theirs.items())
-    blend = BLEND.format(tokenizer=table, class_path=DEFAULT_TOKENIZER, path=path, options=options)
+    blend = BLEND.format(tokenizer=table, class_path=DEFAULT_TOKENIZER, path=path, options=options, folder=tmp_path)
     (tmp_path / "blend.toml").write_text(blend)
     run("build", str(tmp_path / "blend.toml"), "--for", "megatron-core")
 
