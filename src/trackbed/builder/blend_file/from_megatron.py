@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import count
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from trackbed.builder.blend_file.datasets import path_of_pattern
+from trackbed.builder.blend_file.megatron_tokenizer import tokenizer_lines
+from trackbed.builder.blend_file.shell_words import shell_words
+from trackbed.builder.blend_file.toml_text import comment_text, toml_text
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
@@ -53,22 +55,9 @@ _SWITCHES: Final = (
     "no_mmap_bin_files",
     "no_create_attention_mask_in_dataloader",
 )
-_IS_SEVERAL: Final = re.compile(r"--\S+\s")
-_IS_END: Final = re.compile(r"[|&;]+|\d*>+(&?\d)?\S*|<+[^>\s]*")
-"""The word that ends a command in a shell. A token such as <unk> is none."""
-_IS_START: Final = re.compile(r"\S")
-_IS_WORD: Final = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
-"""A word of a command line, with its quotes."""
 _SIMILAR: Final = 0.85
 _ALIKE: Final = ("--decoder-seq-length", "--encoder-seq-length", "--full-validation-step")
 """Arguments of Megatron-LM that are spelt almost as one about the data."""
-_SENTENCEPIECE: Final = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
-_TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
-"""Special tokens of a `TikTokenizer`, which have the ids from 0 on, if the job gives none."""
-_TIKTOKEN_IDS: Final = 2**17
-"""Number of ids of a `TikTokenizer`, if the job gives none."""
-_GPT2_END: Final = "<|endoftext|>"
-_TOKENIZER_CLASS: Final = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
 _TOKENIZER_SWITCHES: Final = (
     "legacy_tokenizer",
     "tokenizer_sentencepiece_legacy",
@@ -125,51 +114,9 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
         OSError: the file of `--data-args-path` or `--per-split-data-args-path` cannot be read.
     """
     parser, place = _parser(), _Place(Path(folder))
-    given, others = parser.parse_known_args(_words(arguments))
+    given, others = parser.parse_known_args(shell_words(arguments, _WHERE))
     lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
-    return "\n".join([*lines, "", *_tokenizer(given, place)]) + "\n"
-
-
-def _words(arguments: str) -> list[str]:
-    """Returns the words of a command line, up to the end of the command and without comments."""
-    if not arguments.isprintable() and any("\ud800" <= char <= "\udfff" for char in arguments):
-        msg = f"{_WHERE}: must be UTF-8, found other bytes"
-        raise ArgumentError(msg)
-    words: list[str] = []
-    for quoted in _quoted_words(arguments.replace("\\\n", " ")):
-        if _IS_END.fullmatch(quoted):
-            break
-        is_last = quoted.endswith(";") and not quoted.endswith("\\;")
-        (word,) = shlex.split(quoted.removesuffix(";") if is_last else quoted)
-        try:
-            # Scripts keep several arguments in one variable, which a shell splits again.
-            words += shlex.split(word) if _IS_SEVERAL.match(word) else [word]
-        except ValueError as error:
-            raise _not_quoted(str(error)) from None
-        if is_last:
-            break
-    return words
-
-
-def _quoted_words(text: str) -> Iterator[str]:
-    """Yields the words with their quotes, as only a character without quotes ends a command or begins a comment."""
-    position = 0
-    while (start := _IS_START.search(text, position)) is not None:
-        if start[0] == "#":
-            position = text.find("\n", start.start())
-            if position < 0:
-                return
-            continue
-        word = _IS_WORD.match(text, start.start())
-        if word is None or not (word.end() == len(text) or text[word.end()].isspace()):
-            found = "No closing quotation"
-            raise _not_quoted(found)
-        yield word[0]
-        position = word.end()
-
-
-def _not_quoted(found: str) -> ArgumentError:
-    return ArgumentError(f"{_WHERE}: must be quoted as in a shell, found: {found}")
+    return "\n".join([*lines, "", *tokenizer_lines(given, place.of)]) + "\n"
 
 
 def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
@@ -178,7 +125,7 @@ def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
     for flag in (word.partition("=")[0] for word in others if word.startswith("--")):
         for near in get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=_SIMILAR):
             if flag not in _ALIKE:
-                yield f"# {_line(flag)} is not known here; did you mean {near}?"
+                yield f"# {comment_text(flag)} is not known here; did you mean {near}?"
 
 
 class _Place:
@@ -230,124 +177,18 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     if given.seed is not None:
         yield f"seed = {given.seed}"
     if not _has_per_split(given):
-        yield f"split = {_text((given.split or _LEGACY_SPLIT).strip())}"
+        yield f"split = {toml_text((given.split or _LEGACY_SPLIT).strip())}"
     elif given.split is not None:
         msg = f"{_WHERE}: must not have --split with a blend per split, found {given.split!r}"
         raise ArgumentError(msg)
     if given.data_cache_path is not None:
-        yield f"cache = {_text(place.of(given.data_cache_path))}"
+        yield f"cache = {toml_text(place.of(given.data_cache_path))}"
     else:
         yield '# cache = "cache"    # --data-cache-path: give the job the same, or it does not find what build makes'
     yield _size(given)
     for name, instead in _NOT_SAID.items():
         if getattr(given, name) not in (None, False, "single"):
             yield f"# --{name.replace('_', '-')} stays a flag of the job: {instead}"
-
-
-def _tokenizer(given: argparse.Namespace, place: _Place) -> Iterator[str]:
-    """Yields the lines of the table of the tokenizer, or a comment if a blend file cannot name it."""
-    kind, model = given.tokenizer_type, given.tokenizer_model
-    known: list[str] = []
-    if kind == "NullTokenizer" and given.vocab_size is not None:
-        known = [f'file = "null:{given.vocab_size}"']
-    elif kind == "TikTokenizer" and model is not None:
-        known = _tiktoken_ids(given)
-    elif kind == "GPT2BPETokenizer":
-        known = _gpt2_ids(given.vocab_file)
-    elif kind in ("HuggingFaceTokenizer", *_SENTENCEPIECE) and model is not None:
-        is_there = is_address(model) or Path(model).exists()
-        hint = "" if is_there else "    # no such file or folder: for a name of a hub, write the folder of a copy here"
-        known = [f"file = {_text(place.of(model))}{hint}"]
-        if kind == "HuggingFaceTokenizer" and (eos := _eos_token(model)) is not None:
-            known.append(f"eod_token = {_text(eos)}")
-    if not known:
-        found = f"{kind or 'none'} {model or ''}".strip()
-        yield f"# [tokenizer]    # the job has: {_line(found)}"
-        if kind == "GPT2BPETokenizer" and given.vocab_file is not None:
-            yield f"# {_line(given.vocab_file)} cannot be read here: where it can be, its ids are stated"
-        yield '# file = "tokenizer.json"    # of the same vocabulary'
-        if kind == "GPT2BPETokenizer" and not _is_unknown(given):
-            yield f"# megatron = {_identity(given)}"
-        return
-    yield "[tokenizer]"
-    yield from known
-    if _is_unknown(given):
-        yield "# megatron = {...}    # not known with --legacy-tokenizer and --tokenizer-metadata"
-    else:
-        yield f"megatron = {_identity(given)}"
-
-
-def _tiktoken_ids(given: argparse.Namespace) -> list[str]:
-    """Returns the ids of a `TikTokenizer`, which have an order of their own; none if a special token is missing."""
-    special = given.tokenizer_special_tokens or list(_TIKTOKEN_SPECIAL)
-    if not {"</s>", "<pad>"} <= set(special):
-        return []
-    size = given.vocab_size or _TIKTOKEN_IDS
-    ids = {"eod": special.index("</s>"), "pad": special.index("<pad>"), "vocab_size": size}
-    return [f"{name} = {value}" for name, value in ids.items()]
-
-
-def _gpt2_ids(vocab_file: str | None) -> list[str]:
-    """Returns the ids in a vocabulary file of GPT-2's kind; none if it cannot be read or lacks the end of a text."""
-    try:
-        vocabulary = json.loads(Path(vocab_file or "").read_text(encoding="utf-8"))
-        return [f"eod = {int(vocabulary[_GPT2_END])}", f"vocab_size = {len(vocabulary)}"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _is_unknown(given: argparse.Namespace) -> bool:
-    """True if other classes than Megatron Core's may be used."""
-    return given.legacy_tokenizer or given.tokenizer_metadata is not None
-
-
-def _identity(given: argparse.Namespace) -> str:
-    """Returns the identity of the job's tokenizer, with which it looks for indices in the cache.
-
-    As in `megatron.core.tokenizers.text.utils.build_tokenizer` of megatron-core 0.16.1.
-    """
-    paths = {"NullTokenizer": None, "GPT2BPETokenizer": "GPT2BPETokenizer"}
-    found = paths.get(given.tokenizer_type, given.tokenizer_model)
-    path = "" if found is None else f"path = {_text(found)}, "
-    options = ", ".join(f"{key} = {_value(value)}" for key, value in _tokenizer_options(given).items())
-    return f"{{class = {_text(_TOKENIZER_CLASS)}, {path}options = {{{options}}}}}"
-
-
-def _tokenizer_options(given: argparse.Namespace) -> dict[str, object]:
-    kind, special = given.tokenizer_type, given.tokenizer_special_tokens
-    if kind == "NullTokenizer":
-        return {"vocab_size": given.vocab_size}
-    if kind in _SENTENCEPIECE:
-        return {"legacy": given.tokenizer_sentencepiece_legacy, "special_tokens": special}
-    if kind == "TikTokenizer":
-        options = {"pattern": given.tiktoken_pattern, "vocab_size": given.vocab_size}
-        given_ones = {key: value for key, value in options.items() if value}
-        return {**given_ones, "num_special_tokens": given.tiktoken_num_special_tokens, "special_tokens": special}
-    files = {"vocab_file": given.vocab_file, "merges_file": given.merge_file}
-    added = {"additional_special_tokens": special or []}
-    return {
-        **(added | files if kind == "GPT2BPETokenizer" else files | added),  # their order counts
-        "use_fast": given.tokenizer_hf_use_fast,
-        "trust_remote_code": given.trust_remote_code,
-        "include_special_tokens": given.tokenizer_hf_include_special_tokens,
-    }
-
-
-def _value(value: object) -> str:
-    """A value in TOML; None, which TOML does not have, as the text that stands for it in an identity."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value) if isinstance(value, (bool, int)) else _text(str(value))
-
-
-def _eos_token(folder: str) -> str | None:
-    """Returns the token that ends a text, and in Megatron-LM a document; None if nothing says it."""
-    try:
-        found = json.loads((Path(folder) / "tokenizer_config.json").read_text()).get("eos_token")
-    except (OSError, ValueError, AttributeError):
-        return None
-    token = found.get("content") if isinstance(found, dict) else found
-    return token if isinstance(token, str) else None
 
 
 def _size(given: argparse.Namespace) -> str:
@@ -391,13 +232,13 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         unique = next(one for one in names if one not in seen)
         seen.add(unique)
         yield "\n[[dataset]]"
-        yield f"path = {_text(place.of_prefix(prefix))}"
+        yield f"path = {toml_text(place.of_prefix(prefix))}"
         if unique != Path(prefix).name:
-            yield f"name = {_text(unique)}"
+            yield f"name = {toml_text(unique)}"
         if weight is not None:
             yield f"weight = {weight:g}" if float(f"{weight:g}") == weight else f"weight = {weight!r}"
         if split is not None:
-            yield f"splits = [{_text(split)}]"
+            yield f"splits = [{toml_text(split)}]"
 
 
 def _prefixes_and_weights(words: Sequence[str]) -> tuple[Sequence[str], Sequence[float] | None]:
@@ -459,17 +300,7 @@ def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         if getattr(given, name) is not None:
             options[name] = getattr(given, name)
     if given.object_storage_cache_path is not None:
-        options["object_storage_cache_path"] = _text(place.of(given.object_storage_cache_path))
+        options["object_storage_cache_path"] = toml_text(place.of(given.object_storage_cache_path))
     if options:
         yield "\n[options]"
         yield from (f"{name} = {value}" for name, value in options.items())
-
-
-def _text(value: str) -> str:
-    """Returns a string as TOML writes it."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _line(text: str) -> str:
-    """Returns a text for a comment, whose line it must not leave."""
-    return "".join(char if char.isprintable() else " " for char in text)
