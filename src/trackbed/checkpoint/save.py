@@ -14,14 +14,16 @@ from trackbed.checkpoint.megatron.entries import clean_metadata
 from trackbed.checkpoint.megatron.later_calls import takes_later_calls
 from trackbed.checkpoint.megatron.strategy_base import SaveCommonStrategy, SaveShardedStrategy
 from trackbed.checkpoint.megatron.strictness import log_common_differences
+from trackbed.checkpoint.parts import check_whole, check_whole_shards
 from trackbed.checkpoint.phases import Observer, Phases
+from trackbed.checkpoint.plain_tensors import check_same, digesting
 from trackbed.checkpoint.plan_save import plan_balanced
 from trackbed.checkpoint.safe_pickle import torch_bytes
 from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import nested_items_iter
 from trackbed.checkpoint.writing import (
     agree_on_plan,
-    collect,
+    collect_beside,
     encode_objects,
     make_partial,
     write_descriptions,
@@ -59,7 +61,8 @@ def save(
 
     Args:
         sharded_state_dict: state with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for
-            each object of one rank, and plain tensors and values, which rank 0 writes.
+            each object of one rank, and plain tensors and values, which rank 0 writes. Plain tensors of 64 KiB or more
+            must be the same on all ranks that have them, and `DTensor`s are refused.
         checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
             is replaced, where the file system can exchange two folders.
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
@@ -149,6 +152,8 @@ def _save(
 ) -> None:
     with phases("describe"):
         described = describe_state(state)
+        check_whole(described.common)
+        check_whole_shards(described.shards)
         if meeting.size > 1:
             _check_of_all_ranks(described.common)
         if validates and shared_part is not None:
@@ -158,10 +163,13 @@ def _save(
         objects = encode_objects(shards)
         plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
     partial = make_partial(folder, meeting)
-    with phases("write"):
-        written = write_shards(partial, shards, objects, plan, meeting, direct=direct)
-    with phases("collect"):
-        found = collect(meeting, written)
+    with digesting(described.common if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
+        with phases("write"):
+            written = write_shards(partial, shards, objects, plan, meeting, direct=direct)
+        with phases("collect"):
+            own = plain_tensors()
+            found, digests = collect_beside(meeting, written, own.digest())
+            check_same(meeting, own, digests)
     with phases("commit"):
         if meeting.rank == 0:
             content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}

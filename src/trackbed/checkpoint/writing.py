@@ -30,6 +30,7 @@ __all__ = [
     "SavePlan",
     "agree_on_plan",
     "collect",
+    "collect_beside",
     "encode_objects",
     "make_partial",
     "write_descriptions",
@@ -219,7 +220,14 @@ def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> to
 
 def collect(meeting: Meeting, written: WrittenFiles) -> list[WrittenFiles]:
     """Collective over the ranks: returns what each has written, in rank order."""
-    return [WrittenFiles.decode(content) for content in meeting.gather(written.encode())]
+    return collect_beside(meeting, written, b"")[0]
+
+
+def collect_beside(meeting: Meeting, written: WrittenFiles, more: bytes) -> tuple[list[WrittenFiles], list[bytes]]:
+    """Collective over the ranks: like `collect`, and returns further bytes of each, as many on every rank."""
+    contents = meeting.gather(more + written.encode())
+    found = [WrittenFiles.decode(content[len(more) :]) for content in contents]
+    return found, [content[: len(more)] for content in contents]
 
 
 def write_descriptions(folder: Path, plan: SavePlan, found: Sequence[WrittenFiles], contents: dict[str, bytes]) -> None:

@@ -15,6 +15,7 @@ import torch
 from trackbed.checkpoint import ShardedTensor, load
 from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.meeting import Ranks, meet
+from trackbed.checkpoint.parts import is_part
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
@@ -184,8 +185,11 @@ def _names_of_parameters(model: torch.nn.Module) -> set[str]:
 
 def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
     """Entry of a tensor of the model, which all ranks have."""
-    if hasattr(value, "to_local"):
-        msg = f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are"
+    if is_part(value):
+        msg = (
+            f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are: save it with "
+            "torch.distributed.checkpoint, or describe its local part with trackbed.ShardedTensor"
+        )
         raise ArgumentError(msg)
     shape = tuple(value.shape)
     return ShardedTensor(

@@ -7,7 +7,14 @@ from trackbed.checkpoint.describe import check_places
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, apply_factories
 from trackbed.checkpoint.megatron.entries import clean_metadata, extract_nonpersistent, extract_sharded_base
 from trackbed.checkpoint.megatron.strictness import determine_global_metadata, validate_sharding_integrity
-from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, dict_list_map_outplace, extract_matching_values
+from trackbed.checkpoint.parts import check_whole, check_whole_shards
+from trackbed.checkpoint.tree import (
+    Tree,
+    dict_list_map_inplace,
+    dict_list_map_outplace,
+    extract_matching_values,
+    nested_values,
+)
 
 __all__ = ["filter_out_empty_flatten_tensor", "load_preprocess", "save_preprocess"]
 
@@ -37,6 +44,8 @@ def save_preprocess(
     check_places(built)
     _, rest = extract_nonpersistent(built)
     entries, common = extract_sharded_base(rest)
+    check_whole(common)
+    check_whole_shards(list(nested_values(entries)))
     if isinstance(common, dict) and "content_metadata" in common:
         common["content_metadata"] = clean_metadata(common["content_metadata"])
     if validate_access_integrity:

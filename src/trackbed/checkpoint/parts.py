@@ -1,0 +1,138 @@
+"""Plain values of a state: the tensors in them, and a check that none is one rank's part of a larger tensor."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
+from trackbed.errors import CheckpointError
+
+__all__ = ["check_whole", "check_whole_shards", "is_part", "tensors_in"]
+
+_ATTRIBUTES_OF_PARTS: Final = ("to_local", "local_shards", "__create_chunk_list__", "__create_write_items__")
+"""Attributes of `DTensor`, of torch's `ShardedTensor`, and of tensors that tell `torch.distributed.checkpoint` which
+part of a larger tensor they are."""
+_PLAIN: Final = (str, bytes, bytearray, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
+
+
+def is_part(value: Any) -> bool:
+    """True for a tensor of which each rank has only a part, such as a `DTensor`, whatever its placements."""
+    if isinstance(value, torch.Tensor):
+        return any(hasattr(value, name) for name in _ATTRIBUTES_OF_PARTS)
+    return any(hasattr(type(value), name) for name in _ATTRIBUTES_OF_PARTS[-2:])
+
+
+def check_whole(value: Any, path: str = "") -> None:
+    """Checks that a plain value has no tensor, at any depth, of which each rank has only a part.
+
+    Args:
+        value: value that is to be pickled.
+        path: its key, for the error.
+
+    Raises:
+        CheckpointError: it has one; names its key.
+    """
+    for key, found in tensors_in(value, path):
+        if is_part(found):
+            raise CheckpointError(_refusal(key, found))
+
+
+def check_whole_shards(shards: list[ShardedTensor | ShardedObject]) -> None:
+    """Checks the same of the data of entries: the tensor of a `ShardedTensor`, the values in a `ShardedObject`.
+
+    Raises:
+        CheckpointError: one has a tensor that is only a part; names its key.
+    """
+    for shard in shards:
+        if isinstance(shard, ShardedObject):
+            check_whole(shard.data, shard.unique_key)
+        elif is_part(shard.data):
+            msg = (
+                f"{shard.key}: the data of a ShardedTensor must be a local tensor, but are a "
+                f"{type(shard.data).__name__}: give its local part, with the place of that in the whole tensor"
+            )
+            raise CheckpointError(msg)
+
+
+def _refusal(key: str, part: Any) -> str:
+    return (
+        f"{key or 'state'}: a plain value must be whole on every rank, but is a {type(part).__name__}, of which each "
+        "rank has a part, and only that of rank 0 would be saved: save the whole tensor (full_tensor() of a DTensor), "
+        "describe each local part with trackbed.ShardedTensor, or save with torch.distributed.checkpoint"
+    )
+
+
+def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the tensors, arrays of NumPy, and parts in a value at any depth, each with its path.
+
+    Objects are searched as `pickle` takes them to pieces.
+
+    Args:
+        value: value, which is left as it is.
+        path: path of the value; keys, positions and attributes below it are joined by dots.
+    """
+    return _search(value, path, set())
+
+
+def _search(value: Any, path: str, above: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields what `tensors_in` does.
+
+    Args:
+        value: value.
+        path: its path.
+        above: identities of the containers that it lies in, which are not searched again.
+    """
+    if isinstance(value, _PLAIN):
+        return
+    if (
+        isinstance(value, torch.Tensor)
+        or is_part(value)
+        or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
+    ):
+        yield path, value
+        return
+    if id(value) in above:
+        return
+    above.add(id(value))
+    for name, below in _elements(value):
+        yield from _search(below, f"{path}.{name}" if path else str(name), above)
+    above.discard(id(value))
+
+
+def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields what a container or an object has directly, each with its key, position or attribute."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+        yield from ((f"key {number}", key) for number, key in enumerate(value) if not isinstance(key, _PLAIN))
+    elif isinstance(value, list | tuple | deque | np.ndarray):
+        yield from enumerate(value.flat if isinstance(value, np.ndarray) else value)
+    elif isinstance(value, set | frozenset):
+        yield from enumerate(value)
+    elif dataclasses.is_dataclass(value):
+        yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    if isinstance(value, dict | list | tuple | set | frozenset | deque) and type(value).__module__ in (
+        "builtins",
+        "collections",
+    ):
+        return
+    yield from _pickled_parts(value)
+
+
+def _pickled_parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the values that `pickle` stores of an object."""
+    try:
+        reduced = value.__reduce_ex__(2)
+    except Exception:  # noqa: BLE001  what cannot be pickled is an error of the pickle, which names its place
+        return
+    if not isinstance(reduced, tuple):
+        return  # a global
+    _, arguments, state, elements, pairs = (*reduced, *(None,) * 3)[:5]
+    yield from ((f"argument {number}", one) for number, one in enumerate(arguments) if not isinstance(one, type))
+    for number, one in enumerate(state if isinstance(state, tuple) else (state,)):
+        yield from one.items() if isinstance(one, dict) else [(f"state {number}", one)]
+    yield from enumerate(elements or ())
+    yield from pairs or ()
