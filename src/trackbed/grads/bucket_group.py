@@ -102,6 +102,8 @@ class _ParamAndGradBucketGroup:
         self._slots = {param: slot for slot, param in enumerate(self._params)}
         self._counts = [0] * len(self._params)
         """Gradients of each parameter that have arrived since `reset`, in backward passes that are to be reduced."""
+        self.has_arrived = [False] * len(self._params)
+        """True for each parameter of which a gradient has arrived in `main_grad` since `reset`; hooks keep the list."""
         self._expected = [1] * len(self._params)
         self._num_incomplete = len(self._params)
         """Number of parameters with fewer gradients than expected."""
@@ -148,6 +150,7 @@ class _ParamAndGradBucketGroup:
             self._expected = self._counts
             self.is_first_batch = False
         self._counts = [0] * len(self._params)
+        self.has_arrived[:] = [False] * len(self._params)
         self._num_incomplete = len(self._params)
         self.is_issued = False
         self.is_last_microbatch = True

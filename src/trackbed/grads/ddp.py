@@ -13,6 +13,7 @@ from trackbed.cancellation import checking_waits
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options
+from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, turned_like
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
@@ -21,6 +22,7 @@ from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
+from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.options import check_options, with_bucket_size
 from trackbed.grads.ownership import claim
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
@@ -129,7 +131,8 @@ class DistributedDataParallel(torch.nn.Module):
         observer: BucketObserver | None = None,
     ) -> None:
         """Wraps a model; the class describes the arguments."""
-        if isinstance(config, torch.nn.Module):
+        is_megatrons_form = not isinstance(config, torch.nn.Module)
+        if not is_megatrons_form:
             config, module = None, _only_model(config, module)
         ddp_config = DistributedDataParallelConfig() if ddp_config is None else ddp_config
         self._init_module(config)
@@ -150,6 +153,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_released = False
         self._order_groups(observer)
         self._no_sync_depth = 0
+        self._pass = PassState(is_on=not is_megatrons_form and self._has_gradients_of_torch())
+        self._automatic = self._new_automatic_reduction() if self._pass.is_on else None
         self._forces_all_reduce = [False]
         self._is_touched = [False]
         """True, in a list that hooks share, if the model has run or gradients that groups do not count may have arrived
@@ -163,6 +168,7 @@ class DistributedDataParallel(torch.nn.Module):
                     backward_hook(
                         param,
                         self.param_to_bucket_group[param],
+                        state=self._pass,
                         is_touched=self._is_touched,
                         forces_all_reduce=self._forces_all_reduce,
                     )
@@ -175,6 +181,10 @@ class DistributedDataParallel(torch.nn.Module):
         if self.use_forward_hook:
             self.enable_forward_pre_hook()
         self._optimizer: weakref.ref[Any] | None = None
+        self.is_updating = False
+        """True while a `DataParallelOptimizer` calls its optimizer of torch."""
+        if not is_megatrons_form:
+            watch_steps(self, ((param, param) for param in self.params_with_grad))
         self._state_hooks = hooks_around_states(self.module, self)
         handles = [*self.grad_accs, *self._state_hooks]
         weakref.finalize(self, _remove_hooks, handles, self._gather.hooked).atexit = False
@@ -190,6 +200,11 @@ class DistributedDataParallel(torch.nn.Module):
         if torch.is_grad_enabled():
             # Its backward pass may fail before any gradient arrives: the step counts all the same.
             self._is_touched[0] = True
+            if self._automatic is not None:
+                self._automatic.forget_failed_pass()
+                outputs = self.module(*inputs, **kwargs)
+                self._automatic.watch(outputs)
+                return outputs
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -227,6 +242,9 @@ class DistributedDataParallel(torch.nn.Module):
             GradientError: a gradient is NaN or infinite and that is checked, or the step before was given up halfway.
             CollectiveError: another rank failed.
         """
+        if self._automatic is not None:
+            self._automatic.reduce_rest()
+            return
         self._order.issue_rest(force_all_reduce=False)
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
@@ -242,6 +260,9 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: another rank failed.
         """
         self._order.check_usable()
+        if self._automatic is not None:
+            self._automatic.reduce_rest()
+            return
         if self._is_finished:
             msg = (
                 f"rank {self._rank}: zero_grad_buffer(), or the optimizer's zero_grad(), must be called before another "
@@ -251,13 +272,15 @@ class DistributedDataParallel(torch.nn.Module):
         if self.ddp_config.overlap_grad_reduce:
             self._order.check_untouched()
             if not self.allow_unused:
-                self._check_missing()
+                for group in self._order.unissued():
+                    self._check_missing(group.missing(), group.buckets[0].bucket_id)
         self._order.issue_rest(force_all_reduce=bool(force_all_reduce))
         self._order.finish(self.waiter)
         self._is_finished = True
 
     def zero_grad_buffer(self) -> None:
         """Sets all gradients to zero, after reductions that are still running have ended."""
+        self._automatic, self._pass.is_on = None, False
         if getattr(self.config, "cuda_graph_impl", "none") != "transformer_engine":  # such graphs set it only once
             for param in self.params_with_grad:
                 param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
@@ -302,9 +325,34 @@ class DistributedDataParallel(torch.nn.Module):
             optimizer: object with a method `reload_model_params`, called whenever parameters were replaced by
                 `broadcast_params` or by a state that was loaded. Its steps call `start_param_sync`.
         """
+        if self._automatic is not None:
+            self._is_finished = self._automatic.leave()
+            self._automatic = None
+            for group in self._groups():
+                group.has_arrived[:] = [self._is_finished] * len(group.has_arrived)
         self._optimizer = weakref.ref(optimizer)
         for group in self._groups():
             group.is_gathered_by_step = True
+
+    def unseen_gradient(self, param: torch.nn.Parameter) -> str | None:
+        """Error text for a step of torch's that finds None in `grad` of a parameter.
+
+        Returns:
+            The text, which names the parameter and the remedy; None if no gradient of it has arrived, or the step is
+            that of a `DataParallelOptimizer`.
+        """
+        group = self.param_to_bucket_group[param]
+        if self.is_updating or self._is_released or not group.has_arrived[group.slot_of(param)]:
+            return None
+        name = group.param_to_bucket[param].names[param]
+        where = f"rank {self._rank}: gradients must be in grad, but that of {name} is in main_grad alone, "
+        if self._attached() is not None:
+            return where + "so nothing would be trained: call step() of the DataParallelOptimizer instead"
+        return where + (
+            "so nothing would be trained: build trackbed.DataParallelOptimizer(optimizer, model) and call its step(); "
+            "torch's optimizers alone take gradients that are whole (use_distributed_optimizer=False), of the "
+            "parameters' type, and never set to zero by zero_grad_buffer()"
+        )
 
     def take_gradients(self, optimizer: Any) -> None:
         """Collective over the ranks: finishes the gradients, for an optimizer that is about to use and change them.
@@ -635,19 +683,70 @@ class DistributedDataParallel(torch.nn.Module):
         """Waits for parameters that are being gathered."""
         self._gather.wait()
 
-    def _check_missing(self) -> None:
-        for group in self._order.unissued():
-            missing = group.missing()
-            if missing:
-                more = f" and {number_of(len(missing) - 1, 'other')} have" if len(missing) > 1 else " has"
-                msg = (
-                    f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but "
-                    f"{missing[0]} in bucket {group.buckets[0].bucket_id}{more} none from a backward pass outside "
-                    "no_sync(): pass allow_unused=True to DistributedDataParallel to take it as zero"
-                )
-                raise GradientError(msg)
+    def _has_gradients_of_torch(self) -> bool:
+        """True if gradients lie in the buffers as torch's optimizers take them: whole, in the type of the parameter.
+
+        They must be averages, too: a gradient to which further passes add is reduced again with them.
+        """
+        config = self.ddp_config
+        has_averages = not self.expert_parallel_buffers or self.expt_dp_group.size() == self.dp_cp_group.size()
+        return (
+            not config.use_distributed_optimizer
+            and not config.delay_wgrad_compute
+            and has_averages
+            and all(buffer.grad_dtype == buffer.param_dtype for buffer in self._buffers_of_parts())
+        )
+
+    def _new_automatic_reduction(self) -> AutomaticReduction:
+        for param in self.params_with_grad:
+            param.main_grad = turned_like(param, param.main_grad.view(-1))  # type: ignore[attr-defined]
+        is_missing_allowed = self.allow_unused or not self.ddp_config.overlap_grad_reduce
+        return AutomaticReduction(
+            self.params_with_grad,
+            self._pass,
+            pending=self._pending_params,
+            reduce=self._reduce_pass,
+            finish=lambda: self._order.finish(self.waiter),
+            restart=self._restart_pass,
+            exchange=self.exchange if is_missing_allowed else None,
+        )
+
+    def _pending_params(self) -> set[torch.nn.Parameter]:
+        """Parameters of the bucket groups that have not been issued."""
+        return {param for group in self._order.unissued() for param in group.params}
+
+    def _reduce_pass(self, missing: list[torch.nn.Parameter]) -> None:
+        """Issues the bucket groups that have not been, at the end of a backward pass.
+
+        Args:
+            missing: parameters of these groups without a gradient.
+        """
+        self._order.check_usable()
+        if self.ddp_config.overlap_grad_reduce:
+            self._order.check_untouched()
+            if not self.allow_unused:
+                buckets = [(self.param_to_bucket_group[param].param_to_bucket[param], param) for param in missing]
+                names = [bucket.names[param] for bucket, param in buckets if param.requires_grad]
+                self._check_missing(names, buckets[0][0].bucket_id if buckets else 0)
+        self._order.issue_rest(force_all_reduce=False)
+
+    def _restart_pass(self) -> None:
+        """Prepares the next backward pass, to which gradients that are there belong, too."""
+        self._order.reset(has_begun=True)
+        self._set_last_microbatch(is_last=self._no_sync_depth == 0)
+
+    def _check_missing(self, missing: list[str], bucket_id: int) -> None:
+        if missing:
+            more = f" and {number_of(len(missing) - 1, 'other')} have" if len(missing) > 1 else " has"
+            msg = (
+                f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but {missing[0]} in "
+                f"bucket {bucket_id}{more} none from a backward pass outside no_sync(): pass allow_unused=True to "
+                "DistributedDataParallel to take it as zero"
+            )
+            raise GradientError(msg)
 
     def _set_last_microbatch(self, *, is_last: bool) -> None:
+        self._pass.reduces = is_last
         for group in self._groups():
             group.is_last_microbatch = is_last
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from trackbed.errors import GradientError
+from trackbed.grads.automatic_reduction import PassState, adopt
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 
 __all__ = [
@@ -27,20 +28,26 @@ _MAX_DEPTH: Final = 5
 
 
 def backward_hook(
-    param: Parameter, group: _ParamAndGradBucketGroup, *, is_touched: list[bool], forces_all_reduce: list[bool]
+    param: Parameter,
+    group: _ParamAndGradBucketGroup,
+    *,
+    state: PassState,
+    is_touched: list[bool],
+    forces_all_reduce: list[bool],
 ) -> Callable[..., None]:
     """Makes the function that is called when a gradient of a parameter has arrived: it adds it to `main_grad`.
 
     Args:
         param: parameter.
         group: its bucket group, which counts the gradient if it is to be reduced.
+        state: state of the pass, shared by all parameters.
         is_touched: a flag in a list, set where the group does not count.
         forces_all_reduce: a flag in a list, passed on to the group.
     """
     # The hook runs for every parameter in every backward pass, so it looks up as little as possible. torch keeps it
     # where Python's garbage collector does not look, so it must not refer to the parameter, nor to what does.
     slot = group.slot_of(param)
-    overlaps = group.ddp_config.overlap_grad_reduce
+    overlaps, has_arrived = group.ddp_config.overlap_grad_reduce, group.has_arrived
     group_of, param_of = weakref.ref(group), weakref.ref(param)
     del group, param
 
@@ -52,11 +59,24 @@ def backward_hook(
             param.grad = None  # the next step must not add to it
             raise GradientError(group.describe_late(slot))
         gradient = param.grad
+        own = vars(param)
+        if state.is_on:
+            if gradient is not own["main_grad"]:
+                adopt(param, own["main_grad"], state)
+            if not state.reduces:
+                state.has_unreduced = True
+                return
+            if not state.is_queued:
+                state.queue()
+            state.has_arrived = True
+            if overlaps:
+                group.count(slot, forces_all_reduce[0])
+            return
         if gradient is not None:
-            own = vars(param)
             if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
                 own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
             param.grad = None
+        has_arrived[slot] = True
         if not overlaps:
             is_touched[0] = True
         elif group.is_last_microbatch:

@@ -13,6 +13,7 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives.protocol import NORM
+from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.parameters import is_expert
 from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
 from trackbed.optim.arguments import check_kinds, check_known
@@ -122,6 +123,7 @@ class DataParallelOptimizer:
         states = {names[param]: state for param, state in before.items()}
         self._set_states({piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}, states)
         model.attach_optimizer(self)
+        watch_steps(model, ((piece.main, piece.param) for piece in self._pieces))
 
     def __repr__(self) -> str:
         """Shows the torch optimizer, whose parameter groups have the parts of this rank, and how it is used."""
@@ -501,8 +503,10 @@ class DataParallelOptimizer:
             for piece in self._pieces:
                 # As without a wrapper, a parameter that is frozen later stays as it is.
                 piece.main.grad = _gradient_of(piece, factors) if piece.param.requires_grad else None
+            self.model.is_updating = True
             self.optimizer.step()
         finally:
+            self.model.is_updating = False
             for piece in self._pieces:
                 piece.main.grad = None
         for piece in self._pieces:

@@ -187,8 +187,8 @@ def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
     """Entry of a tensor of the model, which all ranks have."""
     if is_part(value):
         msg = (
-            f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are: save it with "
-            "torch.distributed.checkpoint, or describe its local part with trackbed.ShardedTensor"
+            f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are: save it "
+            "with torch.distributed.checkpoint, or describe its local part with trackbed.ShardedTensor"
         )
         raise ArgumentError(msg)
     shape = tuple(value.shape)

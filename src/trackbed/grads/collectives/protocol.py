@@ -18,6 +18,7 @@ __all__ = [
     "NO_LABEL",
     "OPTIMIZER_STATE",
     "TOKENS",
+    "USED",
     "BackendError",
     "Collectives",
     "Done",
@@ -54,6 +55,8 @@ NORM: Final = Label(-3)
 """Label of the exchange of norms."""
 TOKENS: Final = Label(-4)
 """Label of the exchange of the numbers of tokens."""
+USED: Final = Label(-5)
+"""Label of the exchange of the parameters that have gradients."""
 
 
 class Work(Protocol):

@@ -1,0 +1,263 @@
+"""Reduction at the end of each backward pass, as in torch's `DistributedDataParallel`: `param.grad` is the gradient."""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
+
+__all__ = ["AutomaticReduction", "PassState", "adopt", "turned_like"]
+
+Parameter = torch.nn.Parameter
+Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
+
+_BITS: Final = 63
+"""Parameters that one number of an exchange stands for."""
+
+
+@dataclasses.dataclass(slots=True)
+class PassState:
+    """State of the backward pass that is running, which the hooks of all parameters share.
+
+    torch keeps hooks where Python's garbage collector does not look, so nothing here refers to a parameter.
+    """
+
+    is_on: bool
+    """True while gradients are reduced automatically. Otherwise they are added to `main_grad`, and reduced when the
+    program or its optimizer asks for it."""
+    reduces: bool = True
+    """False inside `no_sync`."""
+    is_queued: bool = False
+    """True if autograd is to call `end` at the end of the pass."""
+    has_arrived: bool = False
+    """True if a gradient has arrived in this pass."""
+    has_unreduced: bool = False
+    """True if gradients have arrived inside `no_sync` since the last reduction."""
+    has_graph: bool = False
+    """True if a gradient of this pass has a graph, because of `create_graph=True`."""
+    end: Callable[[], None] = lambda: None
+
+    def queue(self) -> None:
+        """Has autograd call `end` at the end of the backward pass that is running."""
+        if not self.is_queued:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)  # noqa: SLF001  there is no public name
+            self.is_queued = True
+
+
+def adopt(param: Parameter, main_grad: torch.Tensor, state: PassState) -> None:
+    """Moves the gradient of a parameter into its view of the buffer, which becomes its `grad`.
+
+    Args:
+        param: parameter with a gradient that autograd or the program has made.
+        main_grad: view of the buffer.
+        state: state of the pass.
+    """
+    gradient = param.grad
+    if gradient is None or gradient is main_grad:
+        return
+    with torch.no_grad():
+        if gradient.is_sparse:
+            main_grad.zero_().add_(gradient.detach())
+        else:
+            main_grad.copy_(gradient.detach())
+    if gradient.requires_grad:
+        state.has_graph = True  # the view cannot have it
+    else:
+        param.grad = main_grad
+
+
+def turned_like(param: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Views a contiguous vector in the shape of a tensor, with the tensor's strides if it is dense.
+
+    Args:
+        param: tensor, of any strides.
+        vector: `[param.numel()]` vector.
+    """
+    strides = param.stride()
+    order = sorted(range(param.dim()), key=lambda dim: (-strides[dim], dim))
+    if param.permute(order).is_contiguous():
+        return vector.as_strided(param.shape, param.stride())
+    return vector.view(param.shape)
+
+
+class AutomaticReduction:
+    """Reduces the gradients of a wrapper at the end of each backward pass.
+
+    Args:
+        params: parameters that require a gradient, each with `main_grad` in its own type.
+        state: state that the hooks share.
+        pending: returns the parameters of the buckets that have not been issued in this pass.
+        reduce: issues these buckets, given the parameters of theirs that have no gradient.
+        finish: waits until all are reduced.
+        restart: prepares the next pass, also after one that has failed.
+        exchange: sends numbers of this rank to all ranks; None if a missing gradient is an error.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Parameter],
+        state: PassState,
+        *,
+        pending: Callable[[], Collection[Parameter]],
+        reduce: Callable[[list[Parameter]], None],
+        finish: Callable[[], None],
+        restart: Callable[[], None],
+        exchange: Exchanger | None,
+    ) -> None:
+        self._params = list(params)
+        self.state = state
+        self._pending = pending
+        self._reduce = reduce
+        self._finish = finish
+        self._restart = restart
+        self._exchange = exchange
+        itself = weakref.ref(self)
+
+        def end() -> None:
+            found = itself()
+            if found is not None:
+                found.end_pass()
+
+        state.end = end
+
+    def watch(self, outputs: Any) -> None:
+        """Has the backward pass of some outputs of the model reduce the gradients at its end.
+
+        The hooks of parameters cannot do so where parts of the model are run again inside the backward pass: what they
+        queue is called at the end of a part.
+        """
+        for output in _tensors_of(outputs):
+            if output.requires_grad:
+                output.register_hook(_queue_hook(self.state))  # type: ignore[no-untyped-call]
+
+    def forget_failed_pass(self) -> None:
+        """Forgets a backward pass that has failed, so that the next one is reduced. Called before a forward pass."""
+        state = self.state
+        if state.is_queued and torch._C._current_graph_task_id() == -1:  # noqa: SLF001  there is no public name
+            state.is_queued = state.has_arrived = False
+            self._restart()
+
+    def reduce_rest(self) -> None:
+        """Collective over the ranks: reduces gradients that have arrived inside `no_sync` only, if there are any."""
+        if self.state.has_unreduced:
+            self._reduce_pass()
+
+    def leave(self) -> bool:
+        """Ends automatic reduction: gradients stay in the buffers alone.
+
+        Returns:
+            True if there are gradients, and all are reduced.
+        """
+        self.state.is_on = False
+        found = [param for param in self._params if param.grad is not None]
+        for param in self._params:
+            main_grad: torch.Tensor = param.main_grad  # type: ignore[attr-defined]
+            if param.grad is None:
+                main_grad.zero_()
+            adopt(param, main_grad, self.state)
+            param.grad = None
+        return bool(found) and not self.state.has_unreduced
+
+    def end_pass(self) -> None:
+        """Reduces the gradients of the pass that has ended. Called by autograd, on every rank."""
+        state = self.state
+        state.is_queued = False
+        if state.has_arrived:  # not where the program has asked for gradients of other tensors only
+            self._reduce_pass()
+
+    @torch.no_grad()
+    def _reduce_pass(self) -> None:
+        state = self.state
+        state.has_arrived = state.has_unreduced = False
+        try:
+            missing = self._fill()
+            self._reduce([self._params[number] for number in missing])
+            used = self._used_elsewhere(missing)
+            self._finish()
+        finally:
+            self._restart()
+        for number in used:
+            param = self._params[number]
+            param.grad = param.main_grad  # type: ignore[attr-defined]
+        if state.has_graph:
+            state.has_graph = False
+            for param in self._params:
+                gradient = param.grad
+                if gradient is not None and gradient.requires_grad:
+                    param.grad = _with_graph(param.main_grad, gradient)  # type: ignore[attr-defined]
+
+    def _fill(self) -> list[int]:
+        """Completes the buckets that have not been issued.
+
+        Returns:
+            Numbers of the parameters without a gradient, which is zero in the buffer.
+        """
+        missing = []
+        pending = self._pending()
+        for number, param in enumerate(self._params if pending else ()):
+            main_grad: torch.Tensor = param.main_grad  # type: ignore[attr-defined]
+            gradient = param.grad
+            if gradient is main_grad or param not in pending:
+                continue
+            if gradient is None:
+                missing.append(number)
+                main_grad.zero_()
+            else:
+                adopt(param, main_grad, self.state)
+        return missing
+
+    def _used_elsewhere(self, missing: list[int]) -> list[int]:
+        """Collective over the ranks: those of the parameters without a gradient here that have one on another rank."""
+        if self._exchange is None:
+            return []
+        if not self._exchange(np.array([len(missing)]), USED).any():
+            return []
+        is_used = np.ones(len(self._params), dtype=bool)
+        is_used[missing] = False
+        words = _words_of(is_used)
+        found = [
+            self._exchange(words[start : start + MAX_NUMBERS], USED) for start in range(0, len(words), MAX_NUMBERS)
+        ]
+        anywhere = np.bitwise_or.reduce(np.concatenate(found, axis=1), axis=0)
+        return [number for number in missing if anywhere[number // _BITS] >> (number % _BITS) & 1]
+
+
+def _words_of(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Packs flags into numbers, 63 into each."""
+    rows = np.zeros((-(-len(flags) // _BITS), _BITS), dtype=np.int64)
+    rows.reshape(-1)[: len(flags)] = flags
+    return rows @ (np.int64(1) << np.arange(_BITS, dtype=np.int64))
+
+
+def _queue_hook(state: PassState) -> Callable[[torch.Tensor], None]:
+    def queue(gradient: torch.Tensor) -> None:  # noqa: ARG001  torch's signature
+        if state.is_on and state.reduces:
+            state.queue()
+
+    return queue
+
+
+@torch.enable_grad()
+def _with_graph(reduced: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The values of one tensor with the graph of another."""
+    return reduced.detach().clone() + (gradient - gradient.detach())
+
+
+def _tensors_of(outputs: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in what a model returns."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for below in outputs.values():
+            yield from _tensors_of(below)
+    elif isinstance(outputs, list | tuple):
+        for below in outputs:
+            yield from _tensors_of(below)
+    elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        for field in dataclasses.fields(outputs):
+            yield from _tensors_of(getattr(outputs, field.name, None))
