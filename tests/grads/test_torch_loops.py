@@ -24,9 +24,11 @@ class Net(nn.Module):
     def __init__(self, ways):
         super().__init__()
         self.ways = ways
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+        generator = torch.Generator().manual_seed(0)  # ranks are threads, which share the global one
+        with torch.no_grad():
+            for param in self.parameters():
+                param.uniform_(-0.5, 0.5, generator=generator)
 
     def forward(self, x):
         for layer in self.layers:
@@ -169,9 +171,7 @@ def test_a_gradient_penalty_is_trained(overlaps):
 
 
 def test_sparse_gradients_become_dense():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        plain = nn.Embedding(6, 3, sparse=True)
+    plain = nn.Embedding(6, 3, sparse=True)
     model = DistributedDataParallel(copy.deepcopy(plain), process_group=SOLO)
     for _ in range(2):
         for one in (plain, model):

@@ -739,8 +739,8 @@ class DistributedDataParallel(torch.nn.Module):
         if missing:
             more = f" and {number_of(len(missing) - 1, 'other')} have" if len(missing) > 1 else " has"
             msg = (
-                f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but {missing[0]} in "
-                f"bucket {bucket_id}{more} none from a backward pass outside no_sync(): pass allow_unused=True to "
+                f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but {missing[0]} "
+                f"in bucket {bucket_id}{more} none from a backward pass outside no_sync(): pass allow_unused=True to "
                 "DistributedDataParallel to take it as zero"
             )
             raise GradientError(msg)
