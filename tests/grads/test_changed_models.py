@@ -470,7 +470,7 @@ def test_gradients_that_are_scaled_after_the_backward_pass_are_scaled_on_all_ran
 def test_a_broadcast_that_fails_on_one_rank_fails_on_all():
     def work(group):
         model = layers(4, 3, 2)
-        model.frozen = nn.Parameter(torch.zeros(1).expand(3) if group.rank else torch.zeros(3), requires_grad=False)
+        model.frozen = nn.Parameter(torch.zeros(1).expand(3) if group.rank else torch.arange(3.0), requires_grad=False)
         wrapper = wrap(group, model)
         began = time.monotonic()
         with pytest.raises(CollectiveError, match=r"broadcast_params: rank 1: .*single memory location"):

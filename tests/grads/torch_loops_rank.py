@@ -12,7 +12,6 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
@@ -276,6 +275,8 @@ def some_gradients_are_dropped(model):
 
 @loop()
 def a_sharded_optimizer_of_torch(model):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     trained = [param for param in model.parameters() if param.requires_grad]
     train(model, ZeroRedundancyOptimizer(trained, torch.optim.AdamW, lr=0.01))
 

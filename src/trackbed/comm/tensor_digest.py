@@ -58,7 +58,7 @@ def components(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 @torch.no_grad()
 def _digest_of_dense(tensor: torch.Tensor, poll: Callable[[], None]) -> int:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    content = plain.view(-1).view(torch.uint8)
+    content = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
     num_words = content.numel() // _WORD_BYTES
     tail = bytes(content[num_words * _WORD_BYTES :].tolist())
     multipliers = _multipliers(content.device)

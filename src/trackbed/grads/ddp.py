@@ -20,6 +20,7 @@ from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectiv
 from trackbed.grads.collectives.protocol import LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
+from trackbed.grads.initial_values import broadcast_values, compare_values, values_of
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.optimizer_hook import watch_steps
@@ -61,8 +62,8 @@ class DistributedDataParallel(torch.nn.Module):
     `finish_grad_sync()`, and the optimizer's step.
 
     The constructor is collective over the ranks. It checks that all ranks have the same names, shapes and types of
-    parameters, and the same options. It does not compare or copy values: `broadcast_params()` gives all ranks the
-    values of rank 0.
+    parameters and buffers, and the same options, and gives all ranks the values of rank 0. In code for Megatron Core it
+    neither checks buffers nor copies values; `broadcast_params()` does the latter.
 
     Args:
         config: the model, as `module` in the first place. In code for Megatron Core, its configuration or None; the
@@ -77,6 +78,8 @@ class DistributedDataParallel(torch.nn.Module):
             False; None for `process_group`.
         allow_unused: True to treat missing gradients as zeros; otherwise they are an error with `overlap_grad_reduce`.
         observer: receives the events of buckets, such as `Timeline()`.
+        broadcast: False to compare the values of all ranks, by digests, instead of copying those of rank 0. Of experts,
+            the ranks of `expert_process_group` have the same. Not for Megatron Core's arguments.
 
     Attributes:
         module: the model.
@@ -100,6 +103,7 @@ class DistributedDataParallel(torch.nn.Module):
         expert_process_group: torch.distributed.ProcessGroup | Group | None = None,
         allow_unused: bool = False,
         observer: BucketObserver | None = None,
+        broadcast: bool = True,
     ) -> None: ...
 
     @overload
@@ -129,6 +133,7 @@ class DistributedDataParallel(torch.nn.Module):
         expert_process_group: torch.distributed.ProcessGroup | Group | None = None,
         allow_unused: bool = False,
         observer: BucketObserver | None = None,
+        broadcast: bool | None = None,
     ) -> None:
         """Wraps a model; the class describes the arguments."""
         is_megatrons_form = not isinstance(config, torch.nn.Module)
@@ -147,7 +152,12 @@ class DistributedDataParallel(torch.nn.Module):
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
             self._build_parts(is_one_group=disable_bucketing)
-            self._agree_and_connect(is_one_bucket=is_one_bucket)
+            experts = self._agree_and_connect(is_one_bucket=is_one_bucket, compares_buffers=not is_megatrons_form)
+            if not is_megatrons_form:
+                self._make_same(experts, broadcasts=broadcast is not False)
+            elif broadcast is not None:
+                msg = "broadcast must be left out with the arguments of Megatron Core, but is given: broadcast_params()"
+                raise ArgumentError(msg)
         self._is_finished = False
         self._is_used = False
         self._is_released = False
@@ -460,14 +470,10 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             CollectiveError: a rank failed.
         """
-        params = list(self.module.parameters())
         with self._guarded("broadcast_params", "broadcast_params() has failed"):
             self.wait_for_params()
-            for collectives, chosen in (
-                (self.dense_collectives, [param.data for param in params if not is_expert(param)]),
-                (self.expert_collectives, [param.data for param in params if is_expert(param)]),
-            ):
-                self.waiter.wait(collectives.broadcast(chosen, source=0), "broadcast of parameters")
+            for of_experts, collectives in ((False, self.dense_collectives), (True, self.expert_collectives)):
+                broadcast_values(values_of(self.module, of_experts=of_experts).params, collectives, self.waiter)
             self.note_change()
 
     def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
@@ -605,21 +611,47 @@ class DistributedDataParallel(torch.nn.Module):
         self.expert_parallel_buffers, self.expert_parallel_bucket_groups = self._experts.buffers, self._experts.groups
         self.param_to_bucket_group = {param: group for group in self._groups() for param in group.params}
 
-    def _agree_and_connect(self, *, is_one_bucket: bool) -> None:
+    def _agree_and_connect(self, *, is_one_bucket: bool, compares_buffers: bool) -> Group:
+        """Checks that the ranks have the same model and options, and chooses their collectives.
+
+        Returns:
+            The ranks with the same experts.
+        """
         more = {"allow_unused": self.allow_unused, "one bucket": is_one_bucket}
         experts = self._messages if self.expt_dp_group is self.dp_cp_group else messages_of(self.expt_dp_group)
         named = list(self.module.named_parameters())
         dense = describe_buffers(self.buffers) + describe_frozen((n, p) for n, p in named if not is_expert(p))
+        of_experts = describe_buffers(self.expert_parallel_buffers)
+        of_experts += describe_frozen((n, p) for n, p in named if is_expert(p))
+        if compares_buffers:
+            dense += values_of(self.module, of_experts=False).describe_buffers()
+            of_experts += values_of(self.module, of_experts=True).describe_buffers()
         agree(self._messages, describe_options(self.ddp_config, **more) + dense)
-        agree(
-            experts,
-            describe_buffers(self.expert_parallel_buffers) + describe_frozen((n, p) for n, p in named if is_expert(p)),
-        )
+        agree(experts, of_experts)
         for part, ranks, messages in (
             (self._dense, self.dp_cp_group, self._messages),
             (self._experts, self.expt_dp_group, experts),
         ):
             part.connect(messages if part.ranks is ranks else messages_of(part.ranks), self.ddp_config)
+        return experts
+
+    @torch.no_grad()
+    def _make_same(self, experts: Group, *, broadcasts: bool) -> None:
+        """Collective over the ranks: gives all ranks the values of rank 0, or checks that they have them.
+
+        Args:
+            experts: the ranks with the same experts.
+            broadcasts: True to copy the values.
+        """
+        for of_experts, collectives, messages in (
+            (False, self.dense_collectives, self._messages),
+            (True, self.expert_collectives, experts),
+        ):
+            values = values_of(self.module, of_experts=of_experts)
+            if broadcasts:
+                broadcast_values(values, collectives, self.waiter)
+            else:
+                compare_values(list(values), messages)
 
     @property
     def overlap_param_gather_with_optimizer_step(self) -> bool:

@@ -170,7 +170,8 @@ class TorchCollectives:
         works = []
         for tensor in tensors:
             content = tensor.detach().contiguous()
-            works.append(dist.broadcast(content, group=self._group, group_src=source, async_op=True))
+            as_bytes = content.as_strided((content.numel(),), (1,)).view(torch.uint8)  # backends lack some types
+            works.append(dist.broadcast(as_bytes, group=self._group, group_src=source, async_op=True))
             if content.data_ptr() != tensor.data_ptr():  # gloo sends tensors with gaps in another order
                 works.pop().wait()
                 tensor.detach().copy_(content)
