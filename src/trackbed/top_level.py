@@ -277,9 +277,10 @@ class BatchLoader(_BatchLoader):
     `create_attention_mask` and `create_cu_seqlens` it also has `attention_mask`, bool `[B, 1, S, S]`, True where
     attention is masked; and `cu_seqlens`, int32 `[B, S + 1]`, and `max_seqlen`, int32 `[B]`.
 
-    Each step reads samples that follow one another in the dataset: the first are those of rank 0, then come those of
-    rank 1, and so on. One rank with a larger batch would read the same samples. Rank and number of ranks are taken from
-    `torch.distributed` if it is initialised, else from the launcher. A saved state resumes on any number of ranks.
+    Each step reads samples that follow one another in the dataset, and each rank a contiguous part of them, in the
+    order of the ranks or, with `shuffle_ranks`, in one that is drawn for each step. One rank with a larger batch would
+    read the same samples. Rank and number of ranks are taken from `torch.distributed` if it is initialised, else from
+    the launcher. A saved state resumes on any number of ranks.
 
     If a loop ends early, the next loop goes on from there. If no whole step is left, it begins with the first sample
     again.
@@ -298,6 +299,10 @@ class BatchLoader(_BatchLoader):
         num_threads: threads that gather a batch; None for this rank's share of the CPUs.
         pinned: True for page-locked memory.
         device: CUDA device to which batches are copied.
+        shuffle_ranks: True to draw in each step, by the seed of the dataset, which rank reads which part; by default in
+            the order "instant" alone, in which neighbouring samples come from the datasets in turn, so that a rank that
+            always reads the same part would miss some of them. A saved state says which it was, and a loader that
+            resumes from it does the same.
 
     Raises:
         ArgumentError: an argument is out of range, or the dataset has too few samples for a step.
@@ -316,6 +321,7 @@ class BatchLoader(_BatchLoader):
         num_threads: int | None = None,
         pinned: bool = False,
         device: torch.device | str | None = None,
+        shuffle_ranks: bool | None = None,
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         if not isinstance(dataset, Gathering):
@@ -326,6 +332,11 @@ class BatchLoader(_BatchLoader):
         if not isinstance(drop_last, (bool, np.bool_)):
             msg = f"drop_last must be True or False, found {drop_last!r}"
             raise ArgumentError(msg)
+        if not isinstance(shuffle_ranks, (bool, np.bool_, NoneType)):
+            msg = f"shuffle_ranks must be True, False or None, found {shuffle_ranks!r}"
+            raise ArgumentError(msg)
+        config = getattr(dataset, "config", None)
+        shuffles = getattr(config, "order", None) == "instant" if shuffle_ranks is None else bool(shuffle_ranks)
         self._ranks = size
         self._step = batch_size * size
         self._drop_last = drop_last
@@ -346,6 +357,7 @@ class BatchLoader(_BatchLoader):
             size,
             drop_last,
             fingerprint=getattr(dataset, "fingerprint", None),
+            rank_seed=int(getattr(config, "random_seed", 0)) if shuffles else None,
         )
         super().__init__(
             dataset,

@@ -4,18 +4,27 @@ m is the number of samples in one micro batch of all ranks: `micro_batch_size * 
 batch is any number of those, so its size may change from one step to the next.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
 
 from trackbed.datasets.data_checksum import DatasetFingerprint, SampleIdentity
 from trackbed.errors import ArgumentError
+from trackbed.index.rank_shuffle import part_of_rank
+from trackbed.kernels.integers import is_integer
 from trackbed.loading.position import Position, check_data
 from trackbed.plural import number_of
 
 __all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Positioned"]
+
+
+_ORDER: Final = "sequential"
+_SHUFFLED: Final = re.compile(rf"{_ORDER}, ranks shuffled by seed (\d{{1,20}})")
+"""Order of a position whose ranks are shuffled. It has no key of its own: states have the same keys either way."""
 
 
 class Positioned(ABC):
@@ -80,7 +89,7 @@ class Positioned(ABC):
 
 
 class MegatronPretrainingSampler(Positioned):
-    """Batch sampler in the order of the dataset; each rank takes its contiguous part of every m samples.
+    """Batch sampler in the order of the dataset; each rank takes a contiguous part of every m samples.
 
     m is `micro_batch_size * data_parallel_size`. For torch's DataLoader. Each iteration starts at `consumed_samples`.
 
@@ -94,12 +103,14 @@ class MegatronPretrainingSampler(Positioned):
             which may be empty.
         fingerprint: fingerprint of the dataset, checked when resuming. With the `fingerprint` of a Trackbed dataset,
             the position also contains the checksum of its data.
+        rank_seed: seed in `[0, 2**64)` of the permutation that says, for each m samples, which rank takes which part;
+            None for the parts in the order of the ranks, as in Megatron. A position that is resumed replaces it.
 
     Raises:
         ArgumentError: an argument is out of range.
 
-    >>> list(MegatronPretrainingSampler(10, 4, 1, 1, 2))
-    [[5], [7], [9]]
+    >>> list(MegatronPretrainingSampler(10, 4, 1, 1, 2)), list(MegatronPretrainingSampler(10, 4, 1, 1, 2, rank_seed=1))
+    ([[5], [7], [9]], [[4], [7], [9]])
     """
 
     def __init__(
@@ -112,8 +123,12 @@ class MegatronPretrainingSampler(Positioned):
         drop_last: bool = True,  # noqa: FBT001, FBT002  Megatron's signature
         *,
         fingerprint: str | None = None,
+        rank_seed: int | None = None,
     ) -> None:
         _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
+        if rank_seed is not None and not (is_integer(rank_seed) and 0 <= rank_seed < 1 << 64):
+            msg = f"rank_seed must be None, or an integer in [0, 2**64), found {rank_seed!r}"
+            raise ArgumentError(msg)
         if not 0 <= consumed_samples < total_samples:
             msg = f"consumed_samples must be in [0, total_samples = {total_samples}), found {consumed_samples}"
             raise ArgumentError(msg)
@@ -121,8 +136,10 @@ class MegatronPretrainingSampler(Positioned):
         self.consumed_samples = consumed_samples
         self.micro_batch_size = micro_batch_size
         self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.drop_last = drop_last
+        self._rank_seed = rank_seed
         self._fingerprint = None if fingerprint is None else str(fingerprint)
         self._yielded = consumed_samples
         self._keep_identity(fingerprint)
@@ -134,12 +151,13 @@ class MegatronPretrainingSampler(Positioned):
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the micro batches of this rank."""
         step = self.micro_batch_times_data_parallel_size
-        start = self.data_parallel_rank * self.micro_batch_size
         for first in range(self.consumed_samples, self.total_samples, step):
             last = min(first + step, self.total_samples)
             if last - first < step and self.drop_last:
                 return
             self._yielded = last
+            part = part_of_rank(self.data_parallel_rank, self.data_parallel_size, seed=self._rank_seed, position=first)
+            start = part * self.micro_batch_size
             yield list(range(min(first + start, last), min(first + start + self.micro_batch_size, last)))
 
     def _position_now(self, consumed_samples: int | None) -> Position:
@@ -147,7 +165,11 @@ class MegatronPretrainingSampler(Positioned):
 
     def resumed(self, state: Mapping[str, Any]) -> Position:
         """Returns the position of a saved state, whose data checksum is not looked at."""
-        position = self._position(0).resumed(state, identity=self._identity)
+        own = self._position(0)
+        order = state.get("order") if isinstance(state, Mapping) else None
+        if order == _ORDER or (isinstance(order, str) and _seed_of(order) is not None):
+            own = replace(own, order=order)  # of either kind: the loader follows it
+        position = own.resumed(state, identity=self._identity)
         if position.consumed_samples > self.total_samples:
             msg = f"consumed_samples must be in [0, {self.total_samples}], found {position.consumed_samples}"
             raise ArgumentError(msg)
@@ -156,14 +178,22 @@ class MegatronPretrainingSampler(Positioned):
     def move_to(self, position: Position) -> None:
         """Continues at a position that `resumed` returned."""
         self.consumed_samples = self._yielded = position.consumed_samples
+        self._rank_seed = _seed_of(position.order)
 
     def _position(self, consumed_samples: int) -> Position:
         return Position(
             consumed_samples=consumed_samples,
             total_samples=self.total_samples,
-            order="sequential",
+            order=_ORDER if self._rank_seed is None else f"{_ORDER}, ranks shuffled by seed {self._rank_seed}",
             fingerprint=self._fingerprint,
         )
+
+
+def _seed_of(order: str) -> int | None:
+    """Seed of the shuffle of the ranks that an order names; None if it names none."""
+    found = _SHUFFLED.fullmatch(order)
+    seed = None if found is None else int(found[1])
+    return seed if seed is not None and seed < 1 << 64 else None
 
 
 class MegatronPretrainingRandomSampler(Positioned):
