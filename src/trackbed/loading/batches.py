@@ -100,6 +100,8 @@ class BatchLoader:
         self._ring = Ring(ahead + 2)
         # The program may have queued copies of pinned memory, which torch's allocator waits for, and a ring does not.
         self._is_reused = not pinned or device is not None
+        self._copies: dict[torch.device, DeviceCopies] = {}
+        """Copies to each device that has been used. They outlive an iteration, and so does the ring."""
         self._state: dict[str, Any] | None = None
         self._run: ReadAhead[_PreparedBatch] | None = None
         self._is_stored = reads_objects(dataset)
@@ -219,11 +221,16 @@ class BatchLoader:
             left: set when the iteration is left.
             device: current CUDA device of the thread that iterates; None if no device is used.
         """
-        copies = None if self._device is None else DeviceCopies(with_index(self._device, device))
+        copies = None if self._device is None else self._copies_to(with_index(self._device, device))
         jobs = ((indices, self._position()) for indices in self.sampler)
         with contextlib.closing(self._with_bytes(jobs, left)) as ready:
             for job, fetched in ready:
                 yield self._prepared(job, fetched, left, device, copies)
+
+    def _copies_to(self, device: torch.device) -> DeviceCopies:
+        if device not in self._copies:
+            self._copies[device] = DeviceCopies(device)
+        return self._copies[device]
 
     def _prepared(
         self, job: _Job, fetched: FetchedBytes | None, left: Flag, device: int | None, copies: DeviceCopies | None

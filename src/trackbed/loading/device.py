@@ -2,6 +2,7 @@
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,9 @@ class DeviceBatch(NamedTuple):
 class DeviceCopies:
     """Copies batches to a device, in order, on a separate stream.
 
+    It has to live as long as the memory of the batches is reused: a copy may still be queued when the iteration that
+    began it has ended.
+
     Args:
         device: a CUDA device.
     """
@@ -48,20 +52,22 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._shared: dict[str, torch.Tensor] = {}
         self._in_flight: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        self._lock = Lock()  # the threads of an iteration that has been left and of the next one may both be here
 
     def begin(self, batch: Batch) -> DeviceBatch:
         """Starts the copy of a batch in pinned memory, which is kept alive until the copy is complete."""
-        while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
-            self._in_flight.popleft()
-        with torch.cuda.stream(self._stream):
-            copy = Batch({name: self._copy(name, batch) for name in batch}, shared=batch.shared)
-            copied = self._stream.record_event()
-        self._in_flight.append((batch, copied))
+        with self._lock:
+            while self._in_flight and self._in_flight[0][1].query():  # type: ignore[no-untyped-call]
+                self._in_flight.popleft()
+            with torch.cuda.stream(self._stream):
+                copy = Batch({name: self._copy(name, batch) for name in batch}, shared=batch.shared)
+                copied = self._stream.record_event()
+            self._in_flight.append((batch, copied))
         return DeviceBatch(copy, copied)
 
     def _copy(self, name: str, batch: Batch) -> torch.Tensor:
         tensor = batch[name]
-        if name not in batch.shared:
+        if name not in batch.shared or not len(tensor):  # a batch without samples has no row to copy
             return tensor.to(self._device, non_blocking=True)
         if name not in self._shared:  # tensors that all samples share are copied once
             self._shared[name] = tensor[0].to(self._device)
