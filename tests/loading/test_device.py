@@ -71,7 +71,9 @@ def device(monkeypatch, data):
 
 
 def loader_of(data, **options):
-    return BatchLoader(data, MegatronPretrainingSampler(len(data), 0, 4, 0, 1, fingerprint=data.fingerprint), device="cuda", **options)
+    return BatchLoader(
+        data, MegatronPretrainingSampler(len(data), 0, 4, 0, 1, fingerprint=data.fingerprint), device="cuda", **options
+    )
 
 
 def first_batches(loader, count):

@@ -16,6 +16,7 @@ from trackbed.checkpoint.meeting import Meeting
 from trackbed.checkpoint.plan_save import group_copies
 from trackbed.checkpoint.storage.regions import cut_box
 from trackbed.checkpoint.table import DTYPES, Table
+from trackbed.comm.torch import device_for
 from trackbed.errors import ArgumentError
 from trackbed.files import boot_id
 from trackbed.kernels import assign_least_loaded
@@ -201,7 +202,7 @@ def _fill(rank: int, table: Table, part: Part, box: torch.Tensor, targets: Calla
 def _all_to_all(meeting: Meeting, sent: list[list[torch.Tensor]], num_received: list[int]) -> torch.Tensor:
     """Collective over the ranks: sends bytes to each, and returns those from all, in rank order."""
     group = meeting.process_group
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    device = device_for(group)
     tensors = [tensor for found in sent for tensor in found]
     flat = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
     received = torch.empty(sum(num_received), dtype=torch.uint8, device=device)

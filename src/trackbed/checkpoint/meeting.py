@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from trackbed.cancellation import check_wait
 from trackbed.comm import SOLO, Group, Step
-from trackbed.comm.torch import TorchGroup, current_group
+from trackbed.comm.torch import TorchGroup, current_group, device_for
 from trackbed.errors import CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
 
@@ -87,7 +87,7 @@ class Meeting:
         group = self.process_group if among is None else among
         padded = np.zeros(max(sizes), dtype=np.uint8)
         padded[: len(content)] = np.frombuffer(content, dtype=np.uint8)
-        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+        device = device_for(group)
         received = [torch.empty(max(sizes), dtype=torch.uint8, device=device) for _ in sizes]
         self.wait(dist.all_gather(received, torch.from_numpy(padded).to(device), group=group, async_op=True))
         return [tensor[:size].cpu().numpy().tobytes() for tensor, size in zip(received, sizes, strict=True)]
@@ -101,7 +101,7 @@ class Meeting:
         size, text = self.group.broadcast([len(content), text])
         if text is not None:
             return content if self.rank == 0 else base64.b85decode(text)
-        device = "cuda" if dist.get_backend(self.process_group) == "nccl" else "cpu"
+        device = device_for(self.process_group)
         received = torch.empty(size, dtype=torch.uint8, device=device)
         if self.rank == 0:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))

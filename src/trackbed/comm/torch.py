@@ -21,7 +21,7 @@ from trackbed.errors import ArgumentError, CollectiveError
 if TYPE_CHECKING:
     from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
-__all__ = ["TorchGroup", "check_initialized", "current_group", "is_served_by_agent"]
+__all__ = ["TorchGroup", "backends_of", "check_initialized", "current_group", "device_for", "is_served_by_agent"]
 
 _JOINED: Final[Counter[str]] = Counter()
 
@@ -97,6 +97,36 @@ def check_initialized(where: str, environment: Mapping[str, str] = os.environ) -
             "alone"
         )
         raise ArgumentError(msg)
+
+
+def backends_of(process_group: Any) -> dict[str, str]:
+    """Backend of a process group for each type of device, such as `{"cpu": "gloo", "cuda": "nccl"}`."""
+    config = dist.get_backend_config(process_group)
+    pairs = (one.partition(":") for one in config.split(","))
+    return {device.strip(): backend.strip() for device, _, backend in pairs}
+
+
+def device_for(process_group: Any, *, near: torch.device | None = None) -> torch.device:
+    """Device from which a process group sends tensors that may lie on any: the CPU, if it can.
+
+    Args:
+        process_group: process group of torch, however its backends were given; None for all processes.
+        near: device of tensors that the group sends otherwise, if there are any. Without it, that to which the group is
+            bound (`init_process_group(device_id=...)`), or the current one.
+    """
+    process_group = process_group or dist.group.WORLD
+    kinds = list(backends_of(process_group))
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    if near is not None and near.type in kinds:
+        return near
+    bound = getattr(process_group, "bound_device_id", None)
+    if bound is not None and bound.type in kinds:
+        return torch.device(bound)
+    kind = kinds[0]
+    module = getattr(torch, kind, None)
+    has_devices = hasattr(module, "current_device") and module.is_available()  # type: ignore[union-attr]
+    return torch.device(kind, module.current_device() if has_devices else 0)  # type: ignore[union-attr]
 
 
 def is_served_by_agent(environment: Mapping[str, str] = os.environ) -> bool:

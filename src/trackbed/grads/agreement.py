@@ -83,9 +83,9 @@ def connect(
     Raises:
         CollectiveError: the ranks cannot share memory, but are to, or have no other way.
     """
-    if process_group.size() == 1:
-        return SoloCollectives()
     has_torch = not isinstance(process_group, GroupOfRanks)
+    if process_group.size() == 1 and not (has_torch and config.collectives == "torch"):
+        return SoloCollectives()
     why = _why_not_shared(buffers, config)
     if why is None and config.collectives != "torch":
         memories = [memory for buffer in buffers for memory in buffer.memories]
@@ -100,7 +100,10 @@ def connect(
         raise CollectiveError(msg)
     if why is not None:
         logger.info("gradients are reduced by torch, because %s", why)
-    return TorchCollectives(process_group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation)
+    device = buffers[0].grad_data.device if buffers else None
+    return TorchCollectives(
+        process_group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation, device=device
+    )
 
 
 def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig) -> str | None:

@@ -17,7 +17,7 @@ from trackbed.grads.buffer import _ParamAndGradBucket
 from trackbed.grads.collectives import Collectives, Label, SoloCollectives, TorchCollectives, Work, shard_of
 from trackbed.grads.collectives.torch import is_replaced
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.gradient_check import NormHistory, check_finite
+from trackbed.grads.gradient_check import NormHistory, check_finite, norm_of
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.waiting import Waiter
 
@@ -79,7 +79,8 @@ class _ParamAndGradBucketGroup:
         group is not one of torch."""
         if isinstance(collective_group, torch.distributed.ProcessGroup):
             accumulates = ddp_config.reduce_scatter_with_fp32_accumulation
-            self.collectives = TorchCollectives(collective_group, fp32_accumulation=accumulates)
+            device = self.buckets[0].grad_data.device
+            self.collectives = TorchCollectives(collective_group, fp32_accumulation=accumulates, device=device)
             self.torch_collectives = self.collectives
         self.label = Label()
         """Step, and number of this group among those of the wrapper."""
@@ -166,7 +167,7 @@ class _ParamAndGradBucketGroup:
             GradientError: it is NaN or infinite; the message names the parameter.
         """
         for bucket in self.buckets:
-            norm = float(bucket.grad_data.norm(p=2))
+            norm = norm_of(bucket.grad_data)
             if check_for_nan_or_inf and not math.isfinite(norm):
                 check_finite(bucket, norm, self.collectives.rank())
             if check_for_large and self._norms.is_large(norm):

@@ -7,7 +7,7 @@ import torch
 from trackbed.errors import GradientError
 from trackbed.grads.buffer import _ParamAndGradBucket
 
-__all__ = ["NormHistory", "check_finite"]
+__all__ = ["NormHistory", "check_finite", "norm_of"]
 
 _MIN_NORMS = 100
 _LARGE = 10.0
@@ -30,6 +30,12 @@ class NormHistory:
         return False
 
 
+def norm_of(gradients: torch.Tensor) -> float:
+    """Euclidean norm, in float32 at least: in float16 it would be infinite above 65,504."""
+    dtype = torch.promote_types(gradients.dtype, torch.float32)
+    return float(torch.linalg.vector_norm(gradients, dtype=dtype))
+
+
 def check_finite(bucket: _ParamAndGradBucket, norm: float, rank: int) -> None:
     """Raises the error for a bucket whose norm is not finite.
 
@@ -38,7 +44,7 @@ def check_finite(bucket: _ParamAndGradBucket, norm: float, rank: int) -> None:
     """
     for param in bucket.params_list:
         gradient = param.main_grad  # type: ignore[attr-defined]
-        if not math.isfinite(own := float(gradient.norm(p=2))):
+        if not math.isfinite(own := norm_of(gradient)):
             kind = "NaN" if bool(torch.isnan(gradient).any()) else "infinite"
             name = bucket.names.get(param, f"a parameter of shape {list(param.shape)}")
             msg = (

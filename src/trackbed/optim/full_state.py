@@ -25,6 +25,7 @@ __all__ = ["MAIN", "WHERE", "Part", "State", "assemble", "check_covered", "cut_s
 
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
+_PIECE_BYTES: Final = 256 << 20
 
 State = dict[str, Any]
 
@@ -62,7 +63,9 @@ def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter
     found: list[Part] = []
     for rank, (size,) in enumerate(sizes.read().tolist()):
         content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8)
-        waiter.wait(collectives.broadcast([content], source=rank), "broadcast of the optimizer's state")
+        for start in range(0, size, _PIECE_BYTES):  # staged on a GPU where the group sends from there alone
+            piece = content[start : start + _PIECE_BYTES]
+            waiter.wait(collectives.broadcast([piece], source=rank), "broadcast of the optimizer's state")
         found += _decode(content)
     return found
 

@@ -33,6 +33,7 @@ from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 from trackbed.optim.state_check import by_name, check_options, check_state, expected_state, field_of, warn_of_missing
+from trackbed.optim.step_placement import place_steps
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
 
@@ -439,6 +440,7 @@ class DataParallelOptimizer:
         }
         # As at the end of torch's own load_state_dict: this converts states of earlier versions.
         self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
+        place_steps(self.optimizer)
 
     @torch.no_grad()
     def _set_mains(self, mains: Mapping[str, torch.Tensor]) -> None:

@@ -16,6 +16,7 @@ from trackbed.checkpoint.mapping import ShardedTensor
 from trackbed.checkpoint.meeting import Meeting, meet_among
 from trackbed.checkpoint.megatron.distribution import ShardDistribution
 from trackbed.checkpoint.megatron.entries import ShardId
+from trackbed.comm.torch import device_for
 from trackbed.errors import CheckpointError
 
 __all__ = [
@@ -79,7 +80,7 @@ def exchange_loaded_tensors_broadcast(
 ) -> Tensors:
     """Exchanges tensors by one broadcast each. See `exchange_by_distribution`."""
     found = dict(loaded_tensors)
-    rank, device = dist.get_rank(parallelization_group), _device_of(parallelization_group)
+    rank, device = dist.get_rank(parallelization_group), device_for(parallelization_group)
     with _series_of_collectives(parallelization_group) as meeting:
         for name, source in _exchanged(shard_distribution):
             if rank == source:
@@ -113,7 +114,7 @@ def exchange_loaded_tensors_gather_rounds(
     Tensors of a round are padded to one size, which backends such as gloo need.
     """
     found = dict(loaded_tensors)
-    rank, device = dist.get_rank(parallelization_group), _device_of(parallelization_group)
+    rank, device = dist.get_rank(parallelization_group), device_for(parallelization_group)
     size = dist.get_world_size(parallelization_group)
     described = shard_distribution.shard_to_metadata
     with _series_of_collectives(parallelization_group) as meeting:
@@ -253,9 +254,3 @@ def _exchanged(distribution: ShardDistribution) -> Iterator[tuple[ShardId, int]]
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of 8 bits of Transformer Engine in its nominal type; another one as it is."""
     return tensor.dequantize() if is_float8tensor(tensor) else tensor
-
-
-def _device_of(group: Any) -> torch.device:
-    """Device of the tensors that the backend of a group sends."""
-    is_nccl = dist.get_backend(group) == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from trackbed.comm.torch import backends_of, device_for
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives.fp32_accumulation import receive_shards
 from trackbed.grads.collectives.protocol import (
@@ -69,11 +70,15 @@ class TorchCollectives:
     Args:
         process_group: process group.
         fp32_accumulation: True to add in float32 on a GPU too.
+        device: device of the buffers, from which a group without a backend for the CPU sends other tensors, too.
     """
 
-    def __init__(self, process_group: Any, *, fp32_accumulation: bool = False) -> None:
+    def __init__(
+        self, process_group: Any, *, fp32_accumulation: bool = False, device: torch.device | None = None
+    ) -> None:
         self._group = process_group
         self._fp32_accumulation = fp32_accumulation
+        self._device = device
 
     def rank(self) -> int:
         """Number of this rank in the process group."""
@@ -148,9 +153,10 @@ class TorchCollectives:
     def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
         """Sends a few numbers to all ranks, and the label before them, always as many."""
         size, count = self.size(), len(numbers)
-        device = "cuda" if self._backend() == "nccl" else "cpu"
-        mine = torch.zeros(_ROW, dtype=torch.int64, device=device)
-        mine[: len(label) + count] = torch.tensor([*label, *numbers.tolist()])
+        self._backend()
+        device = device_for(self._group, near=self._device)
+        row = [*label, *numbers.tolist(), *[0] * (MAX_NUMBERS - count)]
+        mine = torch.tensor(row, dtype=torch.int64, device=device)
         received = torch.empty(size * _ROW, dtype=torch.int64, device=device)
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(received, mine, group=self._group, async_op=True)
@@ -167,15 +173,20 @@ class TorchCollectives:
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
         self._backend()
-        works = []
+        kinds = backends_of(self._group)
+        works, copies = [], []
         for tensor in tensors:
-            content = tensor.detach().contiguous()
+            own = tensor.detach()
+            # gloo sends tensors with gaps in another order, and a group may have no backend for the tensor's device.
+            content = own.contiguous()
+            if own.device.type not in kinds:
+                content = content.to(device_for(self._group, near=self._device))
+            if content is not own:
+                copies.append((own, content))
             as_bytes = content.as_strided((content.numel(),), (1,)).view(torch.uint8)  # backends lack some types
             works.append(dist.broadcast(as_bytes, group=self._group, group_src=source, async_op=True))
-            if content.data_ptr() != tensor.data_ptr():  # gloo sends tensors with gaps in another order
-                works.pop().wait()
-                tensor.detach().copy_(content)
-        return _work_of(works, None, device=tensors[0].device) if works else DONE
+        works = [work for work in works if work is not None]
+        return TorchWork(works, device_for(self._group, near=self._device), copies) if works else DONE
 
     def _backend(self) -> str:
         """Name of the backend.
@@ -191,8 +202,8 @@ class TorchCollectives:
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Sends the operations of several buffers on a GPU as one."""
-        if len(buffers) < 2 or buffers[0].device.type == "cpu":
-            return contextlib.nullcontext()
+        if len(buffers) < 2 or backends_of(self._group).get(buffers[0].device.type) != "nccl":
+            return contextlib.nullcontext()  # the others cannot
         manager: Any = dist.distributed_c10d._coalescing_manager  # noqa: SLF001  there is no public one
         return manager(self._group, buffers[0].device, async_ops=True)  # type: ignore[no-any-return]
 
@@ -203,11 +214,15 @@ class TorchWork:
     Args:
         works: at least one object with `wait` and `is_completed`.
         device: device of the buffers. On a GPU, waiting makes the current stream wait and returns at once.
+        copies: tensors that are to be replaced at the end, each with what was received for it.
     """
 
-    def __init__(self, works: Sequence[Any], device: torch.device) -> None:
+    def __init__(
+        self, works: Sequence[Any], device: torch.device, copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    ) -> None:
         self.works = list(works)
         self._is_cpu = device.type == "cpu"
+        self._copies = list(copies)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for all works."""
@@ -216,6 +231,9 @@ class TorchWork:
                 return False
             with contextlib.suppress(ValueError):  # another thread has waited too
                 self.works.remove(work)
+        while self._copies:
+            target, content = self._copies.pop()
+            target.copy_(content)
         return True
 
     def _wait_for(self, work: Any, seconds: float | None) -> bool:
@@ -233,8 +251,8 @@ class TorchWork:
         return True
 
     def is_done(self) -> bool:
-        """True if all works are over."""
-        return all(work.is_completed() for work in self.works)
+        """True if all works are over, and nothing is left to be copied."""
+        return not self._copies and all(work.is_completed() for work in self.works)
 
     def on_done(self, call: Callable[[], None]) -> None:
         """Calls `call` when the last work is over, on a thread of torch."""
@@ -252,5 +270,6 @@ def _scale(buffers: Sequence[torch.Tensor], scale: float) -> None:
 
 
 def _work_of(works: list[Any], coalesced: Any, device: torch.device) -> Work:
-    works = [work for work in ([coalesced] if coalesced is not None else works) if work is not None]
+    # The manager of coalesced operations has a work of all of them, but is none itself.
+    works = [work for work in (works if coalesced is None else coalesced.works) if work is not None]
     return TorchWork(works, device) if works else DONE
