@@ -36,7 +36,7 @@ PHASES = {
         "plan": (save_module, "plan_balanced"),
         "write": (save_module, "write_shards"),
         "write items": (writing, "write_items"),
-        "collect": (save_module, "collect"),
+        "collect": (save_module, "collect_beside"),
         "partial folder": (writing, "make_partial_folder"),
         "descriptions": (save_module, "write_descriptions"),
         "commit": (save_module, "commit_checkpoint"),

@@ -20,7 +20,7 @@ SAVE_PHASES = {
     "validate": (writing, "require_valid"),
     "write": (save_module, "write_shards"),
     "write an item": (writing, "write_items"),
-    "collect": (save_module, "collect"),
+    "collect": (save_module, "collect_beside"),
 }
 COMMIT_PHASES = {
     "partial folder": (writing, "make_partial_folder"),

@@ -1,5 +1,6 @@
 """Key-value stores of `torch.distributed`, with a timeout on every request."""
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -8,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
 from trackbed.comm.store import StoreTampered, StoreUnreachable
 from trackbed.comm.worker import Worker
@@ -134,7 +135,9 @@ class TimeoutStore:
         if self._losses:
             raise StoreUnreachable(self._losses[0])
         try:
-            return self._worker.submit(call).result(self._request_timeout_seconds)
+            is_file = isinstance(_base(self._store), FileStore)
+            own_call = partial(_without_soft_limit, call) if is_file else call
+            return self._worker.submit(own_call).result(self._request_timeout_seconds)
         except TimeoutError:
             msg = f"no answer for {self._request_timeout_seconds:g} s"
             self._losses.append(msg)
@@ -178,13 +181,33 @@ def connect_to(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
 
 def share_store(store: Store, prefix: str, *, timeout_seconds: float) -> TimeoutStore:
     """Returns a store of the keys below `prefix`, for a group with this timeout. Drops any prefix of `store` itself."""
-    base = store
-    while isinstance(base, PrefixStore):
-        base = base.underlying_store
+    base = _base(store)
     # An idle watchdog checks that another is active after half of the timeout; the other half is for the response.
     request_timeout_seconds = timeout_seconds / 2
     connect = partial(_connect_again, base, prefix, min(request_timeout_seconds, _MOST_CONNECT_SECONDS))
     return TimeoutStore(PrefixStore(prefix, base), connect, request_timeout_seconds=request_timeout_seconds)
+
+
+def _base(store: Any) -> Any:
+    """The store below all prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _without_soft_limit(call: Callable[[], Any]) -> Any:
+    """Makes a request to a store in a file, which the soft limit of the size of files must not keep from its end.
+
+    A rank that has met the limit in a file of its own tells the others through the store.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == hard:
+        return call()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        return call()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _connect_again(base: Store, prefix: str, timeout_seconds: float) -> Store:

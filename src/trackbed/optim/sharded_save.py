@@ -57,7 +57,7 @@ def sharded_state(
     """
     with meet("sharded_state", _ranks_of(model, group)) as meeting:
         _check(model, optimizer)
-        meeting.group.agree("with an optimizer", optimizer is not None)
+        meeting.group.agree("sharded_state", _arguments(optimizer))
         states = _entries(model, meeting.rank)
         if meeting.rank > 0:
             names = _names_of_parameters(model)
@@ -103,7 +103,7 @@ def load_sharded_state(
     """
     with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
         _check(model, optimizer)
-        meeting.group.agree("with an optimizer", optimizer is not None)
+        meeting.group.agree("load_sharded_state", _arguments(optimizer))
         opened = open_for_all(local_folder(folder), meeting)
         common = opened.load_common()
         entries = _entries(model, meeting.rank)
@@ -151,6 +151,11 @@ def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None) -> N
                 "parameters of each rank a key of their own with ShardedTensor"
             )
             raise ArgumentError(msg)
+
+
+def _arguments(optimizer: DataParallelOptimizer | None) -> str:
+    """Text about the arguments that must be the same on all ranks."""
+    return "called without an optimizer" if optimizer is None else "called with an optimizer"
 
 
 def _ranks_of(model: torch.nn.Module, group: Ranks) -> Ranks:

@@ -7,6 +7,7 @@ fresh pages, as the page cache does, costs the system more than the copy.
 import errno
 import mmap
 import os
+import resource
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,7 +37,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class FileWriter:
-    """Writes a new file, and knows its CRC-32. A context manager: leaving it after an error closes the file as it is.
+    """Writes a new file, and knows its CRC-32. A context manager: leaving it after an error leaves the file empty.
 
     Args:
         path: path of the file, which must not exist.
@@ -71,7 +72,12 @@ class FileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._threads.shutdown(cancel_futures=True)
-        os.close(self._descriptor)
+        try:
+            if error is not None:
+                # On a full disk, where the ranks may have the file of their store, too, this makes room for the report.
+                os.ftruncate(self._descriptor, 0)
+        finally:
+            os.close(self._descriptor)
 
     def write(self, data: bytes | memoryview) -> None:
         """Appends bytes.
@@ -167,7 +173,15 @@ class FileWriter:
         with memoryview(memory) as view:
             done = 0
             while done < size:
-                done += self._call(os.pwrite, self._descriptor, view[done:size], start + done)
+                try:
+                    done += self._call(os.pwrite, self._descriptor, view[done:size], start + done)
+                except OSError as error:
+                    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+                    if error.errno == errno.EINVAL and 0 <= limit < start + size:
+                        # The system cuts a direct write at the limit, where it is not aligned any more.
+                        words = f"{os.strerror(errno.EFBIG)} (the limit of the size of files is {limit:,} bytes)"
+                        raise OSError(errno.EFBIG, words, str(self._path)) from error
+                    raise
         if self._writeback is not None:
             self._writeback.grown(start + size)
 
