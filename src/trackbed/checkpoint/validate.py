@@ -1,6 +1,6 @@
 """Checks of the shards of all ranks, before any data moves: pure, and the same on every rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from trackbed.checkpoint.table import DTYPES, Table
 from trackbed.errors import CheckpointError
 
-__all__ = ["cover_once", "find_problems", "require_valid"]
+__all__ = ["cover_once", "find_problems", "name_holders", "raise_problems", "require_valid"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -29,10 +29,14 @@ def require_valid(table: Table, advice: str = "") -> None:
     Raises:
         CheckpointError: there are problems; the message has the first 20.
     """
-    problems = find_problems(table)
+    raise_problems(find_problems(table), advice)
+
+
+def raise_problems(problems: Sequence[str], advice: str = "") -> None:
+    """Raises CheckpointError with the first 20 of some problems and an advice, if there are any."""
     if problems:
         more = len(problems) - _PROBLEMS_SHOWN
-        shown = problems[:_PROBLEMS_SHOWN] + ([f"and {more:,} more"] if more > 0 else []) + ([advice] if advice else [])
+        shown = [*problems[:_PROBLEMS_SHOWN], *([f"and {more:,} more"] if more > 0 else []), *filter(None, [advice])]
         raise CheckpointError("; ".join(shown))
 
 
@@ -200,7 +204,7 @@ def _describe(table: Table, key: str, rows: Int64s, first: Int64s, shape: Int64s
         high = np.array([edge[number + 1] for edge, number in zip(edges, cell, strict=True)], dtype=np.int64)
         holders = rows[((first <= low) & (end >= high)).all(axis=1)]
         region = ", ".join(f"{start}:{stop}" for start, stop in zip(low.tolist(), high.tolist(), strict=True))
-        problems.append(f"{key}: main replicas must {what}, but {_ranks(table, holders)} [{region}]")
+        problems.append(f"{key}: main replicas must {what}, but {name_holders(table, holders)} [{region}]")
     return problems
 
 
@@ -213,7 +217,7 @@ def _describe_pairs(table: Table, key: str, rows: Int64s, first: Int64s, end: In
         common = near[((first[near] < end[number]) & (end[near] > first[number])).all(axis=1)]
         if len(common):
             both = rows[[int(common[0]), number]]
-            found = f"{_ranks(table, both)} {table.region(int(both[1]))}"
+            found = f"{name_holders(table, both)} {table.region(int(both[1]))}"
             return [f"{key}: main replicas must cover each element once, but {found}"]
     covered = sum(int(np.prod(size.astype(object))) for size in end - first)
     total = int(np.prod(whole.astype(object)))
@@ -222,7 +226,8 @@ def _describe_pairs(table: Table, key: str, rows: Int64s, first: Int64s, end: In
     return [f"{key}: main replicas must cover all {total:,} elements, but cover {covered:,}"]
 
 
-def _ranks(table: Table, rows: Int64s) -> str:
+def name_holders(table: Table, rows: Int64s) -> str:
+    """Text about the ranks that have some shards, with the verb, such as `ranks 0, 2 have`."""
     ranks = sorted(set(table.rank[rows].tolist()))
     if not ranks:
         return "no rank has"

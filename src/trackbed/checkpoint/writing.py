@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from trackbed.checkpoint.folder import data_name
+from trackbed.checkpoint.main_replicas import require_main_replicas
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
@@ -99,7 +100,7 @@ def agree_on_plan(
         shards: shards of this rank.
         objects: bytes of its objects, from `encode_objects`.
         choose: chooses what each rank writes, from the table of all and the number of ranks.
-        validates: True to check that main replicas cover each tensor once.
+        validates: True to check that main replicas cover each tensor once; else they must cover what any rank has.
 
     Raises:
         CheckpointError: they do not.
@@ -122,6 +123,8 @@ def agree_on_plan(
     table, first_row = gather_table(meeting, own)
     if validates:
         require_valid(table)
+    else:
+        require_main_replicas(table)
     plan = SavePlan(table, choose(table, meeting.size), first_row)
     if meeting.size > 1:
         _last_plans[meeting.group] = _LastPlan(table.digest().hex(), digest, choose, validates, plan)
