@@ -99,6 +99,12 @@ def tensor(key, rank, value=1.0, replica_id=None):
     return ShardedTensor.from_rank_offsets(key, torch.full((4,), value), replica_id=rank if replica_id is None else 1)
 
 
+def saved(state, path, *, asynchronous, group):
+    request = save(state, path, validate_access_integrity=False, async_sharded_save=asynchronous, group=group)
+    if asynchronous:
+        request.execute_sync()
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_save_that_would_lose_a_tensor_is_refused_on_every_rank_before_anything_is_written(
@@ -108,10 +114,7 @@ def test_a_save_that_would_lose_a_tensor_is_refused_on_every_rank_before_anythin
         state = {"w": tensor("w", group.rank, replica_id=1), "v": tensor("v", group.rank)}
         words = r"w: what a rank has must be in a main replica of some rank, but no main replica has \[0:4\]"
         with pytest.raises(CheckpointError, match=words):
-            request = save(
-                state, tmp_path / "saved", validate_access_integrity=False, async_sharded_save=asynchronous, group=group
-            )
-            request.execute_sync()
+            saved(state, tmp_path / "saved", asynchronous=asynchronous, group=group)
 
     run_ranks(size, work)
     assert list(tmp_path.iterdir()) == []

@@ -95,8 +95,8 @@ def _is_in_whole(table: Table, copies: Int64s, mains: Int64s) -> npt.NDArray[np.
     size = np.zeros((len(table.keys), table.shape.shape[1]), dtype=np.int64)
     whole = mains[(table.shape[mains] == table.global_shape[mains]).all(axis=1)]
     size[table.key[whole]] = table.shape[whole]
-    found: npt.NDArray[np.bool_] = (table.offset[copies] + table.shape[copies] <= size[table.key[copies]]).all(axis=1)
-    return found
+    is_outside = table.offset[copies] + table.shape[copies] > size[table.key[copies]]
+    return np.logical_not(is_outside.any(axis=1))
 
 
 def _first_missing(offset: Int64s, size: Int64s, first: Int64s, shape: Int64s) -> Box | None:

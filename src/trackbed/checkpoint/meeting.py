@@ -7,7 +7,7 @@ the others.
 
 import base64
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from trackbed.comm.torch import TorchGroup, current_group, device_for
 from trackbed.errors import CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
 
-__all__ = ["Meeting", "Ranks", "meet", "meet_among"]
+__all__ = ["Meeting", "Ranks", "current_meeting", "meet", "meet_among"]
 
 Ranks: TypeAlias = Group | dist.ProcessGroup | None
 """The ranks of a save or load: a group, a process group of torch, or None for all of them."""
@@ -139,6 +139,11 @@ def _sleep_until(future: Any, seconds: float) -> None:
     event.wait(seconds)
 
 
+def current_meeting() -> Meeting | None:
+    """The meeting of the innermost `meet` that this thread is in; None outside of one."""
+    return _current.get()
+
+
 @contextmanager
 def meet(
     what: str,
@@ -154,7 +159,7 @@ def meet(
         what: description, with which errors begin.
         group: the ranks, or their process group of torch; by default all processes, or this process alone if
             `torch.distributed` is not initialised.
-        error_type: type of the error.
+        error_type: type of the error; where it has `caused_by`, that makes it from the text and this rank's exception.
 
     Raises:
         CheckpointError: a rank failed; the message has the rank, and its error.
@@ -164,6 +169,9 @@ def meet(
         yield outer
         return
     found, ranks = _ranks(group)
+    make: Callable[[str, Exception | None], CheckpointError]
+    make = getattr(error_type, "caused_by", lambda text, _: error_type(text))
+    cause: Exception | None = None
     try:
         # The step ends when all ranks have left it.
         with _removed_after_error() as partials, found.guarded(what) as step:
@@ -171,13 +179,16 @@ def meet(
             token = _current.set(meeting)
             try:
                 yield meeting
+            except Exception as error:
+                cause = error
+                raise
             finally:
                 _current.reset(token)
     except CollectiveError as error:
-        raise error_type(str(error)) from error
+        raise make(str(error), cause) from error
     except Exception as error:  # one process alone raises what it is
         msg = f"{what}: rank {found.rank}: {type(error).__name__}: {error}"
-        raise error_type(msg) from error
+        raise make(msg, error) from error
 
 
 @contextmanager

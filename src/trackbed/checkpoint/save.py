@@ -6,7 +6,7 @@ from typing import Any
 
 from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.describe import describe_state
-from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
+from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
 from trackbed.checkpoint.meeting import Meeting, Ranks, meet
 from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
@@ -26,6 +26,7 @@ from trackbed.checkpoint.writing import (
     collect_beside,
     encode_objects,
     make_partial,
+    shard_values,
     write_descriptions,
     write_shards,
 )
@@ -67,7 +68,8 @@ def save(
             is replaced, where the file system can exchange two folders.
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
         common_strategy: None, or the strategy for the common state, which makes no difference.
-        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once.
+        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once; False to
+            save parts of tensors. What a rank has must be in a main replica of some rank in any case.
         async_sharded_save: True to return a request that makes the save when it is executed, with the values that the
             tensors have then.
         preprocess_common_before_consistancy_check: returns the part of the common state that all ranks should share;
@@ -165,7 +167,9 @@ def _save(
     partial = make_partial(folder, meeting)
     with digesting(described.common if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
         with phases("write"):
-            written = write_shards(partial, shards, objects, plan, meeting, direct=direct)
+            values = shard_values(shards, objects, plan, meeting.rank)
+            names = [data_name(meeting.rank)] * len(values)
+            written = write_shards(partial, values, names, meeting.poll, direct=direct)
         with phases("collect"):
             own = plain_tensors()
             found, digests = collect_beside(meeting, written, own.digest())

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from trackbed.checkpoint.folder import data_name
 from trackbed.checkpoint.main_replicas import require_main_replicas
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import Meeting
@@ -34,6 +33,7 @@ __all__ = [
     "collect_beside",
     "encode_objects",
     "make_partial",
+    "shard_values",
     "write_descriptions",
     "write_shards",
 ]
@@ -163,42 +163,51 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
     return partial
 
 
-def write_shards(
-    folder: Path,
-    shards: Sequence[Shard],
-    objects: Mapping[int, bytes],
-    plan: SavePlan,
-    meeting: Meeting,
-    *,
-    file_of: Sequence[str] = (),
-    direct: bool,
-) -> WrittenFiles:
-    """Writes this rank's part of the shards to files of its own.
+def shard_values(
+    shards: Sequence[Shard], objects: Mapping[int, bytes], plan: SavePlan, rank: int
+) -> list[torch.Tensor | bytes]:
+    """Values that a rank writes, in the order of its part of the plan: bytes of objects, and views of tensors.
 
     Args:
-        folder: folder of the files.
-        shards: shards of this rank, in the order of its table.
+        shards: shards of the rank, in the order of its table.
         objects: bytes of its objects, from `encode_objects`.
         plan: plan of the save.
-        meeting: the ranks.
-        file_of: name of the file of each item; by default one file for all.
-        direct: True to write past the page cache where the file system allows it.
+        rank: number of the rank.
 
     Raises:
         CheckpointError: a tensor has no data.
+    """
+    return [
+        _value(shards[row - plan.first_row], objects.get(row - plan.first_row, b""), start, stop, axis)
+        for row, start, stop, axis in _parts(plan.assignment.of_rank(rank))
+    ]
+
+
+def write_shards(
+    folder: Path,
+    values: Sequence[torch.Tensor | bytes],
+    names: Sequence[str],
+    poll: Callable[[], None] = lambda: None,
+    *,
+    direct: bool,
+) -> WrittenFiles:
+    """Writes a rank's part of the shards to files of its own.
+
+    Args:
+        folder: folder of the files.
+        values: result of `shard_values`.
+        names: name of the file of each value.
+        poll: called again and again; may raise to end the work.
+        direct: True to write past the page cache where the file system allows it.
+
+    Raises:
         OSError: a file cannot be written.
     """
-    own = plan.assignment.of_rank(meeting.rank)
-    values = [
-        _value(shards[row - plan.first_row], objects.get(row - plan.first_row, b""), start, stop, axis)
-        for row, start, stop, axis in _parts(own)
-    ]
-    names = file_of or [data_name(meeting.rank)] * len(values)
     items: list[tuple[str, WrittenItem] | None] = [None] * len(values)
     files = {}
     for name in dict.fromkeys(names):
         numbers = [number for number, found in enumerate(names) if found == name]
-        written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=meeting.poll)
+        written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=poll)
         files[name] = StoredFile(written.num_bytes, written.crc)
         for number, item in zip(numbers, written.items, strict=True):
             items[number] = (name, item)

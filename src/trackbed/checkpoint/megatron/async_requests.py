@@ -17,7 +17,7 @@ class AsyncRequest(NamedTuple):
     """Save that has been prepared."""
 
     async_fn: Callable[..., Any] | None
-    """Writes this rank's files; None if there is nothing to write."""
+    """Writes this rank's files, without any other rank and in any process; None if there is nothing to write."""
     async_fn_args: tuple[Any, ...]
     finalize_fns: list[Callable[[], Any]]
     """Called in order once all ranks have written theirs."""
@@ -46,7 +46,7 @@ class AsyncRequest(NamedTuple):
         """
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             arguments = list(self.async_fn_args)
-            if self.preload_fn is not None:
+            if self.preload_fn is not None and not getattr(self.async_fn, "reads_tensors_in_place", False):
                 arguments[1] = self.preload_fn()
             if self.async_fn is not None:
                 self.async_fn(*arguments, **self.async_fn_kwargs)

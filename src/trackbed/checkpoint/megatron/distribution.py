@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
-import torch
+import torch.distributed as dist
 
 from trackbed.checkpoint.mapping import ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import meet_among
@@ -17,8 +17,10 @@ from trackbed.checkpoint.tree import Tree, nested_values
 
 __all__ = [
     "ShardDistribution",
+    "as_group",
     "determine_main_replica_uniform_distribution",
     "distribute_shards_to_ranks",
+    "num_ranks_of",
     "shard_size",
 ]
 
@@ -110,23 +112,36 @@ def determine_main_replica_uniform_distribution(
     if len(contents) == 1:
         return None
     of_ranks: list[list[ShardedTensor]] = [pickle.loads(content) for content in contents]
-    ranks_of: defaultdict[ShardId, list[int]] = defaultdict(list)
     described: dict[ShardId, ShardedTensor] = {}
-    mains: set[ShardId] = set()
+    mains: dict[ShardId, ShardedTensor] = {}
+    for entry in (entry for entries in of_ranks for entry in entries):
+        described.setdefault(shard_id(entry), entry)
+        if is_main_replica(entry.replica_id):
+            mains.setdefault(shard_id(entry), entry)
+    ranks_of: defaultdict[ShardId, list[int]] = defaultdict(list)
     for rank, entries in enumerate(of_ranks):
         for entry in entries:
-            name = shard_id(entry)
-            ranks_of[name].append(rank)
-            described.setdefault(name, entry)
-            if is_main_replica(entry.replica_id):
-                mains.add(name)
-    chosen = set(ranks_of) if ignore_groups else mains
+            main = mains.get(shard_id(entry))
+            # A copy of another box at the same place is not what the main replica is.
+            if ignore_groups or main is None or main.local_shape == entry.local_shape:
+                ranks_of[shard_id(entry)].append(rank)
+    described = described if ignore_groups else described | mains
+    chosen = set(described) if ignore_groups else set(mains)
     ranks_of_chosen = {name: ranks for name, ranks in ranks_of.items() if name in chosen}
     sizes = {name: shard_size(entry) for name, entry in described.items()}
-    main_ranks = distribute_shards_to_ranks(ranks_of_chosen, sizes, len(of_ranks), chosen - mains)
+    main_ranks = distribute_shards_to_ranks(ranks_of_chosen, sizes, len(of_ranks), chosen - mains.keys())
     return ShardDistribution(main_ranks, chosen, described, ranks_of_chosen)
 
 
 def as_group(parallelization_group: Any) -> Any:
-    """The process group, or that of all ranks for None."""
-    return torch.distributed.group.WORLD if parallelization_group is None else parallelization_group
+    """The process group, or that of all ranks for None; None for this process alone."""
+    return dist.group.WORLD if parallelization_group is None and _is_initialized() else parallelization_group
+
+
+def num_ranks_of(process_group: Any) -> int:
+    """Number of ranks of a process group; of all for None, which is 1 where `torch.distributed` is not initialised."""
+    return dist.get_world_size(process_group) if process_group is not None or _is_initialized() else 1
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()

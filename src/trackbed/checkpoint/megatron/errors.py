@@ -2,7 +2,7 @@
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trackbed.errors import CheckpointError
+from trackbed.errors import CheckpointError, TrackbedError
 
 __all__ = ["DistributedCheckpointError"]
 
@@ -22,4 +22,26 @@ class DistributedCheckpointError(CheckpointError, CheckpointException):
 
     def __reduce__(self) -> tuple[type["DistributedCheckpointError"], tuple[str]]:
         """Copies and unpickles from the text."""
-        return type(self), (str(self),)
+        return DistributedCheckpointError, (str(self),)
+
+    @classmethod
+    def caused_by(cls, message: str, cause: Exception | None) -> "DistributedCheckpointError":
+        """Creates an error that is also of the class of its cause, which programs for Megatron Core catch.
+
+        >>> error = DistributedCheckpointError.caused_by("load: rank 0: no", FileNotFoundError(2, "no", "a"))
+        >>> isinstance(error, FileNotFoundError), str(error), error.filename
+        (True, 'load: rank 0: no', 'a')
+        """
+        kind = type(cause)
+        if cause is None or isinstance(cause, TrackbedError | StopIteration):  # which must not leave a generator
+            return cls(message)
+        try:
+            both = type(cls.__name__, (cls, kind), {"__init__": BaseException.__init__, "__module__": cls.__module__})
+            error: DistributedCheckpointError = both(message)
+        except TypeError:  # a class that no other can be joined with, or that takes other arguments
+            return cls(message)
+        vars(error).update(vars(cause))
+        if isinstance(cause, OSError):
+            for name in ("errno", "strerror", "filename", "filename2"):
+                setattr(error, name, getattr(cause, name))
+        return error

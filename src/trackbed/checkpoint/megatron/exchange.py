@@ -4,7 +4,7 @@ All functions are collective over the process group, which is None for all ranks
 """
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -21,6 +21,7 @@ from trackbed.errors import CheckpointError
 
 __all__ = [
     "exchange_by_distribution",
+    "exchange_function",
     "exchange_loaded_objects_gather_object",
     "exchange_loaded_tensors_broadcast",
     "exchange_loaded_tensors_gather_object",
@@ -60,6 +61,16 @@ def exchange_by_distribution(
         NotImplementedError: there is no such way.
         CheckpointError: a rank failed.
     """
+    exchange = exchange_function(exchange_algo)
+    return exchange(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)
+
+
+def exchange_function(exchange_algo: str) -> Callable[..., Tensors]:
+    """Function that exchanges tensors in a way.
+
+    Raises:
+        NotImplementedError: there is no such way.
+    """
     functions = {
         "broadcast": exchange_loaded_tensors_broadcast,
         "gather_object": exchange_loaded_tensors_gather_object,
@@ -68,7 +79,7 @@ def exchange_by_distribution(
     if exchange_algo not in functions:
         msg = f"exchange_algo: must be one of {', '.join(functions)}, found {exchange_algo!r}"
         raise NotImplementedError(msg)
-    return functions[exchange_algo](loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)
+    return functions[exchange_algo]
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Wrappers that share the work of a strategy among ranks with copies. Names are Megatron Core 0.16.1's."""
 
+import logging
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -9,22 +11,28 @@ import torch.distributed as dist
 
 from trackbed.checkpoint.exchange import Exchange, parse_exchange
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
-from trackbed.checkpoint.meeting import meet, meet_among
+from trackbed.checkpoint.meeting import Meeting, meet, meet_among
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
 from trackbed.checkpoint.megatron.distribution import (
     ShardDistribution,
     as_group,
     determine_main_replica_uniform_distribution,
+    num_ranks_of,
 )
 from trackbed.checkpoint.megatron.entries import ShardId, object_id, shard_id
 from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
-from trackbed.checkpoint.megatron.exchange import exchange_by_distribution, exchange_loaded_objects_gather_object
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy
+from trackbed.checkpoint.megatron.exchange import (
+    exchange_by_distribution,
+    exchange_function,
+    exchange_loaded_objects_gather_object,
+)
+from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 from trackbed.checkpoint.megatron.strategy_base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     SaveShardedStrategy,
 )
+from trackbed.checkpoint.megatron.strictness import check_main_replicas
 from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
@@ -40,7 +48,12 @@ __all__ = [
     "mark_replicas",
 ]
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T", ShardedTensor, ShardedObject)
+
+_Box = tuple[ShardId, tuple[int, ...]]
+"""Name and shape of a box."""
 
 _chosen_exchange: Final[list[Exchange | None]] = [None]
 
@@ -84,8 +97,8 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self.parallelization_group = as_group(parallelization_group)
         self.do_cache_distribution = do_cache_distribution
         self.cached_distribution: ShardDistribution | None = None
-        self.cached_shards: set[ShardId] | None = None
-        """Shards of this rank in that distribution; None before the first."""
+        self.cached_shards: set[_Box] | None = None
+        """Boxes of this rank in that distribution; None before the first."""
 
     def async_save(
         self,
@@ -102,27 +115,48 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
             msg = f"{self.base_strategy}: must be able to save in the background, but is not"
             raise CheckpointError(msg)
         with meet("save", error_type=DistributedCheckpointError):
-            self.apply_saving_parallelization(sharded_state_dict)
+            self._distribute(sharded_state_dict, checks=not self._base_checks())
             return self.base_strategy.async_save(sharded_state_dict, checkpoint_dir)
 
-    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
         """Collective over all ranks: distributes the save, and makes it with the wrapped strategy.
 
+        Returns:
+            What the wrapped strategy returns.
+
         Raises:
-            CheckpointError: a rank failed.
+            CheckpointError: a rank failed. Where the strategy failed on this rank, the error is of its class too.
         """
         with meet("save", error_type=DistributedCheckpointError):
-            self.apply_saving_parallelization(sharded_state_dict)
-            self.base_strategy.save(sharded_state_dict, checkpoint_dir)
+            self._distribute(sharded_state_dict, checks=not self._base_checks())
+            result: Any = self.base_strategy.save(sharded_state_dict, checkpoint_dir)
+            return result
 
     def apply_saving_parallelization(self, sharded_state_dict: Tree) -> None:
-        """Collective over the process group: sets the replica ids of all tensors.
+        """Collective over all ranks, but where a distribution is used again: sets the replica ids of all tensors.
 
         Args:
             sharded_state_dict: state dictionary, whose entries are changed.
+
+        Raises:
+            CheckpointError: a rank has a copy of something of which no rank of any process group has a main replica; or
+                a distribution is used again, and this rank has another structure than that was made for.
         """
-        found = _distribution_of(self, sharded_state_dict, ignore_groups=False)
-        distribute_main_replicas_with_precomputed_distribution(sharded_state_dict, self.parallelization_group, found)
+        self._distribute(sharded_state_dict, checks=True)
+
+    def _base_checks(self) -> bool:
+        """True if the wrapped strategy checks that no copy is left out."""
+        return type(self.base_strategy) is TorchDistSaveShardedStrategy
+
+    def _distribute(self, state: Tree, *, checks: bool) -> None:
+        def determine() -> ShardDistribution | None:
+            with meet("distribute", error_type=DistributedCheckpointError):
+                if checks:
+                    check_main_replicas(state)
+                return determine_main_replica_uniform_distribution(state, self.parallelization_group)
+
+        found = _distribution_of(self, state, determine)
+        distribute_main_replicas_with_precomputed_distribution(state, self.parallelization_group, found)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
@@ -153,8 +187,8 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.cached_distribution: ShardDistribution | None = None
-        self.cached_shards: set[ShardId] | None = None
-        """Shards of this rank in that distribution; None before the first."""
+        self.cached_shards: set[_Box] | None = None
+        """Boxes of this rank in that distribution; None before the first."""
 
     def load(
         self,
@@ -162,7 +196,7 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         checkpoint_dir: str | Path,
         async_strategy: str | None = None,  # noqa: ARG002
     ) -> Any:
-        """Collective over all ranks: loads a share of the tensors and objects, and receives the others.
+        """Collective over the process group: loads a share of the tensors and objects, and receives the others.
 
         1. The ranks exchange what they want, and compute the same distribution.
         2. Each loads its share with the wrapped strategy.
@@ -177,34 +211,44 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
             The same structure with loaded values, as the wrapped strategy alone would return it.
 
         Raises:
-            CheckpointError: a rank failed.
+            CheckpointError: a rank failed. Where the strategy failed on this rank, the error is of its class too.
         """
-        if dist.get_world_size() == 1:
+        if num_ranks_of(None) == 1:
             return self.base_strategy.load(sharded_state_dict, checkpoint_dir)
-        chosen = _chosen_exchange[0]
-        if chosen is not None and isinstance(self.base_strategy, TorchDistLoadShardedStrategy):
-            return self.base_strategy.load_with(sharded_state_dict, checkpoint_dir, chosen)
-        with meet("load", error_type=DistributedCheckpointError):
-            distribution = self.apply_loading_parallelization(sharded_state_dict)
-            tensors, rest, own_tensors, other_tensors = self._defer_loading_sharded_tensors(sharded_state_dict)
-            if distribution is None:  # this rank is alone in its group: it loads all, whatever the replica ids are
-                distribution = ShardDistribution({}, set(), {}, {})
-                own_tensors, other_tensors = own_tensors | other_tensors, {}
-            objects, rest, own_objects, other_objects = self._defer_loading_sharded_objects(rest)
-            if rest:
-                msg = "state: must have tensors and objects alone to be loaded by a strategy, but has more"
-                raise CheckpointError(msg)
-            loaded_objects = self.base_strategy.load(own_objects, checkpoint_dir)
-            loaded = self.base_strategy.load(own_tensors, checkpoint_dir)
-            all_tensors = exchange_by_distribution(
-                loaded, other_tensors, distribution, self.parallelization_group, self.exchange_algo
-            )
-            _require(other_tensors, all_tensors)
-            all_objects = exchange_loaded_objects_gather_object(loaded_objects)
-            _require(other_objects, all_objects)
-            self.fill_in_deferred_sharded_tensors(tensors, all_tensors)
-            self.fill_in_deferred_sharded_objects(objects, all_objects)
-            return merge(merge(type(objects)(), objects), tensors)
+        with meet_among("load", self.parallelization_group, error_type=DistributedCheckpointError) as meeting:
+            if meeting.size == 1:
+                return self.base_strategy.load(sharded_state_dict, checkpoint_dir)
+            chosen = _chosen_exchange[0]
+            if chosen is not None and isinstance(self.base_strategy, TorchDistLoadShardedStrategy):
+                return self.base_strategy.load_with(sharded_state_dict, checkpoint_dir, chosen)
+            return self._load_shares(sharded_state_dict, checkpoint_dir, meeting)
+
+    def _load_shares(self, state: Tree, folder: str | Path, meeting: Meeting) -> Tree:
+        """Collective over the ranks: loads what is this rank's to load, and exchanges it."""
+        exchange_function(self.exchange_algo)  # before any rank can fail for another reason
+        distribution = self.apply_loading_parallelization(state)
+        tensors, rest, own_tensors, other_tensors = self._defer_loading_sharded_tensors(state)
+        if distribution is None:  # this rank is alone in its group: it loads all, whatever the replica ids are
+            distribution = ShardDistribution({}, set(), {}, {})
+            own_tensors, other_tensors = own_tensors | other_tensors, {}
+        objects, rest, own_objects, other_objects = self._defer_loading_sharded_objects(rest)
+        if rest:
+            msg = "state: must have tensors and objects alone to be loaded by a strategy, but has more"
+            raise CheckpointError(msg)
+        if meeting.size < num_ranks_of(None):
+            for name in _without_main_replica(own_objects, other_objects, meeting):
+                own_objects[name] = other_objects.pop(name)
+        loaded_objects = self.base_strategy.load(own_objects, folder)
+        loaded = self.base_strategy.load(own_tensors, folder)
+        all_tensors = exchange_by_distribution(
+            loaded, other_tensors, distribution, self.parallelization_group, self.exchange_algo
+        )
+        _require(other_tensors, all_tensors)
+        all_objects = exchange_loaded_objects_gather_object(loaded_objects)
+        _require(other_objects, all_objects)
+        self.fill_in_deferred_sharded_tensors(tensors, all_tensors)
+        self.fill_in_deferred_sharded_objects(objects, all_objects)
+        return merge(merge(type(objects)(), objects), tensors)
 
     @property
     def stream_ckpt_dequant(self) -> bool:
@@ -232,15 +276,23 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         fill_in_deferred_sharded_items(sharded_state_dict, loaded_tensors, ShardedTensor, shard_id)
 
     def apply_loading_parallelization(self, sharded_state_dict: Tree) -> ShardDistribution | None:
-        """Collective over the process group: sets the replica ids of all tensors.
+        """Collective over the process group, but where a distribution is used again: sets the tensors' replica ids.
 
         Args:
             sharded_state_dict: state dictionary, whose entries are changed.
 
         Returns:
             The distribution; None for a group of one rank.
+
+        Raises:
+            CheckpointError: a distribution is used again, and this rank has another structure than that was made for.
         """
-        found = _distribution_of(self, sharded_state_dict, ignore_groups=True)
+        group = self.parallelization_group
+
+        def determine() -> ShardDistribution | None:
+            return determine_main_replica_uniform_distribution(sharded_state_dict, group, ignore_groups=True)
+
+        found = _distribution_of(self, sharded_state_dict, determine)
         distribute_main_replicas_with_precomputed_distribution(sharded_state_dict, self.parallelization_group, found)
         return found
 
@@ -266,24 +318,52 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.base_strategy.check_version_compatibility(loaded_version)
 
 
-def _distribution_of(
-    wrapper: FullyParallelSaveStrategyWrapper | FullyParallelLoadStrategyWrapper, state: Tree, *, ignore_groups: bool
-) -> ShardDistribution | None:
-    """Distribution for a state: the one from before where that is wanted, if each rank has the same shards as then.
+def _without_main_replica(own: Mapping[ShardId, Any], others: Mapping[ShardId, Any], meeting: Meeting) -> list[ShardId]:
+    """Collective over the ranks: names of objects that this rank is to load, as none of them has a main replica.
 
-    A shard that it lacks would be lost.
+    Args:
+        own: objects of which this rank has the main replica.
+        others: objects of which it has copies.
+        meeting: the ranks, which are not all.
     """
+    of_ranks = [pickle.loads(content) for content in meeting.gather(pickle.dumps((set(own), set(others))))]
+    taken = {name for mains, _ in of_ranks for name in mains}
+    taken |= {name for _, copies in of_ranks[: meeting.rank] for name in copies}
+    return [name for name in others if name not in taken]
+
+
+def _distribution_of(
+    wrapper: FullyParallelSaveStrategyWrapper | FullyParallelLoadStrategyWrapper,
+    state: Tree,
+    determine: Callable[[], ShardDistribution | None],
+) -> ShardDistribution | None:
+    """Distribution for a state: the one from before, without any other rank, where that is wanted.
+
+    Args:
+        wrapper: wrapper.
+        state: state of this rank.
+        determine: makes a distribution with the other ranks.
+
+    Raises:
+        CheckpointError: this rank has other shards than then: one that it had not would be lost.
+    """
+    if not wrapper.do_cache_distribution:
+        return determine()
     entries = (entry for entry in nested_values(state) if isinstance(entry, ShardedTensor))
-    own = {shard_id(entry) for entry in entries if has_elements(entry)}
-    if wrapper.do_cache_distribution:
-        with meet_among("distribute", wrapper.parallelization_group) as meeting:
-            know = meeting.gather(bytes([own == wrapper.cached_shards]))  # all groups decide alike
-        if all(map(any, know)):
-            return wrapper.cached_distribution
-    found = determine_main_replica_uniform_distribution(state, wrapper.parallelization_group, ignore_groups)
-    if wrapper.do_cache_distribution:
-        wrapper.cached_distribution, wrapper.cached_shards = found, own
-    return found
+    own = {(shard_id(entry), tuple(entry.local_shape)) for entry in entries if has_elements(entry)}
+    if wrapper.cached_shards is None:
+        wrapper.cached_distribution = determine()
+        wrapper.cached_shards = own
+    elif own != wrapper.cached_shards:
+        key = min(name[0] for name, _ in own ^ wrapper.cached_shards)
+        msg = (
+            f"{key}: the structure of the state must be the same in each call with do_cache_distribution=True, but "
+            "this tensor's shards are others than in the first: make a new wrapper for another structure"
+        )
+        raise DistributedCheckpointError(msg)
+    else:
+        logger.debug("%s: the distribution of the first call is used again", type(wrapper).__name__)
+    return wrapper.cached_distribution
 
 
 def distribute_main_replicas_with_precomputed_distribution(
@@ -301,7 +381,7 @@ def distribute_main_replicas_with_precomputed_distribution(
     Raises:
         ArgumentError: there is no distribution for several ranks.
     """
-    if dist.get_world_size(parallelization_group) <= 1:
+    if num_ranks_of(parallelization_group) <= 1:
         return
     if precomputed_distribution is None:
         msg = "precomputed_distribution: must be given for a group of several ranks, but is None"

@@ -12,8 +12,11 @@ from trackbed.checkpoint.meeting import meet
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
 from trackbed.checkpoint.megatron.entries import extract_sharded_base, force_all_tensors_to_non_fp8
 from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
+from trackbed.checkpoint.megatron.file_write import InPartialFolder
+from trackbed.checkpoint.megatron.fully_parallel import FullyParallelSaveStrategyWrapper
 from trackbed.checkpoint.megatron.later_calls import takes_later_calls
 from trackbed.checkpoint.megatron.preprocess import load_preprocess, save_preprocess
+from trackbed.checkpoint.megatron.strategies import TorchDistSaveShardedStrategy
 from trackbed.checkpoint.megatron.strategy_base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
@@ -25,6 +28,7 @@ from trackbed.checkpoint.megatron.strategy_base import (
 )
 from trackbed.checkpoint.megatron.strictness import (
     StrictHandling,
+    check_main_replicas,
     determine_global_metadata,
     parse_strict_flag,
     validate_integrity_and_strict_load,
@@ -56,6 +60,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _CONTENT: Final = "content_metadata"
+_CHECKING_STRATEGIES: Final = (TorchDistSaveShardedStrategy, FullyParallelSaveStrategyWrapper)
+"""Strategies that check themselves that no copy is left out."""
 
 Folder = str | Path
 State = dict[str, Any]
@@ -80,8 +86,10 @@ def save(
         checkpoint_dir: folder of the checkpoint.
         sharded_strategy: strategy for tensors and objects, or the name and version of its format.
         common_strategy: must be None, or the strategy that is used then.
-        validate_access_integrity: True to check that main replicas cover each tensor once.
-        async_sharded_save: True to return a request that makes the save.
+        validate_access_integrity: True to check that main replicas cover each tensor once. They must cover what any
+            rank has in any case.
+        async_sharded_save: True to return a request that makes the save: its `async_fn` writes this rank's files,
+            without other ranks and in any process, and its `finalize_fns` complete the checkpoint with all ranks.
         preprocess_common_before_consistancy_check: returns the part of the common state that all ranks must share.
         content_metadata: description of the contents.
 
@@ -99,6 +107,8 @@ def save(
     with meet("save", error_type=DistributedCheckpointError) as meeting:
         folder = target_folder(checkpoint_dir)
         entries, common = save_preprocess(state, validate_access_integrity, preprocess_common_before_consistancy_check)
+        if not validate_access_integrity and type(strategy) not in _CHECKING_STRATEGIES:
+            check_main_replicas(entries)
         partial = make_partial(folder, meeting)
         contents = {
             COMMON_NAME: torch_bytes(common, COMMON_NAME),
@@ -117,7 +127,16 @@ def save(
                     commit_checkpoint(partial, folder)
 
         if async_sharded_save and isinstance(strategy, AsyncSaveShardedStrategy):
-            return AsyncRequest(complete, (strategy.async_save(entries, partial).execute_sync,), [])
+            request = strategy.async_save(entries, partial)
+
+            def write_rest() -> None:
+                with meet("save", error_type=DistributedCheckpointError) as meeting:
+                    for call in request.finalize_fns:
+                        call()
+                        meeting.group.barrier()
+
+            write = None if request.async_fn is None else InPartialFolder(request.async_fn, partial)
+            return request._replace(async_fn=write, finalize_fns=[lambda: complete(write_rest)])
         complete(lambda: strategy.save(entries, partial))
     return None
 

@@ -15,6 +15,7 @@ from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import meet
 from trackbed.checkpoint.megatron.async_requests import AsyncRequest
 from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
+from trackbed.checkpoint.megatron.file_write import FileWrite
 from trackbed.checkpoint.megatron.strategy_base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
@@ -33,10 +34,9 @@ from trackbed.checkpoint.writing import (
     agree_on_plan,
     collect,
     encode_objects,
+    shard_values,
     write_descriptions,
-    write_shards,
 )
-from trackbed.checkpoint.written_files import WrittenFiles
 from trackbed.files.publish import write_new
 
 __all__ = [
@@ -90,6 +90,9 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     ) -> AsyncRequest:
         """Collective over all ranks: plans a save, and returns a request that writes the files.
 
+        Its `async_fn` writes this rank's files without any other rank, in this process, in one that was forked from it,
+        or in another to which it was sent as a pickle. Its `finalize_fns` are collective, and are called here.
+
         Args:
             sharded_state_dict: tensors and objects.
             checkpoint_dir: folder of the files.
@@ -100,24 +103,21 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         """
         shards = list(filter(has_elements, nested_values(sharded_state_dict)))
         folder = Path(checkpoint_dir).absolute()  # the working directory may change until the request is executed
-        written: list[WrittenFiles] = []
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
             objects = encode_objects(shards)
             plan = agree_on_plan(meeting, shards, objects, main_replicas, validates=False)
+            write = FileWrite(folder, shard_values(shards, objects, plan, meeting.rank), meeting.rank)
             names = self._files_of(plan, meeting.rank)
-
-        def write() -> None:
-            with meet("save", error_type=DistributedCheckpointError) as meeting:
-                written.append(write_shards(folder, shards, objects, plan, meeting, file_of=names, direct=True))
 
         def finalize() -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
-                found = collect(meeting, written[0])
+                found = collect(meeting, write.result())
                 if meeting.rank == 0:
                     write_descriptions(folder, plan, found, {})
 
-        return AsyncRequest(write, (), [finalize])
+        preload = write.staged if write.needs_staging() else None
+        return AsyncRequest(write, (meeting.rank, None, names), [finalize], preload_fn=preload)
 
     def _files_of(self, plan: SavePlan, rank: int) -> list[str]:
         """Name of the file of each item of a rank."""

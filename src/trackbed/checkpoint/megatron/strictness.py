@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trackbed.checkpoint.config_file import maybe_load_config
+from trackbed.checkpoint.main_replicas import require_main_replicas
 from trackbed.checkpoint.mapping import ShardedBase, ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Meeting, meet
 from trackbed.checkpoint.megatron.strategy_base import (
@@ -16,7 +17,7 @@ from trackbed.checkpoint.megatron.strategy_base import (
     StrategyAction,
     get_default_strategy,
 )
-from trackbed.checkpoint.table import has_elements, join_tables, tabulate
+from trackbed.checkpoint.table import gather_table, has_elements, join_tables, tabulate
 from trackbed.checkpoint.tree import Tree, diff, extract_matching_values, nested_values
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import CheckpointError
@@ -24,6 +25,7 @@ from trackbed.errors import CheckpointError
 __all__ = [
     "StrictHandling",
     "adjust_non_strict_load",
+    "check_main_replicas",
     "determine_global_metadata",
     "determine_missing_and_unexpected_keys",
     "log_common_differences",
@@ -237,6 +239,18 @@ def validate_sharding_integrity(global_metadata: Sequence[Iterable[Shard]], comm
         with meet("validate") as meeting:
             log_common_differences(common_state_dict, meeting)
     require_valid(join_tables([tabulate(shards, rank) for rank, shards in enumerate(global_metadata)]))
+
+
+def check_main_replicas(sharded_state_dict: Tree) -> None:
+    """Collective over all ranks: checks that main replicas have all elements of which a rank has a copy.
+
+    Raises:
+        CheckpointError: they do not; on every rank.
+    """
+    entries = [entry for entry in nested_values(sharded_state_dict) if isinstance(entry, ShardedTensor | ShardedObject)]
+    described = [entry.without_data() for entry in entries if has_elements(entry)]
+    with meet("validate") as meeting:
+        require_main_replicas(gather_table(meeting, tabulate(described, meeting.rank))[0])
 
 
 def log_common_differences(common: Any, meeting: Meeting) -> None:
