@@ -1,12 +1,17 @@
 """States of a bucket group, of one rank."""
 
+import sys
+import types
+import warnings
+
 import pytest
 import torch
 
 from grads_buffers import Ranks, new_buffer, parameters
 from trackbed.errors import GradientError
 from trackbed.grads import partition_buckets
-from trackbed.grads.gradient_check import NormHistory
+from trackbed.grads.gradient_check import NormHistory, choose_judge
+from trackbed.megatron.rerun import RerunJudge
 
 OVERLAP = {"overlap_grad_reduce": True}
 
@@ -190,3 +195,113 @@ def test_several_optimizers_cannot_accumulate_in_fp32():
             num_distributed_optimizer_instances=2,
             reduce_scatter_with_fp32_accumulation=True,
         )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_gradient_that_is_not_finite_is_a_runtime_error_and_an_assertion_error(value):
+    group, params = new_group()
+    params[1].main_grad[2] = value
+    for kind in (GradientError, RuntimeError, AssertionError):
+        with pytest.raises(kind, match="rank 0: gradients must be finite, but that of p1 in bucket 0 is"):
+            group.check_grads(True, False)
+    group.check_grads(False, False)
+
+
+class Machine:
+    """A rerun state machine that notes what it is asked, and refuses or has the step run again."""
+
+    def __init__(self, *, refuses):
+        self.refuses = refuses
+        self.asked = []
+
+    def validate_result(self, *, result, rejection_func, message, tolerance, fatal):
+        is_rejected = bool(rejection_func(result))
+        self.asked.append((float(result), message.partition(" bucket")[0], is_rejected, fatal))
+        if is_rejected and fatal and self.refuses:
+            raise RuntimeError(f"Unexpected result {result}")
+
+    def is_unexpectedly_large(self, result, threshold, context):
+        return float(result) > threshold and context == "grads"
+
+
+@pytest.fixture
+def machine_of(monkeypatch):
+    """Makes a machine the one of Megatron Core, as if that were loaded."""
+
+    def use(machine):
+        module = types.SimpleNamespace(get_rerun_state_machine=lambda: machine)
+        monkeypatch.setitem(sys.modules, "megatron.core.rerun_state_machine", module)
+        choose_judge(RerunJudge())
+        return machine
+
+    yield use
+    choose_judge(None)
+
+
+def test_the_rerun_state_machine_is_asked_about_each_norm(machine_of):
+    machine = machine_of(Machine(refuses=True))
+    group, params = new_group()
+    params[0].main_grad.fill_(16)
+    group.check_grads(True, True)
+    norm = 2**0.5 * 16
+    assert [asked[1:] for asked in machine.asked] == [
+        ("found NaN in local grad norm for", False, True),
+        ("found Inf in local grad norm for", False, True),
+        ("found unexpected large grads in", True, False),
+    ]
+    assert [asked[0] for asked in machine.asked] == [pytest.approx(norm)] * 3
+
+
+def test_what_the_rerun_state_machine_refuses_is_our_error(machine_of):
+    machine_of(Machine(refuses=True))
+    group, params = new_group(check_for_nan_in_grad=True)
+    params[0].main_grad[0] = float("nan")
+    with pytest.raises(RuntimeError, match="rank 0: gradients must be finite, but that of p0") as caught:
+        group.start_grad_sync()
+    assert "Unexpected result" in str(caught.value.__cause__)
+
+
+def test_a_step_that_the_rerun_state_machine_has_run_again_is_no_error(machine_of):
+    machine = machine_of(Machine(refuses=False))
+    group, params = new_group(check_for_nan_in_grad=True)
+    params[0].main_grad[0] = float("inf")
+    group.start_grad_sync()
+    assert [asked[2] for asked in machine.asked] == [False, True]
+
+
+def test_a_failure_of_the_rerun_state_machine_over_finite_gradients_is_its_own(machine_of):
+    class Unready(Machine):
+        def validate_result(self, **_options):
+            raise AssertionError("outside of the forward-backward pass")
+
+    machine_of(Unready(refuses=True))
+    with pytest.raises(AssertionError, match=r"^outside of the forward-backward pass$"):
+        new_group()[0].check_grads(True, False)
+
+
+def chained():
+    """Two groups with sharded parameters, of which the second is to be gathered after the first."""
+    options = {"use_distributed_optimizer": True, "overlap_param_gather": True, **OVERLAP}
+    groups = partition_buckets([new_buffer(parameters((2,), (3,)), bucket_size=1, **options)])
+    first, second = groups[::-1]
+    first.next_param_gather_bucket_group = second
+    return first, second
+
+
+def test_a_gather_that_has_begun_before_its_turn_is_a_warning():
+    first, second = chained()
+    second.start_param_sync()
+    first.start_param_sync()
+    with pytest.warns(UserWarning, match=r"bucket \d: .* but their gather has already begun"):
+        first.finish_param_sync()
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_gathers_in_their_order_and_one_that_is_left_alone_give_no_warning(skips):
+    first, second = chained()
+    if skips:
+        second.start_param_sync()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.finish_param_sync(skip_next_bucket_dispatch=skips)
+    assert second.param_gather_dispatched

@@ -8,7 +8,13 @@ from torch import nn
 
 from grads_buffers import Ranks, new_buffer, parameters
 from trackbed.errors import GradientError
-from trackbed.grads import BufferType, _ParamAndGradBucket, shard_buffer
+from trackbed.grads import (
+    BufferType,
+    DistributedDataParallelConfig,
+    _ParamAndGradBucket,
+    _ParamAndGradBuffer,
+    shard_buffer,
+)
 
 
 def resident_bytes():
@@ -160,3 +166,24 @@ def test_a_vector_is_cut_into_equal_views():
 
 def test_kinds_of_buffers_have_megatrons_numbers():
     assert [(kind.name, kind.value) for kind in BufferType] == [("PARAM", 1), ("GRAD", 2)]
+
+
+def test_a_bucket_that_is_made_anew_is_that_of_its_parameters():
+    params = parameters((2, 3), (4,))
+    buffer = new_buffer(params)
+    buffer.param_to_bucket.clear()
+    bucket = buffer._new_bucket(params[::-1], 0, buffer.numel, buffer.numel, 0)
+    assert buffer.param_to_bucket == dict.fromkeys(params, bucket)
+
+
+@pytest.mark.parametrize("kind", ["x", 1, 2, None, "GRAD", BufferType])
+def test_another_kind_of_buffer_is_refused(kind):
+    with pytest.raises(GradientError, match=r"buffer_type: must be BufferType\.PARAM or BufferType\.GRAD, found"):
+        new_buffer(parameters((2,)))._get(torch.Size([1]), 0, kind)
+
+
+def test_memory_that_is_registered_with_nccl_is_refused_by_the_buffer():
+    params = parameters((2,))
+    options = (DistributedDataParallelConfig(), torch.float32, torch.float32, params, Ranks(), None, {params[0]: "p"})
+    with pytest.raises(GradientError, match="nccl_ub: must be False"):
+        _ParamAndGradBuffer(*options, 1.0, [0], nccl_ub=True)

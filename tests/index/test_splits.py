@@ -52,6 +52,11 @@ def test_a_blend_list_of_odd_length_is_prefixes():
     assert get_blend_from_list(["30", " web ", "books"]) == (["30", "web", "books"], None)
 
 
+def test_an_empty_blend_list_is_refused():
+    with pytest.raises(ValueError, match="blend must have at least one prefix, found an empty list"):
+        get_blend_from_list([])
+
+
 def test_no_blend_list_is_no_blend():
     assert get_blend_from_list(None) is None
 

@@ -18,7 +18,7 @@ from forked import run_in_fork
 from indexed_pair import CODES, Pair
 from tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.tokens import IndexedDataset
+from trackbed.tokens import IndexedDataset, ObjectStorageConfig
 
 both = pytest.mark.parametrize("mmap", [True, False])
 
@@ -132,8 +132,28 @@ def test_a_part_of_a_sequence_is_read(pair, mmap, number, offset, length, wanted
     [(0, 0, 6), (0, 4, None), (0, -1, 1), (2, 0, 3), (2, 2, 1), (0, 0, -1), (0, 0, 2**62), (2, 2**61, 1), (0, 3, -2)],
 )
 def test_a_part_outside_the_file_cannot_be_read(pair, mmap, number, offset, length):
-    with pytest.raises(FormatError, match=r"corpus\.bin: a read of bytes .*has 20"):
-        IndexedDataset(str(pair.prefix), mmap=mmap).get(number, offset, length)
+    dataset = IndexedDataset(str(pair.prefix), mmap=mmap)
+    words = r"corpus: offset and length must name tokens of the file, which has 5, but tokens \[.* are asked for"
+    for kind in (ArgumentError, FormatError):
+        with pytest.raises(kind, match=f"{words}, which has {len(dataset[number])}"):
+            dataset.get(number, offset, length)
+
+
+def test_an_offset_past_the_end_of_a_sequence_needs_a_length(pair):
+    dataset = IndexedDataset(str(pair.prefix))
+    assert dataset.get(0, 3, 1).tolist() == dataset[2][:1].tolist()
+    with pytest.raises(ArgumentError, match=r"tokens \[4, 3\) of sequence 0 are asked for, which has 3"):
+        dataset.get(0, 4)
+
+
+def test_a_pair_is_opened_again_under_either_name_of_the_options_of_a_store(pair):
+    dataset = IndexedDataset(str(pair.prefix))
+    dataset.initialize(str(pair.prefix), multimodal=False, mmap=True, s3_config=None)
+    assert lists(dataset[:]) == pair.sequences()
+    options = ObjectStorageConfig(path_to_idx_cache=str(pair.prefix.parent))
+    for name in ("s3_config", "object_storage_config"):
+        dataset.initialize(str(pair.prefix), multimodal=False, mmap=False, **{name: options})
+        assert dataset.object_storage_config is options
 
 
 @both

@@ -5,10 +5,12 @@ This module alone determines the processes that take part.
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import torch
 
 from trackbed.builder.agreement import request_of
 from trackbed.builder.constructors import constructor_of_ours, constructs_in_turn
@@ -22,11 +24,12 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.indexed import IndexedDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
 from trackbed.datasets.storage import storage_of
-from trackbed.errors import PlanError, TrackbedError
+from trackbed.errors import CacheError, PlanError, TrackbedError
 from trackbed.files import local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache
 from trackbed.index.ranges import number_range
@@ -34,7 +37,13 @@ from trackbed.index.splits import Split, split_range
 from trackbed.plural import number_of
 from trackbed.tokens.format import PairHeader
 
-__all__ = ["BlendedMegatronDatasetBuilder", "BuiltSplit", "build_generic_dataset"]
+__all__ = [
+    "BlendedMegatronDatasetBuilder",
+    "BuiltSplit",
+    "DistributedDataset",
+    "TopLevelDataset",
+    "build_generic_dataset",
+]
 
 _NEVER_CALLED = (
     "_build_blended_dataset_splits",
@@ -53,6 +62,11 @@ _Members = list[list[Any]]
 _Settle = Callable[[Sequence[Any]], None]
 """Called with the datasets that were made."""
 
+
+TopLevelDataset: TypeAlias = BlendedDataset | MegatronDataset
+"""A dataset that a builder returns, under Megatron Core's name."""
+DistributedDataset: TypeAlias = TopLevelDataset | IndexedDataset | Iterable | torch.utils.data.Dataset  # type: ignore[type-arg]  # for isinstance
+"""Anything that `build_generic_dataset` may construct, under Megatron Core's name."""
 
 _Dataset = TypeVar("_Dataset", bound=MegatronDataset)
 
@@ -88,18 +102,36 @@ def build_generic_dataset(
         *args: what `cls` is called with.
 
     Raises:
+        CacheError: under `torch.distributed`, `cls` raised an OSError on rank 0, which may have failed to write.
         CollectiveError: with `synchronize_ranks` among several ranks, `cls` failed on one of them.
     """
     group = current_group()
     if group is None:
         return cls(*args)
+    make = partial(_construct_first, cls) if group.rank == 0 else cls
     if not synchronize_ranks or group.size == 1:
-        return cls(*args) if is_built_on_rank() else None
+        return make(*args) if is_built_on_rank() else None
     with group.guarded("building a dataset") as step, polling(step.poll):
         wants, is_first = is_built_on_rank(), group.rank == 0
-        built = cls(*args) if wants and is_first else None
+        built = make(*args) if wants and is_first else None
         group.barrier()
-        return cls(*args) if wants and not is_first else built
+        return make(*args) if wants and not is_first else built
+
+
+def _construct_first(cls: Callable[..., Any], *args: Any) -> Any:
+    """`cls(*args)` on the rank that writes its files.
+
+    Raises:
+        CacheError: it raised an OSError.
+    """
+    try:
+        return cls(*args)
+    except OSError as error:
+        msg = (
+            "Failed to write dataset materials: the constructor must be able to write and read its files, but raised "
+            f"{type(error).__name__}: {error}; set path_to_cache of the configuration to a folder that can be written"
+        )
+        raise CacheError(msg) from error
 
 
 class BlendedMegatronDatasetBuilder(Generic[_Dataset]):

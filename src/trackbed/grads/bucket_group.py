@@ -5,7 +5,7 @@ begun, and reduced until the next `reset`.
 """
 
 import logging
-import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,7 +17,7 @@ from trackbed.grads.buffer import _ParamAndGradBucket
 from trackbed.grads.collectives import Collectives, Label, SoloCollectives, TorchCollectives, Work, shard_of
 from trackbed.grads.collectives.torch import is_replaced
 from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.gradient_check import NormHistory, check_finite, norm_of
+from trackbed.grads.gradient_check import NormHistory, check_finite, is_judged_large, norm_of
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.waiting import Waiter
 
@@ -161,16 +161,16 @@ class _ParamAndGradBucketGroup:
         check_for_nan_or_inf: bool,  # noqa: FBT001  Megatron Core's signature
         check_for_large: bool,  # noqa: FBT001
     ) -> None:
-        """Checks the norm of the gradients of each bucket.
+        """Checks the norm of the gradients of each bucket; under Megatron Core's paths, with its rerun state machine.
 
         Raises:
-            GradientError: it is NaN or infinite; the message names the parameter.
+            NonFiniteGradientError: it is NaN or infinite; the message names the parameter.
         """
-        for bucket in self.buckets:
+        for number, bucket in enumerate(self.buckets):
             norm = norm_of(bucket.grad_data)
-            if check_for_nan_or_inf and not math.isfinite(norm):
-                check_finite(bucket, norm, self.collectives.rank())
-            if check_for_large and self._norms.is_large(norm):
+            if check_for_nan_or_inf:
+                check_finite(bucket, norm, number, self.collectives.rank())
+            if check_for_large and not is_judged_large(norm, number) and self._norms.is_large(norm):
                 logger.warning(
                     "rank %d, bucket %d: the norm of its gradients is %g, over 10 times the largest so far, %g",
                     *(self.collectives.rank(), bucket.bucket_id, norm, self._norms.largest),
@@ -351,7 +351,16 @@ class _ParamAndGradBucketGroup:
             return
         self.wait_for_params()
         following = self.next_param_gather_bucket_group
-        if following is not None and not skip_next_bucket_dispatch and not following.param_gather_dispatched:
+        if following is None or skip_next_bucket_dispatch:
+            return
+        if following.param_gather_dispatched:
+            warnings.warn(
+                f"bucket {following.buckets[0].bucket_id}: its parameters must be gathered after those of bucket "
+                f"{self.buckets[0].bucket_id}, but their gather has already begun: parameters that are registered in "
+                "another order than the forward pass needs them are gathered with less overlap",
+                stacklevel=2,
+            )
+        else:
             following.start_param_sync()
 
     def wait_for_params(self) -> None:

@@ -103,11 +103,11 @@ class _ParamAndGradBuffer:
         param_to_name: name of each parameter.
         gradient_scaling_factor: factor for the gradients before they are reduced.
         param_indices: number of each parameter among those of its type in the model.
-        nccl_ub: not supported, and ignored.
+        nccl_ub: must be False: memory is not registered with NCCL.
         pg_collection: object with the process groups `tp` and `dp_cp`.
 
     Raises:
-        GradientError: a parameter is there twice.
+        GradientError: a parameter is there twice, or `nccl_ub` is True.
     """
 
     def __init__(
@@ -136,6 +136,9 @@ class _ParamAndGradBuffer:
         self.data_parallel_world_size = data_parallel_group.size()
         self.gradient_scaling_factor = gradient_scaling_factor
         self.nccl_ub = nccl_ub
+        if nccl_ub:
+            msg = "nccl_ub: must be False, as buffers are not registered with NCCL, but is True: leave it out"
+            raise GradientError(msg)
         if len(set(params)) != len(params):
             msg = "params: each parameter must be there once, but one is there twice"
             raise GradientError(msg)
@@ -165,8 +168,8 @@ class _ParamAndGradBuffer:
         first = 0 if self.param_data is None else self.param_data.data_ptr()
         self._offsets = [param.data_ptr() - first for param in params]
         """Bytes from the start of the parameters, which the CPU may have in the meantime, to each of them."""
+        self.param_to_bucket: dict[Parameter, _ParamAndGradBucket] = {}
         self.buckets = self._cut_buckets()
-        self.param_to_bucket = {param: bucket for bucket in self.buckets for param in bucket.params_list}
         logger.info("buckets of %s parameters and %s gradients:\n%s", param_dtype, grad_dtype, self.layout)
 
     @property
@@ -230,8 +233,11 @@ class _ParamAndGradBuffer:
         """View of the elements from `start_index` on, in a shape.
 
         Raises:
-            GradientError: the buffer has no such elements.
+            GradientError: there is no such kind of buffer, or it has no such elements.
         """
+        if not isinstance(buffer_type, BufferType):
+            msg = f"buffer_type: must be BufferType.PARAM or BufferType.GRAD, found {buffer_type!r}"
+            raise GradientError(msg)
         data = self.param_data if buffer_type is BufferType.PARAM else self.grad_data
         stop = start_index + shape.numel()
         if data is None or stop > self.numel:
@@ -260,7 +266,7 @@ class _ParamAndGradBuffer:
         for param in bucket_params:
             start = self.param_index_map[param][0] - start_index
             param.main_grad = grad_data[start : start + param.nelement()].view(param.shape)  # type: ignore[attr-defined]
-        return _ParamAndGradBucket(
+        bucket = _ParamAndGradBucket(
             params=bucket_params,
             param_data=None if self.param_data is None else self._get(shape, start_index, BufferType.PARAM),
             grad_data=grad_data,
@@ -270,6 +276,8 @@ class _ParamAndGradBuffer:
             bucket_id=bucket_id,
             names=self.param_to_name,
         )
+        self.param_to_bucket.update(dict.fromkeys(bucket_params, bucket))
+        return bucket
 
 
 def _layout_of(

@@ -119,7 +119,7 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
         Prefixes, and weights or None; None if `blend` is None.
 
     Raises:
-        ArgumentError: some but not all of the entries in the positions of weights are numbers.
+        ArgumentError: the list is empty, or some but not all of the entries in the positions of weights are numbers.
 
     >>> get_blend_from_list(["30", "web", "70", "books"])
     (['web', 'books'], [30.0, 70.0])
@@ -128,6 +128,9 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
     """
     if blend is None:
         return None
+    if not blend:
+        msg = "blend must have at least one prefix, found an empty list: pass None for no blend"
+        raise ArgumentError(msg)
     weights = [_number(entry) for entry in blend[::2]]
     if len(blend) % 2 == 1 or all(weight is None for weight in weights):
         return [str(prefix).strip() for prefix in blend], None

@@ -10,6 +10,9 @@ import torch
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.ddp import DistributedDataParallel as DataParallel
 from trackbed.grads.process_groups import ProcessGroups
+from trackbed.megatron import rerun as _rerun  # which begins to ask the rerun state machine
+
+del _rerun
 
 if TYPE_CHECKING:
     MegatronModule = torch.nn.Module

@@ -31,6 +31,8 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "datasets.blended_megatron_dataset_builder": {
         "BlendedMegatronDatasetBuilder": "trackbed.builder.builder:BlendedMegatronDatasetBuilder",
+        "DistributedDataset": "trackbed.builder.builder:DistributedDataset",
+        "TopLevelDataset": "trackbed.builder.builder:TopLevelDataset",
     },
     "datasets.blended_megatron_dataset_config": {
         "BlendedMegatronDatasetConfig": "trackbed.datasets.config:BlendedMegatronDatasetConfig",
@@ -228,6 +230,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "FullyParallelSaveStrategyWrapper": (
             "trackbed.checkpoint.megatron.fully_parallel:FullyParallelSaveStrategyWrapper"
         ),
+        "T": "trackbed.checkpoint.megatron.fully_parallel:T",
         "_defer_loading_sharded_items": "trackbed.checkpoint.megatron.fully_parallel:defer_loading_sharded_items",
         "_fill_in_deferred_sharded_items": (
             "trackbed.checkpoint.megatron.fully_parallel:fill_in_deferred_sharded_items"
@@ -236,6 +239,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "distribute_main_replicas_with_precomputed_distribution": (
             "trackbed.checkpoint.megatron.fully_parallel:distribute_main_replicas_with_precomputed_distribution"
         ),
+        "logger": "trackbed.checkpoint.megatron.fully_parallel:logger",
     },
     "dist_checkpointing.strategies.torch": {
         "TorchDistLoadShardedStrategy": "trackbed.checkpoint.megatron.strategies:TorchDistLoadShardedStrategy",
@@ -305,6 +309,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "_ParamAndGradBuffer": "trackbed.grads.buffer:_ParamAndGradBuffer",
         "dist_all_gather_func": "trackbed.grads.collectives.torch:dist_all_gather_func",
         "dist_reduce_scatter_func": "trackbed.grads.collectives.torch:dist_reduce_scatter_func",
+        "logger": "trackbed.megatron.rerun:logger",
         "partition_buckets": "trackbed.grads.partition:partition_buckets",
         "reduce_scatter_with_fp32_accumulation": (
             "trackbed.grads.collectives.fp32_accumulation:reduce_scatter_with_fp32_accumulation"

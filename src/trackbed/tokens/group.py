@@ -15,12 +15,12 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.errors import ArgumentError
 from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 from trackbed.tokens.lengths import fetch_copies
 from trackbed.tokens.reader import IndexedDataset
-from trackbed.tokens.source import Source, Tokens
+from trackbed.tokens.source import RangeError, Source, Tokens
 from trackbed.tokens.stored.config import ObjectStorageConfig
 from trackbed.tokens.stored.source import StoredSource, read_spans
 
@@ -145,7 +145,7 @@ class IndexedGroup:
 
         Raises:
             IndexError: there is no such sequence.
-            FormatError: the range lies outside the `.bin` files.
+            RangeError: the range lies outside the `.bin` files.
         """
         (tokens,) = self.get_several([as_index(idx)], [int(offset)], None if length is None else [int(length)])
         return tokens
@@ -162,7 +162,7 @@ class IndexedGroup:
 
         Raises:
             IndexError: there is no such sequence.
-            FormatError: a range lies outside the `.bin` files.
+            RangeError: a range lies outside the `.bin` files.
             StoreError: an object was replaced, or the store does not give it.
         """
         starts = [0] * len(sequences) if offsets is None else offsets
@@ -192,7 +192,7 @@ class IndexedGroup:
         if not 0 <= start <= start + count <= self._first_tokens[-1]:
             where = f"tokens [{offset}, {offset + count}) of sequence {idx}"
             msg = f"{self.path_prefix}: {where} must lie inside the files, which have {self._first_tokens[-1]}"
-            raise FormatError(msg)
+            raise RangeError(msg)
         return start, start + count
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:

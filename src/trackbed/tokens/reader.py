@@ -19,7 +19,7 @@ from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_form
 from trackbed.tokens.identity import identity_of
 from trackbed.tokens.missing_pair import hint_for_missing_pair
 from trackbed.tokens.paths import get_bin_path, get_idx_path
-from trackbed.tokens.source import FileSource, MappedSource, Source, Tokens
+from trackbed.tokens.source import FileSource, MappedSource, RangeError, Source, Tokens
 from trackbed.tokens.stored.budget import BUDGET
 from trackbed.tokens.stored.config import ObjectStorageConfig
 from trackbed.tokens.stored.index_cache import StoredIndex
@@ -87,15 +87,18 @@ class IndexedDataset:
         path_prefix: str,
         multimodal: bool,  # noqa: FBT001  Megatron Core's signature
         mmap: bool,  # noqa: FBT001
-        object_storage_config: ObjectStorageConfig | None,
+        object_storage_config: ObjectStorageConfig | None = None,
         fast_cache_load: bool = False,  # noqa: FBT001, FBT002
         sequences_per_dataset: tuple[int, int] | None = None,
         dtype_code: int | None = None,
+        *,
+        s3_config: ObjectStorageConfig | None = None,
     ) -> None:
         """Opens a pair, in the place of any other one. Called by the constructor, and by a copy in another process.
 
-        The arguments and errors are those of the class.
+        The arguments and errors are those of the class; `s3_config` is an older name of `object_storage_config`.
         """
+        object_storage_config = s3_config if object_storage_config is None else object_storage_config
         _check_options(path_prefix, object_storage_config, mmap=mmap)
         for name in _OPENED:
             vars(self).pop(name, None)
@@ -253,7 +256,7 @@ class IndexedDataset:
 
         Raises:
             IndexError: there is no such sequence.
-            FormatError: the range lies outside the `.bin`.
+            RangeError: the range ends before it begins, or lies outside the `.bin`.
         """
         try:
             pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy integers index arrays too
@@ -261,8 +264,26 @@ class IndexedDataset:
             msg = f"{self.path_prefix}: an index must be below {len(self)}, found {idx}"
             raise IndexError(msg) from None
         count = int(size) - offset if length is None else int(length)
-        tokens = self._read(int(pointer) + int(offset) * self.index.dtype_size, count)
+        place = int(pointer) + int(offset) * self.index.dtype_size
+        if offset != 0 or length is not None:
+            self._check_range(int(idx), (int(offset), count), int(size), place)
+        tokens = self._read(place, count)
         return tokens if mode is None else (tokens, mode)
+
+    def _check_range(self, idx: int, wanted: tuple[int, int], size: int, place: int) -> None:
+        """Checks the offset and the number of tokens of a read, which begins at byte `place`.
+
+        Raises:
+            RangeError: there are no such tokens.
+        """
+        offset, count = wanted
+        num_bytes, itemsize = self._bin_stamp.size_bytes, self.index.dtype_size
+        if not 0 <= place <= place + count * itemsize <= num_bytes:
+            msg = (
+                f"{self.path_prefix}: offset and length must name tokens of the file, which has {num_bytes // itemsize}"
+                f", but tokens [{offset}, {offset + count}) of sequence {idx} are asked for, which has {size}"
+            )
+            raise RangeError(msg)
 
     def get_several(
         self, sequences: Sequence[int], offsets: Sequence[int] | None = None, lengths: Sequence[int] | None = None

@@ -7,13 +7,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.errors import FormatError
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, Stamp, open_regular, stamp_of
 from trackbed.tokens.format import map_file
 
-__all__ = ["FileSource", "MappedSource", "Source"]
+__all__ = ["FileSource", "MappedSource", "RangeError", "Source"]
 
 Tokens = npt.NDArray[np.number[Any]]
+
+
+class RangeError(ArgumentError, FormatError):
+    """Tokens are asked for that a file does not have. Also a FormatError, which older programs catch."""
 
 
 class Source(Protocol):

@@ -248,7 +248,7 @@ def _prefixes_and_weights(words: Sequence[str]) -> tuple[Sequence[str], Sequence
         text = " ".join(words[:6]) + (" ..." if len(words) > 6 else "")
         msg = f"{_WHERE}: every prefix must follow its weight, or none, found {text!r}"
         raise ArgumentError(msg)
-    return get_blend_from_list(words) or ([], None)
+    return (get_blend_from_list(words) if words else None) or ([], None)
 
 
 def _blend(given: argparse.Namespace) -> Sequence[str] | None:
