@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from trackbed.cancellation import check_wait
 from trackbed.comm import SOLO, Group, Step
+from trackbed.comm.step import Stopped
 from trackbed.comm.torch import TorchGroup, current_group, device_for
 from trackbed.errors import CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
@@ -180,7 +181,7 @@ def meet(
             try:
                 yield meeting
             except Exception as error:
-                cause = error
+                cause = None if isinstance(error, Stopped) else error
                 raise
             finally:
                 _current.reset(token)
