@@ -4,6 +4,7 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 
 from blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, build_generic_dataset
@@ -195,6 +196,27 @@ def test_a_third_partys_dataset_can_be_blended(tmp_path):
 def test_a_generic_dataset_is_what_its_class_makes_of_the_arguments():
     assert build_generic_dataset(dict, lambda: False, True, [("a", 1)]) == {"a": 1}
     assert BlendedMegatronDatasetBuilder.build_generic_dataset(list, lambda: True, False, "ab") == ["a", "b"]
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("kind", [OSError, PermissionError, FileNotFoundError])
+@pytest.mark.parametrize("synchronize", [True, False])
+def test_a_generic_dataset_that_cannot_write_names_the_cache_and_the_reason(kind, synchronize):
+    def make(reason):
+        raise kind(reason)
+
+    words = rf"^Failed to write dataset materials: .* raised {kind.__name__}: disk; set path_to_cache of the config"
+    with pytest.raises(CacheError, match=words) as caught:
+        build_generic_dataset(make, lambda: True, synchronize, "disk")
+    assert type(caught.value.__cause__) is kind
+    assert build_generic_dataset(make, lambda: False, synchronize, "disk") is None
 
 
 def test_data_of_the_same_sizes_replaced_under_the_same_path_gets_indices_of_its_own(tmp_path, caplog):

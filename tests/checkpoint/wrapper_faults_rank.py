@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory
-from trackbed.checkpoint.megatron import fully_parallel, serialization, strategies
+from trackbed.checkpoint.megatron import file_write, fully_parallel, serialization, strategies
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.checkpoint.tree import nested_values
 from trackbed.errors import CheckpointError
@@ -26,7 +26,7 @@ SAVE_PHASES = {
     "mark": (fully_parallel, "mark_replicas"),
     "partial folder": (serialization, "make_partial"),
     "plan": (strategies, "agree_on_plan"),
-    "write": (strategies, "write_shards"),
+    "write": (file_write, "write_shards"),
     "collect": (strategies, "collect"),
 }
 LOAD_PHASES = {

@@ -269,6 +269,21 @@ def test_a_step_that_the_rerun_state_machine_has_run_again_is_no_error(machine_o
     assert [asked[2] for asked in machine.asked] == [False, True]
 
 
+def test_a_machine_without_a_gpu_that_cannot_warn_of_a_large_norm_leaves_it_to_us(machine_of, caplog):
+    class WithoutGpu(Machine):
+        def validate_result(self, *, result, rejection_func, **options):
+            super().validate_result(result=result, rejection_func=rejection_func, **options)
+            if rejection_func(result):
+                raise AssertionError("Torch not compiled with CUDA enabled")
+
+    machine_of(WithoutGpu(refuses=True))
+    group, params = new_group()
+    for value in [1.0] * 100 + [1000.0]:
+        params[0].main_grad.fill_(value)
+        group.check_grads(True, True)
+    assert "over 10 times the largest so far" in caplog.text
+
+
 def test_a_failure_of_the_rerun_state_machine_over_finite_gradients_is_its_own(machine_of):
     class Unready(Machine):
         def validate_result(self, **_options):

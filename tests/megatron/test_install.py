@@ -88,6 +88,73 @@ def test_the_package_distributed_is_there_without_megatron_core():
     )
 
 
+def test_loggers_and_names_of_types_are_trackbeds():
+    """A level that is set on a logger of a module reaches what Trackbed logs there."""
+    import logging
+    from typing import get_args
+
+    import torch
+    from trackbed.megatron.core.datasets import blended_megatron_dataset_builder as builder
+    from trackbed.megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+    from trackbed.megatron.core.dist_checkpointing.strategies import fully_parallel
+    from trackbed.megatron.core.distributed import param_and_grad_buffer
+
+    from trackbed.datasets import BlendedDataset, GPTDataset, MegatronDataset
+    from trackbed.datasets.indexed import IndexedDataset
+
+    assert fully_parallel.logger.name == fully_parallel.FullyParallelSaveStrategyWrapper.__module__
+    assert set(fully_parallel.T.__constraints__) == {ShardedObject, ShardedTensor}
+    assert set(get_args(builder.TopLevelDataset)) == {BlendedDataset, MegatronDataset}
+    for kind in (BlendedDataset, GPTDataset, IndexedDataset, torch.utils.data.Dataset, list):
+        assert issubclass(kind, builder.DistributedDataset)
+    loggers = [logging.getLogger(f"trackbed.grads.{name}") for name in ("buffer", "bucket_group")]
+    level = param_and_grad_buffer.logger.level
+    try:
+        param_and_grad_buffer.logger.setLevel(logging.CRITICAL)
+        assert [logger.getEffectiveLevel() for logger in loggers] == [logging.CRITICAL] * 2
+    finally:
+        param_and_grad_buffer.logger.setLevel(level)
+
+
+def test_the_rerun_state_machine_of_an_installed_megatron_core_may_have_a_step_run_again():
+    pytest.importorskip("megatron.core.rerun_state_machine")
+    assert run(
+        """
+            import trackbed.megatron
+            trackbed.megatron.install(parts=("distributed",))
+            import torch
+            from megatron.core import rerun_state_machine
+            from megatron.core.distributed import DistributedDataParallelConfig
+            from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer, partition_buckets
+
+            class One:
+                def rank(self):
+                    return 0
+
+                def size(self):
+                    return 1
+
+            param = torch.nn.Parameter(torch.ones(3))
+            options = (DistributedDataParallelConfig(), torch.float32, torch.float32, [param], One(), None, {param: "w"})
+            (group,) = partition_buckets([_ParamAndGradBuffer(*options, 1.0, [0], False)])
+            param.main_grad[1] = float("nan")
+            try:
+                group.check_grads(True, False)
+            except RuntimeError as error:
+                print(type(error).__name__, error)
+            machine = rerun_state_machine.get_rerun_state_machine()
+            machine.set_mode(rerun_state_machine.RerunMode.VALIDATE_RESULTS)
+            machine.state = rerun_state_machine.RerunState.INITIAL_RUN
+            machine.first_iteration_complete = True
+            group.check_grads(True, False)
+            print(machine.rerun_requested)
+            """
+    ).splitlines() == [
+        "NonFiniteGradientError rank 0: gradients must be finite, but that of w in bucket 0 is NaN: its norm is nan",
+        "True",
+    ]
+
+
 def test_an_unknown_name_is_an_attribute_error():
     from trackbed.megatron.core.datasets import gpt_dataset
 

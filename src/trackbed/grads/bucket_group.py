@@ -170,7 +170,10 @@ class _ParamAndGradBucketGroup:
             norm = norm_of(bucket.grad_data)
             if check_for_nan_or_inf:
                 check_finite(bucket, norm, number, self.collectives.rank())
-            if check_for_large and not is_judged_large(norm, number) and self._norms.is_large(norm):
+            if not check_for_large:
+                continue
+            is_judged = is_judged_large(norm, number)
+            if self._norms.is_large(norm) and not is_judged:
                 logger.warning(
                     "rank %d, bucket %d: the norm of its gradients is %g, over 10 times the largest so far, %g",
                     *(self.collectives.rank(), bucket.bucket_id, norm, self._norms.largest),
