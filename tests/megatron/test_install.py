@@ -135,7 +135,8 @@ def test_the_rerun_state_machine_of_an_installed_megatron_core_may_have_a_step_r
                     return 1
 
             param = torch.nn.Parameter(torch.ones(3))
-            options = (DistributedDataParallelConfig(), torch.float32, torch.float32, [param], One(), None, {param: "w"})
+            names = {param: "w"}
+            options = (DistributedDataParallelConfig(), torch.float32, torch.float32, [param], One(), None, names)
             (group,) = partition_buckets([_ParamAndGradBuffer(*options, 1.0, [0], False)])
             param.main_grad[1] = float("nan")
             try:
