@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trackbed.cli.parse import idx_cache_option
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
@@ -75,9 +75,16 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
     """Decodes tokens; returns their ids as text if the blend file has no tokenizer."""
     import numpy as np
 
+    from trackbed.datasets.tokenizers.panics import panics_as_errors
+
     if not hasattr(tokenizer, "detokenize"):
         return " ".join(map(str, ids))
-    return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
+    try:
+        with panics_as_errors():
+            return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
+    except RuntimeError as error:
+        msg = f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}"
+        raise FormatError(msg) from error
 
 
 def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:

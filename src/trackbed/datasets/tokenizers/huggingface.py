@@ -14,6 +14,8 @@ import tokenizers
 
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
+from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.sampling import switch_off_sampling
 from trackbed.datasets.tokenizers.special_tokens import (
     additional_ids,
     end_of_document,
@@ -64,6 +66,7 @@ class LibraryTokenizer(Adapter):
         # A file may enable both for inference; a document must keep all of its tokens and no others.
         library.no_truncation()
         library.no_padding()
+        switch_off_sampling(library, where=path)
         library.encode_special_tokens = not special_tokens
         self._tokenizer = library
         self._special_tokens = special_tokens
@@ -222,7 +225,8 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
         msg = f"{path}: a tokenizer file must exist, found none{hint}"
         raise ArgumentError(msg)
     try:
-        library = tokenizers.Tokenizer.from_file(str(path))
+        with panics_as_errors():
+            library = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
         msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
         raise ArgumentError(msg) from error

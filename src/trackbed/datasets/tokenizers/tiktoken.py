@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.datasets.tokenizers.special_tokens import additional_ids, end_of_document, no_end_of_document, usual_roles
 from trackbed.datasets.tokenizers.text_offsets import char_offsets
 from trackbed.errors import ArgumentError
@@ -156,8 +157,9 @@ class TiktokenTokenizer(Adapter):
 def _load(encoding: str) -> Any:
     library = require("tiktoken", where=f"tiktoken:{encoding}")
     try:
-        # A copy is pickled with its tokens, the library's own object by name, which another process may not know.
-        return copy.copy(library.get_encoding(encoding))
+        with panics_as_errors():
+            # A copy is pickled with its tokens, the library's own object by name, which another process may not know.
+            return copy.copy(library.get_encoding(encoding))
     except Exception as error:
         # The cause may be the name, the network or a file, each with exceptions of another library.
         msg = f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}"

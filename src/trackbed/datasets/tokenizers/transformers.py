@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_with_transformers, stated_additional, stated_roles
+from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document
 from trackbed.errors import ArgumentError
 
@@ -53,6 +54,7 @@ class TransformersTokenizer(Adapter):
         self._tokenizer = read_with_transformers(Path(path))
         self._special_tokens = special_tokens
         self._digest = _digest(self._tokenizer, Path(path))
+        check_repeatable(self.tokenize_batch, where=path)
         self._stated = stated_roles(self._tokenizer)
         if pad_token is not None:
             self._stated["pad"] = self._find(pad_token)

@@ -9,6 +9,7 @@ import tokenizers
 
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTokens
+from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.errors import ArgumentError
 
 __all__ = ["WordPieceTokenizer"]
@@ -87,7 +88,8 @@ def _read(path: Path) -> dict[str, int]:
         msg = f"{path}: a tokenizer file must exist, found none"
         raise ArgumentError(msg)
     try:
-        vocab: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
+        with panics_as_errors():
+            vocab: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
     except Exception as error:
         msg = f"{path}: must be a WordPiece vocabulary, one piece a line: {error}"
         raise ArgumentError(msg) from error
