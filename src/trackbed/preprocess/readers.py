@@ -3,6 +3,8 @@
 Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay.
 """
 
+import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import orjson
 from trackbed.errors import FormatError
 from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup
 from trackbed.preprocess.inputs import Compression, InputFormat
+from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.row_groups import LongCell, read_columns
 
@@ -21,6 +24,9 @@ __all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "
 _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
+_NO_NUMBER: Final = re.compile("NaN|Infinity")
+_LENIENT: Final = re.compile("infinity|surrogate|depth limit")  # in the strict parser's words
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class RecordError(FormatError):
@@ -164,7 +170,37 @@ def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise RecordError(_why_no_json(line, error)) from None
+        return _parse_leniently(line, keys, error)
+    return _texts_of(fields, keys)
+
+
+def _parse_leniently(line: bytes, keys: Sequence[str], strict: orjson.JSONDecodeError) -> tuple[str, ...]:
+    """Returns the texts of a line that only Python's `json` reads: it has NaN, for instance, in another field.
+
+    Raises:
+        RecordError: Python's `json` does not read it either, or a text has half of a surrogate pair.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as undecodable:
+        raise RecordError(_why_no_text(undecodable)) from None
+    if not (_NO_NUMBER.search(text, max(0, strict.pos - 1), strict.pos + 9) or _LENIENT.search(strict.msg)):
+        raise RecordError(_why_no_json(strict)) from None
+    try:
+        texts = _texts_of(read_object(text), keys)
+    except json.JSONDecodeError as error:
+        raise RecordError(_why_no_json(error)) from None
+    for key, found in zip(keys, texts, strict=True):
+        half = _SURROGATE.search(found)
+        if half is not None and "surrogate" in strict.msg:
+            raise RecordError(_why_no_json(strict)) from None
+        if half is not None:
+            msg = f"the value of {key!r} must be text, found half of a surrogate pair, U+{ord(half[0]):X}"
+            raise RecordError(msg) from None
+    return texts
+
+
+def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(fields, dict):
         msg = f"a line must be a JSON object, found {_kind(fields)}"
         raise RecordError(msg)
@@ -221,11 +257,7 @@ def _why_no_array(segment: InputSegment) -> str:
     return f"a file of JSON lines must hold one JSON record per line, found an array; `{command}` converts it"
 
 
-def _why_no_json(line: bytes, error: orjson.JSONDecodeError) -> str:
-    try:
-        line.decode()
-    except UnicodeDecodeError as undecodable:
-        return _why_no_text(undecodable)
+def _why_no_json(error: json.JSONDecodeError) -> str:
     return f"a line must be JSON, found at column {error.colno}: {error.msg.partition(': line ')[0]}"
 
 
