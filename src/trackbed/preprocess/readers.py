@@ -15,6 +15,7 @@ import orjson
 from trackbed.errors import FormatError
 from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup
 from trackbed.preprocess.inputs import Compression, InputFormat
+from trackbed.preprocess.known_data import HEAD_BYTES, kind_of
 from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.row_groups import LongCell, read_columns
@@ -247,6 +248,11 @@ def _read_all(segment: InputSegment) -> bytes:
 def _check_beginning(line: bytes) -> None:
     if line.startswith(_BYTE_ORDER_MARK):
         msg = "JSON lines must not begin with a byte order mark, found one (the bytes EF BB BF): remove it"
+        raise RecordError(msg)
+    found = kind_of(line[:HEAD_BYTES])
+    if found not in (None, "plain text"):
+        way = "give the file a name that says so, such as a.jsonl.gz, or unpack it"
+        msg = f"JSON lines must be text, found {found}: {way}"
         raise RecordError(msg)
 
 
