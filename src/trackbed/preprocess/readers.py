@@ -18,7 +18,7 @@ from trackbed.preprocess.inputs import Compression, InputFormat
 from trackbed.preprocess.known_data import HEAD_BYTES, kind_of
 from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
-from trackbed.preprocess.row_groups import LongCell, read_columns
+from trackbed.preprocess.row_groups import LongCell, MissingColumn, read_columns
 
 __all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_segment"]
 
@@ -222,6 +222,8 @@ def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Rec
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, UnicodeDecodeError):
             return BadRecord(number, _why_no_text(value))
+        if isinstance(value, MissingColumn):
+            return BadRecord(number, f"a Parquet file must have the column {key!r}, found {value.columns}")
         if isinstance(value, LongCell):
             reason = f"the value of {key!r} must have at most {value.max_bytes:,} bytes, found {value.size_bytes:,}"
             return BadRecord(number, reason)
