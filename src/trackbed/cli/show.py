@@ -1,11 +1,11 @@
 """`trackbed show`: the contents of a sample of a blend."""
 
-import json
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trackbed.cli.output import json_text, printable
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.plural import number_of
@@ -93,7 +93,7 @@ def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
     fields = asdict(found)
     for origin, runs in zip(fields["origins"], texts, strict=True):
         origin["text"] = [{"text": text, "counts": does_count} for text, does_count in runs]
-    return json.dumps(fields, ensure_ascii=False, indent=1)
+    return json_text(fields)
 
 
 def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:
@@ -114,5 +114,5 @@ def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples:
 
 def _marked(text: str, *, does_count: bool) -> tuple[str, str]:
     """Escapes control characters. Returns the text to show, and its style."""
-    shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    shown = printable(text, keep="\n")
     return (shown, "") if does_count else (f"{{-{shown}-}}", "dim")
