@@ -56,7 +56,7 @@ def run(folder, *words, environment):
 def test_inspect_draws_bars_and_escapes_texts(folder, encoding, environment):
     words = ("inspect", "a_text_document", "--tokenizer", "bytes")
     shown = run(folder, *words, environment=environment).decode(encoding)
-    assert " 2 " + "#" * 40 in " ".join(shown.split())
+    assert " 2 | " + "#" * 40 in " ".join(shown.split())
     assert TEXT.encode(encoding, errors="backslashreplace").decode(encoding) in shown
 
 
