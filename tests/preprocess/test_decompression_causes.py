@@ -2,7 +2,9 @@
 
 import bz2
 import gzip
+import io
 import lzma
+import tarfile
 import zipfile
 import zlib
 
@@ -180,3 +182,20 @@ def test_kinds_are_told_by_their_beginnings():
     assert kind_of("a\u6771".encode()[:3]) == "plain text"
     assert kind_of(b"\x1f\x8b") == "gzip data"
     assert kind_of(b"") is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+@pytest.mark.parametrize("found", ["xz data", "bzip2 data", "gzip data", "Zstandard data"])
+def test_a_stated_format_does_not_hide_the_kind_of_the_data(tmp_path, name, found):
+    (tmp_path / "a.bin").write_bytes(OTHERS[found])
+    with pytest.raises(FormatError, match=rf"a\.bin:1: .* must be text, found {found}: give the file a name"):
+        run(tmp_path, "a.bin", input_format="jsonl" if name == "a.jsonl" else "txt")
+
+
+def test_a_tar_archive_among_lines_is_named(tmp_path):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        info = tarfile.TarInfo("a.jsonl")
+        info.size = len(LINES)
+        archive.addfile(info, io.BytesIO(LINES))
+    with pytest.raises(FormatError, match=r"a\.tar\.gz:1: JSON lines must be text, found a tar archive"):
+        run(tmp_path, "a.tar.gz", input_format="jsonl")

@@ -239,7 +239,8 @@ def _read_plain(segment: InputSegment, max_bytes: int) -> Record | BadRecord:
     try:
         return Record(0, (raw.decode(),))
     except UnicodeDecodeError as error:
-        return BadRecord(raw.count(b"\n", 0, error.start), _why_no_text(error))
+        other = _why_no_text_at_all(raw, "a plain text")
+        return BadRecord(raw.count(b"\n", 0, error.start) if other is None else 0, other or _why_no_text(error))
 
 
 def _read_all(segment: InputSegment) -> bytes:
@@ -251,11 +252,17 @@ def _check_beginning(line: bytes) -> None:
     if line.startswith(_BYTE_ORDER_MARK):
         msg = "JSON lines must not begin with a byte order mark, found one (the bytes EF BB BF): remove it"
         raise RecordError(msg)
-    found = kind_of(line[:HEAD_BYTES])
-    if found not in (None, "plain text"):
-        way = "give the file a name that says so, such as a.jsonl.gz, or unpack it"
-        msg = f"JSON lines must be text, found {found}: {way}"
-        raise RecordError(msg)
+    other = _why_no_text_at_all(line, "JSON lines")
+    if other is not None:
+        raise RecordError(other)
+
+
+def _why_no_text_at_all(raw: bytes, what: str) -> str | None:
+    """Returns a message about text that begins like data of another kind; None if it does not."""
+    found = kind_of(raw[:HEAD_BYTES])
+    if found in (None, "plain text"):
+        return None
+    return f"{what} must be text, found {found}: give the file a name that says so, such as a.jsonl.gz, or unpack it"
 
 
 def _why_no_array(segment: InputSegment) -> str:

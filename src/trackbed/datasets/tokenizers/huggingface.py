@@ -14,6 +14,7 @@ import tokenizers
 
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
+from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.datasets.tokenizers.sampling import switch_off_sampling
 from trackbed.datasets.tokenizers.special_tokens import (
@@ -220,15 +221,13 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
         folder = read_folder(path)
         return folder.library, SpecialTokens(roles=folder.roles, additional=folder.additional)
     if not path.is_file():
-        is_word = len(path.parts) == 1 and not path.suffix
-        hint = f" (an encoding of tiktoken is named tiktoken:{path})" if is_word else ""
-        msg = f"{path}: a tokenizer file must exist, found none{hint}"
-        raise ArgumentError(msg)
+        raise ArgumentError(missing_tokenizer(path))
     try:
         with panics_as_errors():
             library = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
-        msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
+        other = describe_other(path)
+        msg = f"{path}: must be a file of Hugging Face tokenizers: {error if other is None else f'found {other}'}"
         raise ArgumentError(msg) from error
     special = special_ids(library)
     roles = usual_roles(special.get)

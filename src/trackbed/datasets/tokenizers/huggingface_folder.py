@@ -16,6 +16,7 @@ import tokenizers
 from trackbed.datasets.extras import require
 from trackbed.datasets.one_core import one_core
 from trackbed.datasets.tokenizers.check_texts import check_texts
+from trackbed.datasets.tokenizers.other_files import describe_folder
 from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.datasets.tokenizers.sampling import switch_off_sampling, without_sampling
 from trackbed.datasets.tokenizers.special_tokens import ROLES
@@ -99,7 +100,8 @@ def read_with_transformers(path: Path) -> Any:
                 found = library.AutoTokenizer.from_pretrained(str(path), sp_model_kwargs=settings, **options)
     except Exception as error:
         # The cause may be any of the files, each with exceptions of another library.
-        reason = " ".join(str(error).split())
+        other = describe_folder(path)
+        reason = " ".join(str(error).split()) if other is None else f"found {other}"
         msg = f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
         raise ArgumentError(msg) from error
     if found.is_fast:

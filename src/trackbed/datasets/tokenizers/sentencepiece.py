@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.sentencepiece_model import user_defined_ids
 from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document, usual_roles
 from trackbed.errors import ArgumentError
@@ -164,8 +165,7 @@ class SentencePieceTokenizer(Adapter):
 def _load(path: Path) -> Any:
     library = require("sentencepiece", where=path)
     if not path.is_file():
-        msg = f"{path}: a tokenizer file must exist, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(missing_tokenizer(path))
     raw = path.read_bytes()
     if not raw:
         msg = f"{path}: must be a model of SentencePiece, found an empty file"
@@ -173,5 +173,6 @@ def _load(path: Path) -> Any:
     try:
         return library.SentencePieceProcessor(model_proto=raw)
     except RuntimeError as error:
-        msg = f"{path}: must be a model of SentencePiece: {error}"
+        other = describe_other(path)
+        msg = f"{path}: must be a model of SentencePiece: {error if other is None else f'found {other}'}"
         raise ArgumentError(msg) from error
