@@ -155,5 +155,7 @@ def test_a_byte_order_mark_in_a_blend_file_is_named(tmp_path, mark):
 def test_an_index_of_an_older_format_is_named(tmp_path):
     (tmp_path / "old.bin").write_bytes(bytes(8))
     (tmp_path / "old.idx").write_bytes(b"TNTIDX\x00\x00" + bytes(80))
-    with pytest.raises(FormatError, match=r"old\.idx: .* found one of fairseq's older format \(cached or lazy\)"):
+    with pytest.raises(
+        FormatError, match=r"old\.idx: the magic must be .*, that of fairseq's older format \(cached or lazy\)"
+    ):
         IndexedDataset(str(tmp_path / "old"))

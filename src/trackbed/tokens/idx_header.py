@@ -60,14 +60,13 @@ def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
         msg = f"{path}: an index header has {HEADER_BYTES} bytes, this file has {len(raw)}"
         raise FormatError(msg)
     magic, version, code, sequences, borders = _FIELDS.unpack(raw[:HEADER_BYTES])
-    if raw[: len(_OLDER_MAGIC)] == _OLDER_MAGIC:
-        msg = (
-            f"{path}: must be an index of Megatron's format, found one of fairseq's older format (cached or lazy), "
-            "which is not read: make the pair again with trackbed preprocess, or with --dataset-impl mmap"
-        )
-        raise FormatError(msg)
     if magic != MAGIC:
-        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}"
+        older = (
+            ", that of fairseq's older format (cached or lazy), which is not read: make the pair again with trackbed "
+            "preprocess, or with --dataset-impl mmap"
+        )
+        hint = older if magic.startswith(_OLDER_MAGIC) else ""
+        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}{hint}"
         raise FormatError(msg)
     if version != VERSION:
         msg = f"{path}: the version must be {VERSION}, found {version}"
