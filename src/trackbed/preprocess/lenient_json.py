@@ -33,22 +33,28 @@ def read_object(text: str) -> dict[str, Any]:
     >>> read_object('{"text": "a", "score": NaN, "count": 3, "half": "\\ud83d"}')
     {'text': 'a', 'score': nan, 'count': 3.0, 'half': '\ud83d'}
     """
+    start = _after_space(text, 0)
+    if not text.startswith("{", start):
+        raise json.JSONDecodeError("Expecting '{'", text, start)  # noqa: EM101  as Python says it
+    try:
+        fields, position = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        fields, position = _read_fields(text, start)
+    if _after_space(text, position) != len(text):
+        raise json.JSONDecodeError("Extra data", text, position)  # noqa: EM101
+    return dict(fields)
+
+
+def _read_fields(text: str, position: int) -> tuple[dict[str, Any], int]:
+    """Returns the fields of an object with deeply nested values, and the position after it."""
     fields: dict[str, Any] = {}
-    position = _after(text, _after_space(text, 0), "{")
-    if text.startswith("}", position):
-        return _whole(text, position + 1, fields)
+    position = _after_space(text, position + 1)
     while True:
         name, position = _read_name(text, position)
         fields[name], position = _read_value(text, position)
         if text.startswith("}", position):
-            return _whole(text, position + 1, fields)
+            return fields, position + 1
         position = _after(text, position, ",")
-
-
-def _whole(text: str, position: int, fields: dict[str, Any]) -> dict[str, Any]:
-    if _after_space(text, position) != len(text):
-        raise json.JSONDecodeError("Extra data", text, position)  # noqa: EM101  as Python says it
-    return fields
 
 
 def _read_name(text: str, position: int) -> tuple[str, int]:
