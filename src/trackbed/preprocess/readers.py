@@ -27,7 +27,6 @@ _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
 _NO_NUMBER: Final = re.compile("NaN|Infinity")
 _LENIENT: Final = re.compile("infinity|surrogate|depth limit")  # in the strict parser's words
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class RecordError(FormatError):
@@ -192,12 +191,12 @@ def _parse_leniently(line: bytes, keys: Sequence[str], strict: orjson.JSONDecode
     except json.JSONDecodeError as error:
         raise RecordError(_why_no_json(error)) from None
     for key, found in zip(keys, texts, strict=True):
-        half = _SURROGATE.search(found)
-        if half is not None and "surrogate" in strict.msg:
-            raise RecordError(_why_no_json(strict)) from None
-        if half is not None:
-            msg = f"the value of {key!r} must be text, found half of a surrogate pair, U+{ord(half[0]):X}"
-            raise RecordError(msg) from None
+        try:
+            found.encode()
+        except UnicodeEncodeError as error:
+            half = f"U+{ord(found[error.start]):X}"
+            msg = f"the value of {key!r} must be text, found half of a surrogate pair, {half}"
+            raise RecordError(_why_no_json(strict) if "surrogate" in strict.msg else msg) from None
     return texts
 
 
