@@ -109,3 +109,25 @@ def test_what_is_neither_a_file_nor_a_folder_is_an_error_and_is_not_waited_for(t
             ArgumentError, match=r"pipe\.txt: an input must be a file or a folder, found something else"
         ):
             find_inputs([path])
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a.jsonl.xz", r"xz data: decompress it \(xz -d\)"),
+        ("a.jsonl.bz2", r"bzip2 data: decompress it \(bzip2 -d\)"),
+        ("a.txt.lz4", r"LZ4 data: decompress it"),
+        ("a.tar.gz", r"a tar archive: unpack it"),
+        ("a.tar", r"a tar archive: unpack it"),
+        ("a.tar.zst", r"a tar archive: unpack it"),
+        ("A.TAR.XZ", r"a tar archive: unpack it"),
+        ("a.tgz", r"a tar archive: unpack it"),
+        ("a.zip", r"a zip archive: unpack it"),
+        ("a.arrow", r"an Arrow file: write it as Parquet"),
+    ],
+)
+def test_a_named_file_of_a_kind_that_is_not_read_says_what_to_do(tmp_path, name, found):
+    (tmp_path / name).write_text("x")
+    with pytest.raises(ArgumentError, match=rf"{name}: an input must be .*, found the name of {found}"):
+        find_inputs([tmp_path / name])
+    assert find_inputs([tmp_path / name], input_format=InputFormat.JSON_LINES).files

@@ -22,6 +22,7 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.end_check import check_document_ends
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
@@ -172,7 +173,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
 
         Collective over the group, unless `fast_cache_load`. Indices that are not in the cache are built by all ranks
         that want datasets, each a fair part; if a rank fails, every rank raises an error that names it and the cause.
-        Indices are mapped when they are first read.
+        Indices are mapped when they are first read. Rank 0 logs a warning if options need the ends of documents and
+        the first documents do not end with the tokenizer's end-of-document token.
 
         Returns:
             Three datasets. None for a split without data, and for all on a rank that does not want them. With
@@ -185,6 +187,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
             CollectiveError: among several ranks, one of them failed, or they ask for different datasets.
         """
         group = self._group or current_group()
+        if group is None or group.rank == 0:
+            check_document_ends(self.config)
         wants = self.is_built_on_rank if group is not None else lambda: True
         if self.config.fast_cache_load:
             with Start(open_only=_NOT_FAST, headers=self._headers).active():

@@ -1,11 +1,11 @@
 """`trackbed blend`: the plan of a blend file."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from trackbed.cli.output import json_text
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
 
@@ -140,4 +140,4 @@ def _to_json(plan: "BlendPlan") -> str:
 
     splits = [asdict(split) for split in plan.splits]
     fields = {"order": plan.order, "sequence_length": plan.sequence_length, "splits": splits}
-    return json.dumps(fields, ensure_ascii=False, indent=1)
+    return json_text(fields)

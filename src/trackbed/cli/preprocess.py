@@ -81,7 +81,10 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
 @format_option
 @click.option("--allow-empty", is_flag=True, help="Write a pair even if it has no document.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core."
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes; by default one per core that the process, or the quota of its container, may use.",
 )
 @click.option(
     "--shard-bytes",

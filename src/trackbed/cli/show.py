@@ -1,13 +1,13 @@
 """`trackbed show`: the contents of a sample of a blend."""
 
-import json
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trackbed.cli.output import json_text, printable
 from trackbed.cli.parse import idx_cache_option
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
@@ -75,9 +75,16 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
     """Decodes tokens; returns their ids as text if the blend file has no tokenizer."""
     import numpy as np
 
+    from trackbed.datasets.tokenizers.panics import panics_as_errors
+
     if not hasattr(tokenizer, "detokenize"):
         return " ".join(map(str, ids))
-    return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
+    try:
+        with panics_as_errors():
+            return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
+    except RuntimeError as error:
+        msg = f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}"
+        raise FormatError(msg) from error
 
 
 def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
@@ -86,7 +93,7 @@ def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
     fields = asdict(found)
     for origin, runs in zip(fields["origins"], texts, strict=True):
         origin["text"] = [{"text": text, "counts": does_count} for text, does_count in runs]
-    return json.dumps(fields, ensure_ascii=False, indent=1)
+    return json_text(fields)
 
 
 def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:
@@ -107,5 +114,5 @@ def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples:
 
 def _marked(text: str, *, does_count: bool) -> tuple[str, str]:
     """Escapes control characters. Returns the text to show, and its style."""
-    shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    shown = printable(text, keep="\n")
     return (shown, "") if does_count else (f"{{-{shown}-}}", "dim")

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address, lost_address_hint, parse_address
+from trackbed.preprocess.cpu_quota import cpu_quota
 from trackbed.preprocess.inputs import FORMATS, InputFormat
 
 __all__ = [
@@ -46,8 +47,10 @@ InputProgress = Callable[[int, int], None]
 
 
 def available_cores() -> int:
-    """Number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Number of cores that this process may use: those that it may run on, or fewer by the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, quota)
 
 
 def output_prefix(output: str, key: str, *, level: Level = "document") -> str:

@@ -12,6 +12,7 @@ from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import Address, is_address, lost_address_hint
 from trackbed.plural import number_of
+from trackbed.preprocess.known_data import unread_name
 from trackbed.preprocess.store_inputs import find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
@@ -191,6 +192,11 @@ def _format_of(path: str, name: str, wanted: InputFormat | None) -> tuple[InputF
     input_format = wanted or named
     if input_format is not None and not _is_readable(input_format, compression):
         msg = f"{path}: a Parquet file must not be compressed as a whole, found {compression.value}"
+        raise ArgumentError(msg)
+    unread = unread_name(name) if input_format is None else None
+    if unread is not None:
+        found, way = unread
+        msg = f"{path}: an input must be JSON lines, plain text or Parquet, found the name of {found}: {way}"
         raise ArgumentError(msg)
     if input_format is None:
         known = ", ".join(_FORMATS_BY_SUFFIX)

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.one_core import one_core
+from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.kernels import narrow
 from trackbed.preprocess.images import ImageFolder, fit_text
 from trackbed.preprocess.long_text import PART_CHARS, split_text
@@ -25,6 +27,8 @@ from trackbed.preprocess.splitter import SentenceSplitter
 __all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedSegment"]
 
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
+_CHECKED_TEXTS: Final = 16  # of each batch, so that the comparison takes little time
+_CHECKED_CHARS: Final = 512
 _LONG_TOKENS: Final = 128  # mean length above which documents are copied one by one
 
 Ids = npt.NDArray[Any]
@@ -151,17 +155,29 @@ class ChunkTokenizer:
 
     def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
+        self._check_repeatable(batch)
         if self.images is not None:
             return self._append_with_images(batch, columns[0], self.images)
         texts = [[record.texts[number] for record in batch] for number in range(len(columns))]
         if not any(len(text) > self.part_chars for column in texts for text in column):
             # Tokenizers raise any exception, without naming the text, so each text is retried alone below.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), panics_as_errors():
                 found = [self._encode_documents(column) for column in texts]
                 for column, documents in zip(columns, found, strict=True):
                     column.add(*documents, self.eod)
                 return []
         return self._append_each(batch, columns)
+
+    def _check_repeatable(self, batch: list[Record]) -> None:
+        """Checks that the beginnings of a few texts have the same tokens each time.
+
+        Raises:
+            ArgumentError: they have not.
+        """
+        kind = type(self.tokenizer)
+        if not kind.__module__.startswith("trackbed."):  # those sample nothing
+            texts = [record.texts[0][:_CHECKED_CHARS] for record in batch[:_CHECKED_TEXTS]]
+            check_repeatable(self._encode, texts, where=f"the tokenizer {kind.__name__}")
 
     def _append_each(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Does the same as `_append`, text by text."""
@@ -250,7 +266,9 @@ def _fails_as(what: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         msg = f"the {what} must accept the text, found an error: {error}"
         raise RecordError(msg) from error
 

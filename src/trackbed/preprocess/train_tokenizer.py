@@ -7,7 +7,8 @@ from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.preprocess.config import (
     CHUNK_BYTES,
@@ -114,7 +115,13 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProg
         lambda text: [word for word, _ in words.pre_tokenize_str(text)],
         progress,
     )
-    tokenizer.train_from_iterator(corpus.texts(), trainer=trainer)
+    try:
+        tokenizer.train_from_iterator(corpus.texts(), trainer=trainer)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        msg = f"{output}: the library tokenizers must learn from the texts, found a panic of it: {error}"
+        raise TrackbedError(msg) from None
     if corpus.num_texts == 0:
         msg = f"{config.inputs[0]}: a tokenizer needs texts to learn from, found none"
         raise ArgumentError(msg)
@@ -159,17 +166,27 @@ class _Corpus:
                     if isinstance(record, BadRecord):
                         self._add_bad(line_counter.describe(segment, record))
                     elif record is not None:
-                        yield from self._texts_of(record)
+                        parts = self._parts_of(record)
+                        if isinstance(parts, BadRecord):
+                            self._add_bad(line_counter.describe(segment, parts))
+                            continue
+                        self.records += 1
+                        yield from parts
                 line_counter.advance(segment, lines)
             done += chunk.size_bytes
             if self._progress is not None:
                 self._progress(done, total)
 
-    def _texts_of(self, record: Record) -> Iterator[str]:
-        self.records += 1
-        for text in filter(None, record.texts):
-            self.num_texts += 1
-            yield from split_text(text, self._words, part_chars=_PART_CHARS)
+    def _parts_of(self, record: Record) -> list[str] | BadRecord:
+        """Returns the texts of a record, long ones in parts; a `BadRecord` if the library fails at one."""
+        texts = list(filter(None, record.texts))
+        try:
+            with panics_as_errors():
+                parts = [part for text in texts for part in split_text(text, self._words, part_chars=_PART_CHARS)]
+        except RuntimeError as error:
+            return BadRecord(record.line, f"the tokenizer must accept the text, found an error: {error}")
+        self.num_texts += len(texts)
+        return parts
 
     def _add_bad(self, message: str) -> None:
         if not self._config.skip_bad:

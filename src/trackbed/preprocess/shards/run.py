@@ -40,7 +40,7 @@ from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer
 from trackbed.preprocess.tokenizer import absolute_name
 from trackbed.tokens import DType
-from trackbed.tokens.commit import LOCK_SUFFIX, locked_pair
+from trackbed.tokens.commit import LOCK_SUFFIX, check_pair_name, locked_pair
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
@@ -81,6 +81,9 @@ def preprocess_shards(
     _check_others(config, output, len(plan))
     with _probe(output) as probe:
         spec = _spec(config, tokenizer, splitter, plan, output, probe)
+        if not is_address(spec.output):
+            for prefix in spec.prefixes(0):
+                check_pair_name(prefix)
         totals = Totals(inputs, spec, plan)
         missing = []
         for shard, seals in _look_up(spec, plan, inputs):
