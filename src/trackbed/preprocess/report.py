@@ -1,12 +1,13 @@
 """Counts of everything read and written, and the report of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import Inputs
+from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
@@ -65,6 +66,11 @@ class Report:
     """Locations and faults of the first bad records, at most 20."""
     left_out_files: int
     """Files in folders that were skipped, as their suffix is unknown."""
+    formats: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the files that were read, by format: `jsonl`, `text` or `parquet`."""
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that were not read, by reason: `hidden`, `given twice`, `unknown suffix` or `written by trackbed`. The name
+    of a folder stands for all that is in it."""
     kept_bytes: int = 0
     """Stored bytes of input whose work was kept from an earlier run."""
     text_bytes: int | None = None
@@ -159,6 +165,8 @@ class Tally:
             bad=self._bad,
             first_bad=tuple(self._first_bad),
             left_out_files=self._inputs.left_out,
+            formats=self._inputs.names_by_format(),
+            left_out=names_by_reason(self._inputs.skipped),
             kept_bytes=self._kept_bytes,
             text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )

@@ -6,11 +6,12 @@ from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 from trackbed.files import is_partial_name, stores
-from trackbed.files.stores import Address, ObjectStamp, parse_address
+from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
+from trackbed.preprocess.left_out import LeftOut, Reason, is_hidden
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX
 
-__all__ = ["Listed", "find_objects", "stamps_of"]
+__all__ = ["Listed", "contents_of", "find_objects", "stamps_of"]
 
 _AT_ONCE: Final = 4096
 _UNLISTED: Final = ("http", "https")
@@ -22,12 +23,13 @@ class Listed(NamedTuple):
 
     addresses: list[Address]
     is_folder: bool
+    left_out: list[LeftOut]
 
 
 def find_objects(text: str) -> Listed:
     """Returns the object at an address, or those below it, sorted by the parts of their names.
 
-    Files that Trackbed writes are left out of a folder.
+    Files that Trackbed writes are left out of a folder, and names that begin with `.` or `_` below it.
 
     Raises:
         ArgumentError: there is neither an object nor a folder, or the address cannot be used.
@@ -41,14 +43,18 @@ def find_objects(text: str) -> Listed:
             if address.scheme in _UNLISTED:
                 raise
         else:
-            return Listed([address], is_folder=False)
+            return Listed([address], is_folder=False, left_out=[])
     names = [name for name, _ in stores.list_objects(address) if not name.endswith("/")]
     if not names:
         msg = f"{text}: an input must be an object or a folder of objects, found nothing"
         raise ArgumentError(msg)
-    own = set(_own(names))
-    kept = sorted((name for name in names if name not in own), key=lambda name: name.split("/"))
-    return Listed([parse_address(name) for name in kept], is_folder=True)
+    listed, own = set(names), set(_own(names))
+    root = f"{address.root}/{address.key.strip('/')}".rstrip("/") + "/"
+    hidden = {name: found for name in names if (found := _hidden_part(name, root)) is not None}
+    kept = sorted((name for name in names if name not in own and name not in hidden), key=lambda name: name.split("/"))
+    left_out = [LeftOut(name, Reason.HIDDEN) for name in sorted(set(hidden.values()))]
+    left_out += [LeftOut(name, Reason.WRITTEN_BY_TRACKBED) for name in sorted(own - hidden.keys()) if name in listed]
+    return Listed([parse_address(name) for name in kept], is_folder=True, left_out=left_out)
 
 
 def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
@@ -64,6 +70,32 @@ def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
             if isinstance(found, Exception):
                 raise found
             yield found
+
+
+def contents_of(objects: list[tuple[Address, ObjectStamp]]) -> list[bytes]:
+    """Returns all bytes of small objects.
+
+    Raises:
+        FileNotFoundError: an object was removed.
+        StoreError: it was replaced, the store refuses, or does not answer in time.
+    """
+    found: list[bytes] = []
+    for start in range(0, len(objects), _AT_ONCE):
+        some = objects[start : start + _AT_ONCE]
+        ranges = [ObjectRange(address, stamp, 0, stamp.size_bytes) for address, stamp in some]
+        found += map(bytes, stores.fetch(ranges))
+    return found
+
+
+def _hidden_part(name: str, root: str) -> str | None:
+    """Returns the hidden object or folder that an address below `root` is or lies in; None if there is none.
+
+    >>> _hidden_part("s3://bucket/_in/a/_tmp/b.jsonl", "s3://bucket/_in/")
+    's3://bucket/_in/a/_tmp'
+    """
+    parts = name.removeprefix(root).split("/")
+    number = next((number for number, part in enumerate(parts) if is_hidden(part)), None)
+    return None if number is None else root + "/".join(parts[: number + 1])
 
 
 def _own(names: list[str]) -> Iterator[str]:

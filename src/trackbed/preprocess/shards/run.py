@@ -128,7 +128,7 @@ def _plan(config: PreprocessConfig, inputs: Inputs) -> ShardPlan:
 
 def _with_absolute_paths(inputs: Inputs) -> Inputs:
     """Returns the inputs by paths that workers in other folders understand."""
-    return Inputs(tuple(file.with_absolute_path() for file in inputs.files), inputs.left_out)
+    return replace(inputs, files=tuple(file.with_absolute_path() for file in inputs.files))
 
 
 def _absolute_output(config: PreprocessConfig) -> str:
