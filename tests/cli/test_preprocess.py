@@ -130,7 +130,27 @@ def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
     for keys in (["--json-keys", "text,title"], ["--json-keys", "text", "--json-keys", "title"]):
         run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, *keys)
         assert texts_in("made_title_document") == ["t"] * 3
-        assert texts_in("made_text_document") == ["abc", "de"]
+        assert texts_in("made_text_document") == ["abc", "", "de"]
+
+
+def test_texts_without_tokens_of_several_keys_are_counted(run, corpus):
+    options = ["--tokenizer", "bytes", "--output", "made", "--workers", 1, "--json-keys", "text,title"]
+    kept = run("preprocess", "corpus.jsonl", *options).stdout
+    assert ["key", "documents", "tokens", "empty", "dropped"] in [line.split() for line in kept.splitlines()]
+    assert ["text", "3", "5", "1", "0"] in [line.split() for line in kept.splitlines()]
+    assert "empty: texts without tokens, each a sequence without text" in kept
+    left_out = run("preprocess", "corpus.jsonl", *options, "--drop-record").stdout
+    assert ["text", "2", "5", "1"] in [line.split() for line in left_out.splitlines()]
+    assert ["title", "2", "2", "1"] in [line.split() for line in left_out.splitlines()]
+    assert "dropped: texts of records in which one has no tokens" in left_out
+    assert (texts_in("made_text_document"), texts_in("made_title_document")) == (["abc", "de"], ["t", "t"])
+    outputs = json.loads(run("preprocess", "corpus.jsonl", *options, "--json").stdout)["outputs"]
+    assert [(one["documents"], one["empty"], one["dropped"]) for one in outputs] == [(3, 1, 0), (3, 0, 0)]
+
+
+def test_a_record_can_only_be_dropped_if_it_has_several_texts(run, corpus):
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--drop-record")
+    assert (found.exit_code, "--drop-record needs several --json-keys" in found.stderr) == (2, True)
 
 
 def test_a_trained_tokenizer_is_used_with_its_end_of_document_token(run, corpus, tmp_path):

@@ -49,6 +49,12 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     callback=split_keys,
     help="Keys of the texts in a JSON record; one pair of files per key.",
 )
+@click.option(
+    "--drop-record",
+    is_flag=True,
+    help="With several keys, leave a record out of all pairs if one of its texts has no tokens; else such a text is "
+    "one sequence without text.",
+)
 @click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
 @click.option("--split-sentences", is_flag=True, help="Write each sentence as a sequence, to PREFIX_KEY_sentence.")
 @click.option(
@@ -105,6 +111,7 @@ def preprocess(
     tokenizer: str,
     output: str,
     json_keys: tuple[str, ...],
+    drop_record: bool,
     append_eod: bool,
     split_sentences: bool,
     splitter: str | None,
@@ -153,11 +160,15 @@ def preprocess(
     if images is not None and split_sentences:
         msg = "--images and --split-sentences exclude each other"
         raise click.UsageError(msg)
+    if drop_record and len(json_keys) < 2:
+        msg = "--drop-record needs several --json-keys"
+        raise click.UsageError(msg)
     _check_shards(shard_bytes, engine, images, overwrite=overwrite)
     config = PreprocessConfig(
         inputs=inputs,
         output=output,
         json_keys=json_keys,
+        drop_record=drop_record,
         append_eod=append_eod,
         images=_images(images, image_key, pad_length),
         skip_bad=skip_bad,

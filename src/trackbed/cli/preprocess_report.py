@@ -55,16 +55,29 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("key", overflow="fold")
     has_unknown = any(one.unknown is not None for one in report.outputs)
-    names = ["documents", *["sentences"] * split_sentences, "tokens", *["unknown"] * has_unknown, "dropped"]
+    has_empty = any(one.empty for one in report.outputs)
+    names = ["documents", *["sentences"] * split_sentences, "tokens", *["unknown"] * has_unknown]
+    names += [*["empty"] * has_empty, "dropped"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.outputs:
         sequences = [f"{one.sequences:,}"] if split_sentences else []
         unknown = [_share(one.unknown or 0, one.tokens)] if has_unknown else []
-        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", *unknown, f"{one.dropped:,}")
+        empty = [f"{one.empty:,}"] if has_empty else []
+        table.add_row(
+            one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", *unknown, *empty, f"{one.dropped:,}"
+        )
     Console(markup=False, highlight=False).print(table)
+    if has_empty:
+        click.echo(
+            "empty: texts without tokens, each a sequence without text, so that the documents of all keys correspond"
+        )
     if any(one.dropped for one in report.outputs):
-        click.echo("dropped: texts without tokens, such as empty ones, which become no document")
+        click.echo(
+            "dropped: texts without tokens, such as empty ones, which become no document"
+            if len(report.outputs) == 1
+            else "dropped: texts of records in which one has no tokens, such as an empty one"
+        )
     click.echo(
         f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}\n"
         f"{files_line(report.formats, report.left_out)}\n"

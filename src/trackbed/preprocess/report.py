@@ -31,10 +31,12 @@ class Output:
     tokens: int
     """Tokens, and the numbers of images."""
     dropped: int
-    """Texts without tokens, which become no document."""
+    """Texts that become no document: those without tokens, or with `drop_record` those of records that are left out."""
     unknown: int | None = None
     """Unknown tokens, for text that the vocabulary does not cover; None if the tokenizer has none, records have images,
     or a shard of an earlier version does not tell."""
+    empty: int = 0
+    """Texts without tokens that are one sequence without text, as there are several keys."""
 
     def with_more(self, found: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
@@ -45,6 +47,7 @@ class Output:
             tokens=self.tokens + len(found.tokens),
             dropped=self.dropped + found.dropped,
             unknown=None if found.unknown is None else (self.unknown or 0) + found.unknown,
+            empty=self.empty + found.empty,
         )
 
 
@@ -127,7 +130,9 @@ class Tally:
         return {
             "done_bytes": self.done_bytes,
             "text_bytes": self._text_bytes,
-            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped, one.unknown] for one in self.outputs],
+            "outputs": [
+                [one.documents, one.sequences, one.tokens, one.dropped, one.unknown, one.empty] for one in self.outputs
+            ],
             "records": self._records,
             "blank": self._blank,
             "bad": self._bad,

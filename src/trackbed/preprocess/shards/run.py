@@ -174,6 +174,7 @@ def _spec(
         json_keys=config.json_keys,
         level="document" if splitter is None else "sentence",
         append_eod=config.append_eod,
+        drop_record=config.drop_record,
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         chunk_bytes=config.chunk_bytes,

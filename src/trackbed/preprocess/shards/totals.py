@@ -86,6 +86,7 @@ class Totals:
             sequences=output.sequences + seal.sequences,
             tokens=output.tokens + seal.bin.size_bytes // np.dtype(seal.dtype).itemsize,
             dropped=output.dropped + int(counts["dropped"]),
+            empty=output.empty + int(counts.get("empty", 0)),
             unknown=_plus(output.unknown, counts.get("unknown")),
         )
 
