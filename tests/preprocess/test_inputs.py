@@ -172,6 +172,21 @@ def test_a_loop_of_links_ends(tmp_path, target):
     assert skipped(found) == [("up", "given twice")]
 
 
+def test_a_folder_of_this_host_is_walked_alike_under_its_address(tmp_path):
+    write(tmp_path, "in/a.jsonl", "in/_b.jsonl", "disk/c.jsonl")
+    (tmp_path / "in" / "books").symlink_to("../disk")
+    (tmp_path / "disk" / "up").symlink_to("../in")
+    build(tmp_path / "in" / "out", [[1, 2]])
+    by_path, by_address = find_inputs([tmp_path / "in"]), find_inputs([f"file://{tmp_path}/in"])
+    assert [file.name for file in by_address.files] == [f"file://{file.name}" for file in by_path.files]
+    assert sorted(skipped(by_address)) == sorted(skipped(by_path))
+    both = find_inputs([tmp_path / "in", f"file://{tmp_path}/in", f"file://{tmp_path}/disk/c.jsonl"])
+    assert both.files == by_path.files
+    (tmp_path / "in" / "gone").symlink_to("nowhere")
+    with pytest.raises(ArgumentError, match="in/gone: a link must lead to"):
+        find_inputs([f"file://{tmp_path}/in"])
+
+
 def test_two_folders_that_link_to_each_other_are_read_once(tmp_path):
     write(tmp_path, "p/a.jsonl", "q/b.jsonl")
     (tmp_path / "p" / "q").symlink_to("../q")

@@ -168,7 +168,7 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
 def _inputs_at(name: Path | str, input_format: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
     """Returns the inputs that one path or address stands for; the flag is True for a folder."""
     if is_address(name):
-        return _objects_at(str(name), input_format)
+        return _objects_at(str(name), input_format, walk)
     path = Path(name)
     if is_work_file(path):
         logger.warning("%s: skipped, as it holds the work of an unfinished run", path)
@@ -195,16 +195,16 @@ def _files_below(folder: Path, input_format: InputFormat | None, walk: FolderWal
     return Inputs(tuple(_describe(path, input_format) for path in wanted), tuple(skipped))
 
 
-def _objects_at(text: str, wanted: InputFormat | None) -> tuple[Inputs, bool]:
+def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
     """Returns the inputs at an address; the flag is True for a folder of objects."""
-    listed = find_objects(text)
+    listed = find_objects(text, walk)
     addresses, skipped = [], list(listed.left_out)
     for one in listed.addresses:
         if listed.is_folder and wanted is None and not _is_readable(*_kind(Path(one.key).name)):
             skipped.append(LeftOut(one.text, Reason.UNKNOWN_SUFFIX))
         else:
             addresses.append(one)
-    if not addresses:
+    if not addresses and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
         msg = f"{text}: a folder must have files to read, found {_listed(skipped)}"
         raise ArgumentError(msg)
     described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]

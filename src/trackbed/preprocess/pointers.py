@@ -17,7 +17,7 @@ class _Kind(NamedTuple):
 _KINDS: Final = (
     _Kind(
         re.compile(
-            rb"version https?://(git-lfs|hawser)\.github\.com/spec/v\d+\s.*\boid sha256:[0-9a-f]{64}\s", re.DOTALL
+            rb"version https?://(git-lfs|hawser)\.github\.com/spec/v\d+\s.*\boid sha256:[0-9a-f]{64}\b", re.DOTALL
         ),
         "Git LFS",
         "git lfs pull",

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 from trackbed.files import is_partial_name, stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
+from trackbed.preprocess.folder_walk import FolderWalk
 from trackbed.preprocess.left_out import LeftOut, Reason, is_hidden
+from trackbed.preprocess.work_files import is_own_file
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX
 
@@ -26,16 +29,19 @@ class Listed(NamedTuple):
     left_out: list[LeftOut]
 
 
-def find_objects(text: str) -> Listed:
+def find_objects(text: str, walk: FolderWalk) -> Listed:
     """Returns the object at an address, or those below it, sorted by the parts of their names.
 
-    Files that Trackbed writes are left out of a folder, and names that begin with `.` or `_` below it.
+    A folder of this host, such as `file:///data`, is walked as a path is. Files that Trackbed writes are left out of a
+    folder, and names that begin with `.` or `_` below it.
 
     Raises:
         ArgumentError: there is neither an object nor a folder, or the address cannot be used.
         StoreError: the store refuses, or does not answer in time.
     """
     address = parse_address(text)
+    if address.scheme == "file" and Path(address.key).is_dir():
+        return _files_below(address, walk)
     if address.key and not address.key.endswith("/"):
         try:
             stores.stamp_of_object(address)
@@ -55,6 +61,16 @@ def find_objects(text: str) -> Listed:
     left_out = [LeftOut(name, Reason.HIDDEN) for name in sorted(set(hidden.values()))]
     left_out += [LeftOut(name, Reason.WRITTEN_BY_TRACKBED) for name in sorted(own - hidden.keys()) if name in listed]
     return Listed([parse_address(name) for name in kept], is_folder=True, left_out=left_out)
+
+
+def _files_below(folder: Address, walk: FolderWalk) -> Listed:
+    """Returns the files below a folder of this host: links are followed as those of a path are."""
+    files, left_out = walk.files_below(Path(folder.key))
+    own = {path for path in files if is_own_file(path)}
+    named = [LeftOut(f"{folder.root}{name}", reason) for name, reason in left_out]
+    named += [LeftOut(f"{folder.root}{path}", Reason.WRITTEN_BY_TRACKBED) for path in sorted(own)]
+    kept = [parse_address(f"{folder.root}{path}") for path in files if path not in own]
+    return Listed(kept, is_folder=True, left_out=named)
 
 
 def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
