@@ -114,7 +114,7 @@ def test_every_further_name_must_say_so(data):
 def test_a_pattern_or_group_with_two_names_of_one_pair_is_refused(data, text):
     (problem,) = problems_of(SIZED + entry(text, "a"))
     assert problem.startswith("blend.toml:7: dataset.")
-    assert "of itself" in problem
+    assert "of this dataset;" in problem or "of this dataset," in problem
     plan_of(SIZED + entry(f"{text}\nrepeated = true", "a")).problems.stop()
 
 
@@ -204,6 +204,16 @@ def test_a_limit_that_the_order_cannot_keep_is_refused(data):
     )
     (problem,) = problems_of(text)
     assert 'dataset.max_epochs must be omitted with options.blend_when_exhausted = "reweight" for a pair' in problem
+
+
+def test_a_limit_that_the_order_can_keep_is_not_refused(data):
+    text = (
+        f"{TOP}order = 'instant'\nsize = {{train = 60, valid = 5}}\noptions.blend_when_exhausted = 'reweight'\n"
+        + entry("path = 'pair0'\nmax_epochs = 9\nsplits = ['train']", "a")
+        + entry("path = 'pair1'\nsplits = ['train']", "b")
+        + entry("path = 'soft'\nsplits = ['valid']", "c")
+    )
+    plan_of(text).problems.stop()
 
 
 def test_more_than_four_epochs_of_a_dataset_are_told(data):

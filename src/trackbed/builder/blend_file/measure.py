@@ -3,7 +3,8 @@
 Shapes: K datasets of a split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -171,12 +172,12 @@ def _check_limits_of_repeats(file: BlendFile, members: Sequence[Member], problem
     """Refuses limits that the order cannot keep: it counts the epochs of each dataset by itself."""
     if file.options.get("blend_when_exhausted") != "reweight":
         return
-    for member in members:
-        if (
-            member.repeated
-            and member.entry.max_epochs is not None
-            and member.split_tokens[Split.train.value] is not None
-        ):
+    drawn = [member for member in members if member.split_tokens[Split.train.value] is not None]
+    times: Counter[Hashable] = Counter()
+    for member in drawn:
+        times.update(member.repeated)
+    for member in drawn:
+        if member.entry.max_epochs is not None and any(times[pair] > 1 for pair in member.repeated):
             problems.add(
                 (*member.entry.where, "max_epochs"),
                 'must be omitted with options.blend_when_exhausted = "reweight" for a pair that occurs several times, '

@@ -91,7 +91,9 @@ def refuse_repeats(pairs: Iterable[NamedPair], problems: Problems) -> None:
         (one, first), *others = some
         more = f", and {len(others)} more pairs of it" if len(others) > 1 else ", and one more" if others else ""
         is_within = one.entry is first.entry
-        place = "itself" if is_within else problems.place_of((*first.entry.where, first.entry.kind), first.entry.name)
+        place = (
+            "this dataset" if is_within else problems.place_of((*first.entry.where, first.entry.kind), first.entry.name)
+        )
         problems.add(
             (*one.entry.where, one.entry.kind),
             f"must name each pair of a split once, found {one.prefix}, which is {_shown(first, one)} of {place}{more}; "
