@@ -116,7 +116,7 @@ def test_everything_that_is_missing_or_damaged_is_named_with_its_line(data):
         "blend.toml:10: dataset.glob names pair2.idx: the magic must be b'MMIDIDX\\x00\\x00', found b'xxxxxxxxx'",
         "blend.toml:13: dataset.group must match at least one .idx file, found none for none*",
         "blend.toml:13: dataset.group must name each pair of a split once, found pair0, which is that of line 10 "
-        "('pair*'); `repeated = true` in this dataset says that it is meant",
+        "('pair*'); `repeated = true` in its [[dataset]] says that it is meant",
     ]
 
 

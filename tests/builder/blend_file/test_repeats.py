@@ -89,7 +89,7 @@ def test_a_pair_under_two_names_is_refused_with_both_lines(data, second, is_turn
     key = then.partition(" ")[0]
     assert problem.startswith(f"blend.toml:11: dataset.{key} must name each pair of a split once, found ")
     assert "of line 7 ('a')" in problem
-    assert problem.endswith("`repeated = true` in this dataset says that it is meant")
+    assert problem.endswith("`repeated = true` in its [[dataset]] says that it is meant")
 
 
 @pytest.mark.parametrize("second", OTHER_NAMES)

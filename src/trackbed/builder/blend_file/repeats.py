@@ -97,7 +97,7 @@ def refuse_repeats(pairs: Iterable[NamedPair], problems: Problems) -> None:
         problems.add(
             (*one.entry.where, one.entry.kind),
             f"must name each pair of a split once, found {one.prefix}, which is {_shown(first, one)} of {place}{more}; "
-            "`repeated = true` in this dataset says that it is meant",
+            "`repeated = true` in its [[dataset]] says that it is meant",
         )
 
 
