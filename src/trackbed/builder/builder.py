@@ -16,7 +16,7 @@ from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
 from trackbed.builder.schedule import Plan, Task, plan_tasks
-from trackbed.cache import flush_later
+from trackbed.cache import FlushMark, flush_and_mark, make_marks
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
@@ -223,7 +223,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
                 clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
-        _flush(start)  # last: its thread would slow down what follows
+            marks = _make_marks(start)
+        flush_and_mark(marks)  # last: its thread would slow down what follows
         return built
 
     def _build(
@@ -319,7 +320,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
                     logger.debug("%s: indices are built when it is constructed: %s", self.cls.__name__, error)
                     start.requested.clear()
                 coordinator.settle(start.requested, is_last=False)
-            _flush(start)
+            flush_and_mark(_make_marks(start))
         made = coordinator.take_turns(lambda: construct(self.cls))
         return [] if made is None else made
 
@@ -345,10 +346,10 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         return BlendedDataset(datasets, lengths, size, self.config)
 
 
-def _flush(start: Start) -> None:
-    """Has the indices that this rank has built written to the disk, by another thread."""
+def _make_marks(start: Start) -> list[FlushMark]:
+    """Makes the files that will state that the indices which this rank has built are on the disk."""
     found = ((one.entry.own, one.found) for one in start.requested)
-    flush_later((own, made.stamps) for own, made in found if made is not None and made.is_built)
+    return make_marks((own, made.stamps) for own, made in found if made is not None and made.is_built)
 
 
 def _check_length(dataset: Any) -> None:

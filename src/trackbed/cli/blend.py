@@ -95,16 +95,16 @@ def blend(
     if file.tokenizer is not None:
         measured.tokenizer()
     plan = plan_blend(measured)
+    if plot is not None:  # before the tables, whose reader may leave early
+        from trackbed.cli.blend_plot import draw_plan
+
+        draw_plan(plan, plot)
     if as_json:
         click.echo(_to_json(plan))
     else:
         from trackbed.cli.blend_table import show_plan
 
         show_plan(plan, show_all=show_all, members=members)
-    if plot is not None:
-        from trackbed.cli.blend_plot import draw_plan
-
-        draw_plan(plan, plot)
     plan.problems.stop()
     if file.tokenizer is None and not as_json:
         click.echo(f"trackbed: {path} names no tokenizer; the plan needs none, builds and training do", err=True)

@@ -19,8 +19,9 @@ __all__ = ["show"]
 @click.command(short_help="Show what a sample of a blend contains.")
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--sample", type=int, required=True, metavar="K", help="Position of the sample; a negative one counts from the end."
-)
+    "--sample", type=int, default=0, show_default=True, metavar="K",
+    help="Position of the sample; a negative one counts from the end.",
+)  # fmt: skip
 @click.option(
     "--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True,
     help="Part of the blend that the position counts in.",

@@ -1,7 +1,7 @@
 """Training of a byte-level BPE on a corpus with Hugging Face `tokenizers`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from trackbed.preprocess.config import (
     format_of,
 )
 from trackbed.preprocess.inputs import InputFile, find_inputs
+from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks
@@ -80,6 +81,10 @@ class TrainedTokenizer:
     records: int
     bad: int
     """Records that were skipped."""
+    formats: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the files that were read, by format, as in the report of `preprocess`."""
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that were not read, by reason, as in the report of `preprocess`."""
 
 
 def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProgress | None = None) -> TrainedTokenizer:
@@ -109,8 +114,9 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProg
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    inputs = find_inputs(config.inputs, input_format=format_of(config.input_format))
     corpus = _Corpus(
-        find_inputs(config.inputs, input_format=format_of(config.input_format)).files,
+        inputs.files,
         config,
         lambda text: [word for word, _ in words.pre_tokenize_str(text)],
         progress,
@@ -126,7 +132,14 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProg
         msg = f"{config.inputs[0]}: a tokenizer needs texts to learn from, found none"
         raise ArgumentError(msg)
     _save(tokenizer, output)
-    return TrainedTokenizer(path=output, vocab_size=tokenizer.get_vocab_size(), records=corpus.records, bad=corpus.bad)
+    return TrainedTokenizer(
+        path=output,
+        vocab_size=tokenizer.get_vocab_size(),
+        records=corpus.records,
+        bad=corpus.bad,
+        formats=inputs.names_by_format(),
+        left_out=names_by_reason(inputs.skipped),
+    )
 
 
 class _Corpus:

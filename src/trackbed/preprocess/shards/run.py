@@ -131,7 +131,7 @@ def _plan(config: PreprocessConfig, inputs: Inputs) -> ShardPlan:
 
 def _with_absolute_paths(inputs: Inputs) -> Inputs:
     """Returns the inputs by paths that workers in other folders understand."""
-    return Inputs(tuple(file.with_absolute_path() for file in inputs.files), inputs.left_out)
+    return replace(inputs, files=tuple(file.with_absolute_path() for file in inputs.files))
 
 
 def _absolute_output(config: PreprocessConfig) -> str:
@@ -177,6 +177,7 @@ def _spec(
         json_keys=config.json_keys,
         level="document" if splitter is None else "sentence",
         append_eod=config.append_eod,
+        drop_record=config.drop_record,
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         chunk_bytes=config.chunk_bytes,
