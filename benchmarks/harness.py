@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Comparison", "compare", "kernel_table", "machine", "memory_gigabytes_per_second", "table"]
+__all__ = ["Comparison", "compare", "copies_of", "kernel_table", "machine", "memory_gigabytes_per_second", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,15 @@ def kernel_table(comparisons: Sequence[Comparison], bandwidth: float) -> str:
         moved = row.moved_bytes / row.ours
         lines.append(f"| {row.what} | {row.ours:.1f} ns | {row.theirs:.1f} ns | {row.ratio:.1f} | {moved:.2f} |")
     return "\n".join(lines)
+
+
+def copies_of(path: Path, count: int) -> tuple[Path, ...]:
+    """The file and copies of it beside it, made once: `preprocess` reads one file once, however often it is given."""
+    copies = [path, *(path.with_name(f"{path.stem}-copy-{number}{path.suffix}") for number in range(1, count))]
+    for copy in copies:
+        if not copy.exists():
+            shutil.copyfile(path, copy)
+    return tuple(copies)
 
 
 def memory_gigabytes_per_second() -> float:

@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import machine
+from benchmarks.harness import copies_of, machine
 from benchmarks.text import TEXT_BYTES, make_tokenizer, texts_of, write_lines
 from trackbed.preprocess import PreprocessConfig, open_fastest_tokenizer, open_tokenizer, preprocess
 
@@ -34,7 +34,7 @@ def rate(way: str, tokenizer: Any, lines: Path, folder: Path, *, copies: int, sh
     size_bytes = copies * lines.stat().st_size
     options: dict[str, Any] = {} if way == "one pair" else {"shard_bytes": -(-size_bytes // shards), "engine": way}
     config = PreprocessConfig(
-        inputs=(lines,) * copies, output=str(folder / "out"), append_eod=True, workers=workers, **options
+        inputs=copies_of(lines, copies), output=str(folder / "out"), append_eod=True, workers=workers, **options
     )
     begins: list[float] = []
     watch = threading.Thread(target=_wait_for_file, args=(folder, begins))

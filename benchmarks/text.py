@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import machine
+from benchmarks.harness import copies_of, machine
 from trackbed.preprocess import (
     PreprocessConfig,
     SentenceSplitter,
@@ -168,7 +168,8 @@ def end_to_end(
     splitter: SentenceSplitter | None = None,
 ) -> float:
     """MB/s of text of `preprocess`, from its call to the sealed pair, on so many cores."""
-    config = PreprocessConfig(inputs=(lines,) * copies, output=str(folder / "out"), append_eod=True, workers=workers)
+    inputs = copies_of(lines, copies)
+    config = PreprocessConfig(inputs=inputs, output=str(folder / "out"), append_eod=True, workers=workers)
     cores = os.sched_getaffinity(0)
     _confine(set(sorted(cores)[:workers]))
     try:
@@ -227,7 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where the files go: 5 GB; by default the system's")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each way")
-    parser.add_argument("--copies", type=int, default=48, help="how often the quick library has the texts in a run")
+    parser.add_argument("--copies", type=int, default=12, help="how often the quick library has the texts in a run")
     parser.add_argument("--engine", choices=["tokenizers", "fastokens"], help="only this one")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -304,6 +304,10 @@ class BatchLoader(_BatchLoader):
             always reads the same part would miss some of them. A saved state says which it was, and a loader that
             resumes from it does the same.
 
+    Attributes:
+        rank: number of this process among those that read different samples.
+        num_ranks: number of these processes.
+
     Raises:
         ArgumentError: an argument is out of range, or the dataset has too few samples for a step.
     """
@@ -337,7 +341,8 @@ class BatchLoader(_BatchLoader):
             raise ArgumentError(msg)
         config = getattr(dataset, "config", None)
         shuffles = getattr(config, "order", None) == "instant" if shuffle_ranks is None else bool(shuffle_ranks)
-        self._ranks = size
+        self.rank = rank
+        self.num_ranks = size
         self._step = batch_size * size
         self._drop_last = drop_last
         if not len(dataset):
@@ -375,7 +380,7 @@ class BatchLoader(_BatchLoader):
     def __repr__(self) -> str:
         """Says how the samples are divided."""
         steps, samples = number_of(len(self), "step"), number_of(self._step, "sample")
-        return f"<BatchLoader: {steps} of {samples} on {number_of(self._ranks, 'rank')}, {self.dataset!r}>"
+        return f"<BatchLoader: {steps} of {samples} on {number_of(self.num_ranks, 'rank')}, {self.dataset!r}>"
 
 
 def _given_place(rank: int | None, num_ranks: int | None) -> tuple[int, int]:

@@ -204,6 +204,8 @@ def check_heard(ranks, who):
 def check_named(ranks, who, *, is_gone):
     """Every other rank raised an error that names this one, within the timeout."""
     words = [f"rank {who} sent no heartbeat for {TIMEOUT_SECONDS} s"]
+    if is_gone:  # on this host it is seen at once
+        words += [f"rank {who} has ended (process ", f"ranks 0 and {who} have ended"]
     if is_gone and who == 0:
         words += ["its host (usually rank 0) cannot be reached", "rank 0 must serve the group's store there"]
     for rank in others(ranks, who):

@@ -83,14 +83,33 @@ def test_two_checkpoints_are_compared_in_any_layout(checkpoint, tmp_path):
     other = save_on(1, tmp_path / "three", 2.0, more={"a": 1}, v=ShardedTensor.from_rank_offsets("v", torch.zeros(1)))
     status, output = run("diff", checkpoint, other)
     assert status == 1
-    assert output.splitlines() == ["only in B: v", "w: 12 of 12 elements differ", "common state: only in B: more"]
+    assert output.splitlines() == [
+        "only in B: v",
+        "w: 12 of 12 elements differ, by 1 at most",
+        "common state: only in B: more",
+    ]
     assert run("diff", "--tensors", checkpoint, other)[1].splitlines() == [
         "only in B: v",
-        "w: 12 of 12 elements differ",
+        "w: 12 of 12 elements differ, by 1 at most",
     ]
     other = save_on(2, tmp_path / "four", more={"a": 1})
     assert run("diff", checkpoint, other)[0] == 1
     assert run("diff", "--tensors", checkpoint, other) == (0, "equal: 1 tensors\n")
+
+
+def test_small_differences_are_forgiven_where_that_is_asked_for(checkpoint, tmp_path):
+    near = save_on(1, tmp_path / "near", 1.0 + 2**-20)
+    assert run("diff", checkpoint, near) == (1, "w: 12 of 12 elements differ, by 9.54e-07 at most\n")
+    assert run("diff", "--tolerance", "1e-7", checkpoint, near) == (
+        1,
+        "w: 12 of 12 elements differ, by 9.54e-07 at most\n",
+    )
+    equal = "equal within 1e-06 (the largest difference is 9.54e-07): 1 tensors, 1 objects\n"
+    assert run("diff", "--tolerance", "1e-6", checkpoint, near) == (0, equal)
+    for wrong in ("-1", "nan", "inf", "x"):
+        assert run("diff", "--tolerance", wrong, checkpoint, near)[0] == 2
+    other = save_on(1, tmp_path / "other", more={"a": 1})
+    assert run("diff", "--tolerance", "9", checkpoint, other)[0] == 1
 
 
 @pytest.mark.parametrize("command", ["ls", "inspect", "verify", "diff"])

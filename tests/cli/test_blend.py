@@ -1,6 +1,10 @@
 import json
+import os
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -208,3 +212,34 @@ def test_a_plot_of_a_hundred_datasets_has_a_row_for_each_entry_and_marks_distant
     assert "11 others" in texts
     assert "1e+06 ▶" in texts
     assert any(re.fullmatch(r"pair\[23\]\?  \d+%", text) for text in texts)  # a label in the area itself
+
+
+def test_a_reader_of_the_tables_that_leaves_early_costs_no_picture(blend):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [Path(sys.executable).with_name("trackbed"), "blend", "blend.toml", "--plot", "plot.png"]
+    with os.fdopen(writing, "wb") as closed:
+        subprocess.run(command, cwd=blend.parent, stdout=closed, stderr=subprocess.DEVNULL, check=False)
+    assert blend.with_name("plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_matplotlib_is_told_before_the_tables(run, blend, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = run("blend", "blend.toml", "--plot", "plot.png")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert (
+        "plot.png: a plot: the library matplotlib must be installed to use this (pip install '.[plot]'" in found.stderr
+    )
+
+
+def test_a_plot_goes_with_json_too(run, blend):
+    assert json.loads(run("blend", "blend.toml", "--json", "--plot", "plot.svg").stdout)["splits"]
+    assert blend.with_name("plot.svg").exists()
+
+
+def test_more_than_four_epochs_get_a_line(run, blend):
+    blend.write_text(BLEND.replace("max_epochs = 3", ""))
+    assert "more than 4 epochs" not in run("blend", "blend.toml", "--samples", 20).stdout
+    found = run("blend", "blend.toml", "--samples", "5K")
+    (line,) = [line for line in found.stdout.splitlines() if "more than 4 epochs" in line]
+    assert (found.exit_code, line.startswith("train: more than 4 epochs of 'pair")) == (0, True)

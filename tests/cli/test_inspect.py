@@ -97,7 +97,7 @@ def test_of_a_list_of_shards_it_shows_the_counts_of_each_key(run, corpus):
     assert (found.exit_code, found.stdout) == (0, "one.toml: shards 3, documents 2, tokens 5 of uint16\n")
     run("preprocess", "corpus.jsonl", "-o", "two", "--json-keys", "text,title", *options)
     assert run("inspect", "two.toml").stdout.splitlines() == [
-        "two.toml, key text: shards 3, documents 2, tokens 5 of uint16",
+        "two.toml, key text: shards 3, documents 3, tokens 5 of uint16",
         "two.toml, key title: shards 3, documents 3, tokens 3 of uint16",
     ]
     keys = json.loads(run("inspect", "two.toml", "--json").stdout)["keys"]

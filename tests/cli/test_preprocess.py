@@ -1,8 +1,11 @@
 import gzip
 import json
 import re
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import BertWordPieceTokenizer
 
@@ -127,7 +130,27 @@ def test_several_keys_are_given_with_commas_or_one_by_one(run, corpus):
     for keys in (["--json-keys", "text,title"], ["--json-keys", "text", "--json-keys", "title"]):
         run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--workers", 1, *keys)
         assert texts_in("made_title_document") == ["t"] * 3
-        assert texts_in("made_text_document") == ["abc", "de"]
+        assert texts_in("made_text_document") == ["abc", "", "de"]
+
+
+def test_texts_without_tokens_of_several_keys_are_counted(run, corpus):
+    options = ["--tokenizer", "bytes", "--output", "made", "--workers", 1, "--json-keys", "text,title"]
+    kept = run("preprocess", "corpus.jsonl", *options).stdout
+    assert ["key", "documents", "tokens", "empty", "dropped"] in [line.split() for line in kept.splitlines()]
+    assert ["text", "3", "5", "1", "0"] in [line.split() for line in kept.splitlines()]
+    assert "empty: texts without tokens, each a sequence without text" in kept
+    left_out = run("preprocess", "corpus.jsonl", *options, "--drop-record").stdout
+    assert ["text", "2", "5", "1"] in [line.split() for line in left_out.splitlines()]
+    assert ["title", "2", "2", "1"] in [line.split() for line in left_out.splitlines()]
+    assert "dropped: texts of records in which one has no tokens" in left_out
+    assert (texts_in("made_text_document"), texts_in("made_title_document")) == (["abc", "de"], ["t", "t"])
+    outputs = json.loads(run("preprocess", "corpus.jsonl", *options, "--json").stdout)["outputs"]
+    assert [(one["documents"], one["empty"], one["dropped"]) for one in outputs] == [(3, 1, 0), (3, 0, 0)]
+
+
+def test_a_record_can_only_be_dropped_if_it_has_several_texts(run, corpus):
+    found = run("preprocess", "corpus.jsonl", "--tokenizer", "bytes", "--output", "made", "--drop-record")
+    assert (found.exit_code, "--drop-record needs several --json-keys" in found.stderr) == (2, True)
 
 
 def test_a_trained_tokenizer_is_used_with_its_end_of_document_token(run, corpus, tmp_path):
@@ -195,10 +218,56 @@ def test_files_of_unknown_suffix_are_refused_by_name_and_counted_in_a_folder(run
     assert "in/part-0: a file name must end in .jsonl," in named.stderr
     assert "--format jsonl|txt|parquet states the format" in named.stderr
     folder = run("preprocess", "in", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
-    assert "files 1, files of unknown suffix skipped 1\n" in folder.stdout
+    assert "files 1\nfiles: 1 text; left out: 1 of unknown suffix (in/part-0)\n" in folder.stdout
     (tmp_path / "in" / "a.txt").unlink()
     told = run("preprocess", "in", "--format", "jsonl", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
     assert "records 3, bad 0, blank lines 0, files 1\n" in told.stdout
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder of records with a linked folder, hidden names, a note, and a file under two names."""
+    for name in ("in/a.jsonl", "disk/b.jsonl", "in/_temporary/c.jsonl", "in/.d.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    (tmp_path / "in" / "README.md").write_text("a note")
+    (tmp_path / "in" / "books").symlink_to("../disk")
+    (tmp_path / "in" / "z.jsonl").hardlink_to(tmp_path / "in" / "a.jsonl")
+
+
+@pytest.mark.parametrize("more", [[], ["--shard-bytes", "30B"]])
+def test_the_report_says_what_was_read_and_what_not(run, mixed, more, caplog):
+    options = ["--tokenizer", "bytes", "-o", "made", "--workers", 1, "--append-eod", *more]
+    found = run("preprocess", "in", *options)
+    (line,) = [line for line in found.stdout.splitlines() if line.startswith("files: ")]
+    assert line.replace(f"{Path.cwd()}/", "") == (
+        "files: 2 JSON lines, 1 text (in/README.md); left out: 2 hidden (in/.d.jsonl, in/_temporary), "
+        "1 given twice (in/z.jsonl)"
+    )
+    (message,) = [record.getMessage() for record in caplog.records if "plain text" in record.getMessage()]
+    assert message.startswith(
+        "in: has 1 plain text beside 2 files of JSON lines, and each becomes a document: in/README.md;"
+    )
+
+
+def test_the_report_as_json_names_all_files(run, mixed):
+    found = run("preprocess", "in", "--tokenizer", "bytes", "-o", "made", "--workers", 1, "--append-eod", "--json")
+    report = json.loads(found.stdout)
+    assert report["formats"] == {"jsonl": ["in/a.jsonl", "in/books/b.jsonl"], "text": ["in/README.md"]}
+    assert report["left_out"] == {"hidden": ["in/.d.jsonl", "in/_temporary"], "given twice": ["in/z.jsonl"]}
+    assert (report["records"], report["bad"], report["outputs"][0]["documents"]) == (3, 0, 3)
+
+
+def test_hidden_files_are_left_out_of_a_folder_with_a_format(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "in" / "part-0")
+    for name in (".gitignore", "_SUCCESS", ".part-0.crc"):
+        (tmp_path / "in" / name).write_text("no table")
+    found = run("preprocess", "in", "--format", "parquet", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert (found.exit_code, texts_in("made_text_document")) == (0, ["a", "b"])
+    (tmp_path / "in" / "README.md").write_text("no table")
+    refused = run("preprocess", "in", "--format", "parquet", "--tokenizer", "bytes", "-o", "made", "--workers", 1)
+    assert (refused.exit_code, "in/README.md" in refused.stderr) == (1, True)
 
 
 def test_nothing_is_written_of_no_document_unless_that_is_allowed(run, tmp_path, pair):

@@ -100,3 +100,9 @@ def test_a_position_out_of_range_is_a_one_line_error(run, blend, sample):
     assert found.exit_code == 1
     assert "--sample must be in [-" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+def test_without_a_position_it_is_the_first_sample(run, blend):
+    first = run("show", "blend.toml")
+    assert first.stdout.startswith("sample 0 of ")
+    assert first.stdout == run("show", "blend.toml", "--sample", 0).stdout

@@ -210,3 +210,24 @@ def test_files_and_folders_can_be_flushed(tmp_path):
     flush_to_disk(tmp_path)
     with pytest.raises(FileNotFoundError):
         flush_to_disk(tmp_path / "none")
+
+
+LONG = ["x" * 215, "x" * 216, "x" * 255, "\u6771" * 85, "\U0001f642" * 63, os.fsdecode(b"\xff" * 255), "a." * 127]
+
+
+@pytest.mark.parametrize("name", LONG, ids=range(len(LONG)))
+def test_a_long_name_has_a_partial_name_that_fits(tmp_path, name):
+    final, partial = tmp_path / name, new_partial(tmp_path / name)
+    assert len(os.fsencode(partial.name)) <= 255
+    partial.touch()
+    publish(partial, final)
+    assert final.exists()
+
+
+@pytest.mark.parametrize("name", LONG, ids=range(len(LONG)))
+def test_the_partial_of_a_long_name_is_removed_for_that_name_alone(tmp_path, name):
+    dead, other = (new_partial(tmp_path / one).name for one in (name, f"{name[:-1]}-"))
+    paths = [tmp_path / one.replace(f".{os.getpid()}.", f".{'9' * len(str(os.getpid()))}.") for one in (dead, other)]
+    for path in paths:
+        path.touch()
+    assert clear_dead_partials(tmp_path, final_name=name) == paths[:1]

@@ -23,8 +23,8 @@ def sequential(*, total=100, consumed=0, batch=2, rank=0, ranks=1, fingerprint="
     return MegatronPretrainingSampler(total, consumed, batch, rank, ranks, fingerprint=fingerprint, **options)
 
 
-def random(*, total=100, consumed=0, batch=2, rank=0, ranks=1, sharding=False, dataset=Sized):
-    return MegatronPretrainingRandomSampler(dataset, total, consumed, batch, rank, ranks, sharding)
+def random(*, total=100, consumed=0, batch=2, rank=0, ranks=1, sharding=False, dataset=Sized, **options):
+    return MegatronPretrainingRandomSampler(dataset, total, consumed, batch, rank, ranks, sharding, **options)
 
 
 def together(samplers):
@@ -86,6 +86,64 @@ def test_a_random_order_is_megatrons(total, batch, ranks, epoch, sharding, data)
         )
         assert list(sampler) == wanted
         assert sampler.consumed_samples == epoch * active + place + len(wanted) * m
+
+
+def endless(sampler):
+    while True:
+        yield from sampler
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 30))
+def test_with_drop_last_a_resumed_run_has_the_batches_of_one_that_was_not_interrupted(
+    total, batch, ranks, sharding, done
+):
+    if total < batch * ranks:
+        return
+
+    def steps(consumed, count):
+        options = {"total": total, "batch": batch, "ranks": ranks, "sharding": sharding, "drop_last": True}
+        samplers = [endless(random(consumed=consumed, rank=rank, **options)) for rank in range(ranks)]
+        return [[next(sampler) for sampler in samplers] for _ in range(count)]
+
+    whole = steps(0, done + 8)
+    assert whole[done:] == steps(done * batch * ranks, 8)
+    assert all(len(set(sum(step, []))) == batch * ranks for step in whole)
+    per_epoch = total // (batch * ranks)
+    for first in range(0, len(whole) - per_epoch + 1, per_epoch):
+        read = [sample for step in whole[first : first + per_epoch] for rank in step for sample in rank]
+        assert len(set(read)) == len(read) == total - total % (batch * ranks)
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_with_drop_last_an_epoch_is_the_beginning_of_megatrons(total, batch, ranks, sharding):
+    if total < batch * ranks:
+        return
+    for rank in range(ranks):
+        options = {"total": total, "batch": batch, "rank": rank, "ranks": ranks, "sharding": sharding}
+        assert list(random(**options, drop_last=True)) == list(random(**options))[: total // (batch * ranks)]
+
+
+def test_with_drop_last_each_epoch_leaves_out_other_samples():
+    samplers = [random(total=10, rank=rank, ranks=3, drop_last=True) for rank in range(3)]
+    left_out = {tuple(sorted({*range(10)} - {*sum(sum(map(list, samplers), []), [])})) for _ in range(8)}
+    assert len(left_out) > 1
+    assert all(len(one) == 4 for one in left_out)
+
+
+def test_a_position_with_drop_last_resumes_with_it_where_samples_are_left_over():
+    state = random(total=10, ranks=3, drop_last=True).state_dict()
+    random(total=10, ranks=3, drop_last=True).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="only with the saved order 'random, drop_last', found 'random'"):
+        random(total=10, ranks=3).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="only with the saved order 'random', found 'random, drop_last'"):
+        random(total=10, ranks=3, drop_last=True).load_state_dict(random(total=10, ranks=3).state_dict())
+    random(total=12, ranks=3, drop_last=True).load_state_dict(random(total=12, ranks=3).state_dict())
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_drop_last_must_be_true_or_false(value):
+    with pytest.raises(ArgumentError, match=f"drop_last must be True or False, found {value!r}"):
+        random(drop_last=value)
 
 
 def test_iterating_a_random_order_again_begins_the_next_epoch():

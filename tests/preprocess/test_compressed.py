@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tiers import with_files
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
-from trackbed.errors import FormatError
+from trackbed.errors import FormatError, PlanError
 from trackbed.preprocess import PreprocessConfig, preprocess
 from trackbed.preprocess.inputs import find_inputs
 from trackbed.preprocess.plan import plan_chunks
@@ -101,22 +101,15 @@ def test_bad_records_of_a_compressed_file_are_reported_with_their_lines(tmp_path
 def test_a_compressed_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(tmp_path, end, workers):
     texts = ["".join(map(chr, np.random.default_rng(n).integers(97, 122, 3000))) for n in range(200)]
     compressed = COMPRESS[end](lines_of(texts))
-    for damaged in (
-        compressed[:-1],
-        compressed[: len(compressed) // 2],
-        compressed[:200_000] + b"damaged" + compressed[200_007:],
+    for damaged, message in (
+        (compressed[:-1], rf"must be a complete {end} file, found at byte \d+: "),
+        (compressed[: len(compressed) // 2], rf"must be a complete {end} file, found at byte \d+: "),
+        (compressed[:200_000] + b"damaged" + compressed[200_007:], "the data must have the checksum that is stored "),
     ):
         (tmp_path / f"a.jsonl{end}").write_bytes(damaged)
-        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a complete {end} file, found at byte \d+: "):
+        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: {message}"):
             run(tmp_path, f"a.jsonl{end}", workers=workers, chunk_bytes=10_000)
     assert [path.name for path in tmp_path.iterdir()] == [f"a.jsonl{end}"]
-
-
-def test_what_is_not_compressed_at_all_is_an_error_that_names_it(tmp_path):
-    for end in COMPRESS:
-        (tmp_path / f"a.jsonl{end}").write_bytes(lines_of(TEXTS))
-        with pytest.raises(FormatError, match=rf"a\.jsonl\{end}: must be a complete {end} file"):
-            run(tmp_path, f"a.jsonl{end}")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -124,7 +117,7 @@ def test_the_rows_of_a_parquet_file_are_documents(tmp_path, workers):
     columns = {"n": range(240), "text": TEXTS * 40, "title": ["t"] * 240}
     write_table(tmp_path / "a.parquet", columns, row_group_size=7, compression="zstd")
     report = run(tmp_path, "a.parquet", workers=workers, chunk_bytes=20_000, json_keys=("text", "title"))
-    assert texts_in(tmp_path) == [text for text in TEXTS if text] * 40
+    assert texts_in(tmp_path) == TEXTS * 40
     assert texts_in(tmp_path, "title") == ["t"] * 240
     assert (report.records, report.input_bytes) == (240, (tmp_path / "a.parquet").stat().st_size)
 
@@ -150,15 +143,74 @@ def test_rows_that_cannot_be_used_are_reported_with_their_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "found"),
     [
-        ({"body": ["x"], "id": [1]}, "must have the column 'text', found 'body', 'id'"),
         ({"text": [1]}, "the column 'text' must hold strings, found int64"),
         ({"text": [["x"]]}, "the column 'text' must hold strings, found list"),
     ],
 )
-def test_a_parquet_file_without_such_a_column_is_an_error(tmp_path, columns, found):
+def test_a_parquet_file_whose_column_has_no_strings_is_an_error(tmp_path, columns, found):
     write_table(tmp_path / "a.parquet", columns)
     with pytest.raises(FormatError, match=rf"a\.parquet: .*{found}"):
         run(tmp_path, "a.parquet", skip_bad=True)
+
+
+def test_without_skipping_a_column_that_is_missing_or_null_is_an_error_at_the_first_row(tmp_path):
+    for columns, found in (
+        ({"body": ["x"], "id": [1]}, "a Parquet file must have the column 'text', found 'body', 'id'"),
+        ({"text": pa.nulls(2)}, "the value of 'text' must be a string, found null"),
+    ):
+        write_table(tmp_path / "a.parquet", columns)
+        with pytest.raises(FormatError, match=rf"a\.parquet:1: {found}"):
+            run(tmp_path, "a.parquet")
+
+
+SHARDS = {
+    "null": {"text": pa.nulls(5)},
+    "dictionary of null": {"text": pa.DictionaryArray.from_arrays(pa.array([None] * 5, pa.int32()), pa.nulls(0))},
+    "null strings": {"text": pa.array([None] * 5, pa.string())},
+    "no column": {"body": ["x"] * 5},
+    "no column at all but one of numbers": {"n": range(5)},
+}
+
+
+@pytest.mark.parametrize("columns", SHARDS.values(), ids=SHARDS)
+def test_a_shard_without_texts_costs_its_rows(tmp_path, columns):
+    write_and_count(tmp_path, columns)
+
+
+@pytest.mark.parametrize("options", [{"workers": 2, "chunk_bytes": 1}, {"shard_bytes": 1 << 20}])
+def test_it_does_so_in_workers_and_shards_of_the_output_too(tmp_path, options):
+    write_and_count(tmp_path, SHARDS["no column"], **options)
+
+
+def write_and_count(tmp_path, columns, **options):
+    write_table(tmp_path / "a.parquet", {"text": ["a", "b"], "title": ["t", "t"]})
+    write_table(tmp_path / "b.parquet", columns, row_group_size=2)
+    report = run(tmp_path, "a.parquet", "b.parquet", skip_bad=True, **options)
+    assert (report.records, report.bad, report.outputs[0].documents) == (7, 5, 2)
+    assert [message.partition("b.parquet:")[2].split(":")[0] for message in report.first_bad] == list("12345")
+
+
+def test_a_shard_that_lacks_one_of_several_columns_costs_its_rows(tmp_path):
+    write_table(tmp_path / "a.parquet", {"text": ["a", "b"], "title": ["t", None]})
+    write_table(tmp_path / "b.parquet", {"text": ["c", "d"]})
+    report = run(tmp_path, "a.parquet", "b.parquet", skip_bad=True, json_keys=("title", "text"))
+    assert (report.records, report.bad, texts_in(tmp_path)) == (4, 3, ["a"])
+    assert "b.parquet:1: a Parquet file must have the column 'title', found 'text'" in report.first_bad[1]
+
+
+def test_if_no_shard_has_the_column_there_is_no_pair(tmp_path):
+    write_table(tmp_path / "a.parquet", {"body": ["x"], "id": [1]})
+    with pytest.raises(PlanError, match=r"1 of them bad, the first one .*a\.parquet:1: .* found 'body', 'id'; --allow"):
+        run(tmp_path, "a.parquet", skip_bad=True)
+
+
+def test_damaged_shards_stay_errors_and_say_what_to_do(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"found 0 bytes: its writer did not come to an end: remove the file, or wr"):
+        run(tmp_path, "a.parquet", skip_bad=True)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines_of(TEXTS * 900))[:-9])
+    with pytest.raises(FormatError, match=r"must be a complete \.gz file, found at byte .* copy or download it again"):
+        run(tmp_path, "a.jsonl.gz", skip_bad=True)
 
 
 def test_a_damaged_parquet_file_is_an_error_that_names_it(tmp_path):

@@ -76,12 +76,13 @@ def test_special_tokens_in_a_text_are_plain_text_unless_asked_for(corpus, tmp_pa
         assert (tokenizer.eod in tokens) is special_tokens
 
 
-def test_each_key_gets_a_pair_and_drops_its_own_empty_texts(corpus, tmp_path):
+def test_each_key_gets_a_pair_whose_documents_correspond(corpus, tmp_path):
     write_lines(tmp_path / "a.jsonl", [{"t": "x", "u": ""}, {"u": "y", "t": "z"}])
     report = run(tmp_path, "a.jsonl", json_keys=("u", "t"))
     assert texts_in(tmp_path / "out_t_document") == ["x", "z"]
-    assert texts_in(tmp_path / "out_u_document") == ["y"]
-    assert [(one.key, one.documents, one.dropped) for one in report.outputs] == [("u", 1, 1), ("t", 2, 0)]
+    assert texts_in(tmp_path / "out_u_document") == ["", "y"]
+    found = [(one.key, one.documents, one.dropped, one.empty) for one in report.outputs]
+    assert found == [("u", 2, 0, 1), ("t", 2, 0, 0)]
 
 
 def test_the_number_of_workers_and_the_size_of_chunks_change_no_byte(corpus, tmp_path, tokenizer_file):

@@ -49,11 +49,11 @@ def test_the_end_of_a_document_follows_only_documents_that_have_tokens(lines):
     assert (found.lengths.tolist(), found.dropped) == ([3], 1)
 
 
-def test_a_text_without_tokens_is_dropped_for_its_own_key_only(lines):
+def test_of_several_keys_a_text_without_tokens_is_a_sequence_without_text(lines):
     path = lines('{"text": "", "title": "a"}', '{"text": "b", "title": ""}')
     text, title = tokenise(path, ByteTokenizer(), keys=("text", "title")).keys
-    assert (text.tokens.tolist(), text.dropped) == ([98], 1)
-    assert (title.tokens.tolist(), title.dropped) == ([97], 1)
+    assert (text.tokens.tolist(), text.lengths.tolist(), text.dropped, text.empty) == ([98], [0, 1], 0, 1)
+    assert (title.tokens.tolist(), title.lengths.tolist(), title.dropped, title.empty) == ([97], [1, 0], 0, 1)
 
 
 def test_a_bad_record_gives_no_key_a_document(lines):

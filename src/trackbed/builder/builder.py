@@ -18,12 +18,13 @@ from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
 from trackbed.builder.schedule import Plan, Task, plan_tasks
-from trackbed.cache import flush_later
+from trackbed.cache import FlushMark, flush_and_mark, make_marks
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blended import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.end_check import check_document_ends
 from trackbed.datasets.indexed import IndexedDataset
 from trackbed.datasets.megatron import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
@@ -204,7 +205,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
 
         Collective over the group, unless `fast_cache_load`. Indices that are not in the cache are built by all ranks
         that want datasets, each a fair part; if a rank fails, every rank raises an error that names it and the cause.
-        Indices are mapped when they are first read.
+        Indices are mapped when they are first read. Rank 0 logs a warning if options need the ends of documents and
+        the first documents do not end with the tokenizer's end-of-document token.
 
         Returns:
             Three datasets. None for a split without data, and for all on a rank that does not want them. With
@@ -217,6 +219,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
             CollectiveError: among several ranks, one of them failed, or they ask for different datasets.
         """
         group = self._group or current_group()
+        if group is None or group.rank == 0:
+            check_document_ends(self.config)
         wants = self.is_built_on_rank if group is not None else lambda: True
         if self.config.fast_cache_load:
             with Start(open_only=_NOT_FAST, headers=self._headers).active():
@@ -251,7 +255,8 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
                 clear_shuffle_cache()
                 for dataset in built:
                     _check_length(dataset)
-        _flush(start)  # last: its thread would slow down what follows
+            marks = _make_marks(start)
+        flush_and_mark(marks)  # last: its thread would slow down what follows
         return built
 
     def _build(
@@ -347,7 +352,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
                     logger.debug("%s: indices are built when it is constructed: %s", self.cls.__name__, error)
                     start.requested.clear()
                 coordinator.settle(start.requested, is_last=False)
-            _flush(start)
+            flush_and_mark(_make_marks(start))
         made = coordinator.take_turns(lambda: construct(self.cls))
         return [] if made is None else made
 
@@ -373,10 +378,10 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         return BlendedDataset(datasets, lengths, size, self.config)
 
 
-def _flush(start: Start) -> None:
-    """Has the indices that this rank has built written to the disk, by another thread."""
+def _make_marks(start: Start) -> list[FlushMark]:
+    """Makes the files that will state that the indices which this rank has built are on the disk."""
     found = ((one.entry.own, one.found) for one in start.requested)
-    flush_later((own, made.stamps) for own, made in found if made is not None and made.is_built)
+    return make_marks((own, made.stamps) for own, made in found if made is not None and made.is_built)
 
 
 def _check_length(dataset: Any) -> None:

@@ -9,7 +9,7 @@ from trackbed.cache.inventory import Condition, Inventory, StoredEntry, take_inv
 from trackbed.cache.last_used import note_use
 from trackbed.cache.lazy_arrays import LazyArrays, damage
 from trackbed.cache.lookup import Found, State, look_up
-from trackbed.cache.notes import await_flush, flush_later
+from trackbed.cache.notes import FlushMark, await_flush, flush_and_mark, flush_later, make_marks
 from trackbed.cache.request import Allocate, Arrays, Kind, Request, in_memory
 from trackbed.cache.verify import bytes_to_read, find_problems
 
@@ -20,6 +20,7 @@ __all__ = [
     "Condition",
     "Described",
     "Entry",
+    "FlushMark",
     "Found",
     "Inventory",
     "Kind",
@@ -37,9 +38,11 @@ __all__ = [
     "entries_in_use",
     "find_problems",
     "fingerprint",
+    "flush_and_mark",
     "flush_later",
     "in_memory",
     "look_up",
+    "make_marks",
     "note_use",
     "plan_removal",
     "remove",

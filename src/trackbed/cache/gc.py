@@ -86,7 +86,9 @@ def plan_removal(
     gone = {entry.path for entry in goes}
     stay = [entry for entry in inventory.entries if entry.path not in gone]
     digests = {entry.digest for entry in stay}
-    notes = tuple(note for note in inventory.notes if not note.digests & digests)
+    # An empty one belongs to entries that are being flushed, or to a process that was killed before the flush.
+    idle = (note for note in inventory.notes if note.digests or now - note.last_written >= DAY_SECONDS)
+    notes = tuple(note for note in idle if not note.digests & digests)
     names = {name for entry in stay for name in (entry.stem, entry.directory.rpartition("/")[2])}
     latest = {(name, last) for name, last in last_uses(inventory.uses).items() if name in names}
     uses = tuple(use for use in inventory.uses if not any((name, use.last_used) in latest for name in use.names))

@@ -3,9 +3,11 @@
 A note that is lost costs its reader a check, no more.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,14 +19,17 @@ from trackbed.errors import FormatError
 from trackbed.files import BackgroundFlush, Stamp, read_regular, stamp_of
 
 __all__ = [
+    "FlushMark",
     "NoteFile",
     "Notes",
     "await_flush",
     "data_note",
     "entry_digest",
     "find_note_files",
+    "flush_and_mark",
     "flush_later",
     "flushed_note",
+    "make_marks",
     "read_notes",
     "texts_in",
     "write_notes",
@@ -60,19 +65,23 @@ class NoteFile(NamedTuple):
 
     path: str
     digests: frozenset[str]
-    """Names of the entries that it mentions."""
+    """Names of the entries that it mentions; none while they are being flushed."""
+    last_written: float = 0.0
+    """Seconds since 1970."""
 
 
 def find_note_files(own: str) -> list[NoteFile]:
     """Returns the files of notes in the folder `own`, which is Trackbed's."""
-    return [
-        NoteFile(path, frozenset(words[1] for words in map(str.split, text.splitlines()) if len(words) > 1))
-        for path, text in texts_in(f"{own}/notes")
-    ]
+    found = []
+    for path, text in texts_in(f"{own}/notes"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            digests = frozenset(words[1] for words in map(str.split, text.splitlines()) if len(words) > 1)
+            found.append(NoteFile(path, digests, Path(path).stat().st_mtime))
+    return found
 
 
 def read_notes(own: str) -> Notes:
-    """Returns the notes in the folder `own`, which is Trackbed's; reads them again if a file was added or removed."""
+    """Returns the notes in the folder `own`, which is Trackbed's; reads them again if one was added or removed."""
     folder = f"{own}/notes"
     try:
         stamp = stamp_of(folder)
@@ -97,29 +106,83 @@ def texts_in(folder: str) -> Iterator[tuple[str, str]]:
 
 def write_notes(own: str, lines: Iterable[str]) -> None:
     """Leaves notes in the folder `own`, if it can be written to."""
-    text = "".join(f"{line}\n" for line in sorted(set(lines))).encode()
-    if not text:
-        return
-    name = f"{hashlib.sha256(text).hexdigest()[:32]}.txt"
+    text = _text_of(lines)
+    if text:
+        mark = FlushMark(own, _make_file(own, text), text)
+        _write(mark)
+
+
+class FlushMark(NamedTuple):
+    """A file of notes that is empty until entries are on the disk."""
+
+    own: str
+    """Folder of the entries, which is Trackbed's."""
+    path: str
+    """The file; empty if none could be made."""
+    text: bytes
+    """Its content, once they are on the disk."""
+
+
+def make_marks(entries: Iterable[tuple[str, npt.NDArray[np.int64]]]) -> list[FlushMark]:
+    """Makes the files that will state that entries are on the disk, one in each folder.
+
+    They are made before a start ends, and not after the flush: whoever removes the cache when a start is over must not
+    find a name that appears meanwhile.
+
+    Args:
+        entries: for each its folder, which is Trackbed's, and the stamps of its files.
+    """
+    lines: defaultdict[str, list[str]] = defaultdict(list)
+    for own, stamps in entries:
+        lines[own].append(flushed_note(entry_digest(stamps)))
+    texts = {own: _text_of(some) for own, some in lines.items()}
+    return [FlushMark(own, _make_file(own, text), text) for own, text in texts.items()]
+
+
+def flush_and_mark(marks: Iterable[FlushMark]) -> None:
+    """Flushes entries in the background, and then marks them; makes, renames and removes no name."""
+    _FLUSH.add((mark.own, mark) for mark in marks)
+
+
+def flush_later(entries: Iterable[tuple[str, npt.NDArray[np.int64]]]) -> None:
+    """Flushes entries in the background; see `make_marks`."""
+    flush_and_mark(make_marks(entries))
+
+
+def _text_of(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in sorted(set(lines))).encode()
+
+
+def _make_file(own: str, text: bytes) -> str:
+    """Makes the file for notes with this text, which names it. Returns its path; an empty one if it cannot be made."""
+    path = f"{own}/notes/{hashlib.sha256(text).hexdigest()[:32]}.txt"
     try:
         Path(own, "notes").mkdir(exist_ok=True)
-        path = f"{own}/notes/{name}"
         # Opening a pipe of that name would otherwise wait for a reader.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-        with open(os.open(path, flags, 0o666), "wb") as file:  # noqa: PTH123  a descriptor
-            file.write(text)  # a line that is cut names no entry
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
     except OSError as error:  # a cache that can only be read is served, too
         logger.debug("%s: no note was left: %s", own, error)
+        return ""
+    return path
 
 
-def _note_flushed(own: str, stamps: Iterable[npt.NDArray[np.int64]]) -> None:
-    write_notes(own, (flushed_note(entry_digest(one)) for one in stamps))
+def _write(mark: FlushMark) -> None:
+    """Writes the text into the file, unless somebody has removed it."""
+    if not mark.path:
+        return
+    try:
+        with open(os.open(mark.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK), "wb") as file:  # noqa: PTH123  a descriptor
+            file.write(mark.text)  # a line that is cut names no entry
+            file.truncate()
+        os.utime(os.path.dirname(mark.path))  # noqa: PTH120  else readers would not read the notes again
+    except OSError as error:
+        logger.debug("%s: no note was left: %s", mark.own, error)
 
 
-_FLUSH: Final = BackgroundFlush(_note_flushed)
+def _write_all(_own: str, marks: Iterable[FlushMark]) -> None:
+    for mark in marks:
+        _write(mark)
+
+
+_FLUSH: Final = BackgroundFlush(_write_all)
 await_flush: Final = _FLUSH.join
-flush_later: Final = _FLUSH.add
-"""Flushes entries in the background, and then notes that they are on the disk.
-
-Called with a pair for each entry: its folder, which is Trackbed's, and the stamps of its files.
-"""

@@ -1,5 +1,6 @@
 """Pickles of checkpoints: only classes of data, and those that torch and the program allow, are loaded."""
 
+import contextlib
 import pickletools
 import re
 from collections.abc import Iterator, Mapping
@@ -84,7 +85,7 @@ def _check_protocol(content: bytes | memoryview, where: str) -> None:
             continue
         with allowing():  # torch has no public names for these
             allowed = {*torch_unpickler._get_allowed_globals(), *_user_globals()}  # noqa: SLF001
-        unknown = next((name for name in _globals_of(pickle) if name not in allowed), None)
+        unknown = next((name for name in _globals_of(BytesIO(pickle)) if name not in allowed), None)
         if unknown is not None:
             raise CheckpointError(_refusal(where, unknown))
         msg = (
@@ -111,15 +112,25 @@ def _pickles(content: bytes | memoryview) -> Iterator[bytes]:
                 yield archive.read(member)
 
 
-def _globals_of(pickle: bytes) -> Iterator[str]:
-    """Yields the full names of classes and functions in a pickle of any protocol, which is not run.
+def _globals_of(stream: BytesIO) -> Iterator[str]:
+    """Yields the full names of classes and functions in pickles of any protocol that follow each other.
+
+    They are not run. What comes after the last one, such as the elements of tensors in older files, is ignored.
+    """
+    with contextlib.suppress(ValueError, EOFError):
+        while True:
+            yield from _globals_of_one(stream)
+
+
+def _globals_of_one(stream: BytesIO) -> Iterator[str]:
+    """Yields the names in the next pickle.
 
     Raises:
-        ValueError: it is no pickle.
+        ValueError: there is none.
     """
     memo: dict[int, Any] = {}
     strings: list[Any] = []
-    for operation, argument, _ in pickletools.genops(pickle):
+    for operation, argument, _ in pickletools.genops(stream):
         if operation.name == "GLOBAL":
             yield str(argument).replace(" ", ".")
         elif operation.name == "STACK_GLOBAL":

@@ -1,11 +1,11 @@
 """`trackbed blend`: the plan of a blend file."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from trackbed.cli.output import json_text
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
 
@@ -95,16 +95,16 @@ def blend(
     if file.tokenizer is not None:
         measured.tokenizer()
     plan = plan_blend(measured)
+    if plot is not None:  # before the tables, whose reader may leave early
+        from trackbed.cli.blend_plot import draw_plan
+
+        draw_plan(plan, plot)
     if as_json:
         click.echo(_to_json(plan))
     else:
         from trackbed.cli.blend_table import show_plan
 
         show_plan(plan, show_all=show_all, members=members)
-    if plot is not None:
-        from trackbed.cli.blend_plot import draw_plan
-
-        draw_plan(plan, plot)
     plan.problems.stop()
     if file.tokenizer is None and not as_json:
         click.echo(f"trackbed: {path} names no tokenizer; the plan needs none, builds and training do", err=True)
@@ -140,4 +140,4 @@ def _to_json(plan: "BlendPlan") -> str:
 
     splits = [asdict(split) for split in plan.splits]
     fields = {"order": plan.order, "sequence_length": plan.sequence_length, "splits": splits}
-    return json.dumps(fields, ensure_ascii=False, indent=1)
+    return json_text(fields)

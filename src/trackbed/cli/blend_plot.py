@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.cli.blend_table import Row, RowSelection, compact, largest_first, rows_of
+from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.plural import number_of
 
@@ -35,11 +36,9 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
     if Path(path).suffix not in _SUFFIXES:
         msg = f"{path}: a plot's name must end in {', '.join(_SUFFIXES)}, found {Path(path).suffix or 'no suffix'}"
         raise ArgumentError(msg)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        msg = f"{path}: a plot needs matplotlib, found none: pip install matplotlib"
-        raise ArgumentError(msg) from error
+    require("matplotlib", where=f"{path}: a plot", extra="plot")
+    from matplotlib.figure import Figure
+
     split = plan.splits[0]
     selection = largest_first(split, rows_of(split, members=False), _MOST_BARS)
     rows = len(selection.shown) + bool(selection.rest)

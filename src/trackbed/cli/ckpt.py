@@ -1,9 +1,10 @@
 """`trackbed ckpt`: contents, checks and comparison of checkpoints."""
 
 import json
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -131,27 +132,47 @@ def verify(ctx: click.Context, folder: Path) -> None:
 @click.option(
     "--tensors", is_flag=True, help="Compare the tensors alone, not objects, arguments and other plain values."
 )
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    metavar="T",
+    help="Elements of tensors that differ by at most T count as equal; by default all bits are compared.",
+)
 @click.pass_context
-def diff(ctx: click.Context, first: Path, second: Path, *, tensors: bool) -> None:
+def diff(ctx: click.Context, first: Path, second: Path, *, tensors: bool, tolerance: float | None) -> None:
     """Compare the tensors and objects of two checkpoints, however they are sharded.
 
-    Prints a line for each difference; the exit status is 1 if there is any.
+    Prints a line for each difference, of a tensor with its largest one; the exit status is 1 if there is any.
     """
     from trackbed.checkpoint import open_checkpoint
 
+    if tolerance is not None and not math.isfinite(tolerance):
+        msg = f"--tolerance must be a finite number, found {tolerance}"
+        raise click.UsageError(msg)
     one, other = open_checkpoint(first), open_checkpoint(second)
-    differences = [*_tensor_differences(one, other), *([] if tensors else _object_differences(one, other))]
+    found = _tensor_differences(one, other, tolerance)
+    differences = [*found.lines, *([] if tensors else _object_differences(one, other))]
     for line in differences:
         click.echo(_printable(line))
     if differences:
         ctx.exit(1)
     objects = "" if tensors else f", {len(one.object_keys):,} objects"
-    click.echo(f"equal: {len(one):,} tensors{objects}")
+    within = "" if tolerance is None else f" within {tolerance:g} (the largest difference is {found.largest:.3g})"
+    click.echo(f"equal{within}: {len(one):,} tensors{objects}")
 
 
-def _tensor_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
-    import torch
+class _TensorDifferences(NamedTuple):
+    """Differences between the tensors of two checkpoints."""
 
+    lines: list[str]
+    largest: float
+    """Largest difference of elements that count as equal."""
+
+
+def _tensor_differences(one: "Checkpoint", other: "Checkpoint", tolerance: float | None) -> _TensorDifferences:
+    from trackbed.cli.tensor_difference import compare_tensors
+
+    largest = 0.0
     found = [f"only in A: {key}" for key in one if key not in other]
     found += [f"only in B: {key}" for key in other if key not in one]
     for key in one:
@@ -162,11 +183,13 @@ def _tensor_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
             found.append(f"{key}: {kinds[0][0]} {kinds[0][1]} in A, {kinds[1][0]} {kinds[1][1]} in B")
             continue
         a, b = one[key][...], other[key][...]
-        same = a.view(-1).view(torch.uint8) == b.view(-1).view(torch.uint8) if a.numel() else torch.ones(0)
-        if not bool(same.all()):
-            count = int((~same.view(a.numel(), -1).all(dim=1)).sum())
-            found.append(f"{key}: {count:,} of {a.numel():,} elements differ")
-    return found
+        difference = compare_tensors(a, b, tolerance=tolerance)
+        if difference.num_elements:
+            amount = "" if difference.largest is None else f", by {difference.largest:.3g} at most"
+            found.append(f"{key}: {difference.num_elements:,} of {a.numel():,} elements differ{amount}")
+        elif difference.largest is not None:
+            largest = max(largest, difference.largest)
+    return _TensorDifferences(found, largest)
 
 
 def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from trackbed.cli.output import is_utf8, json_text, printable
 from trackbed.cli.parse import idx_cache_option
 from trackbed.plural import number_of
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from trackbed.preprocess import FirstDocument, Inspection
 
 __all__ = ["inspect"]
+
+_ASCII_WIDTH: Final = 40
 
 
 @click.command(short_help="Show the contents of a pair of .bin and .idx files.")
@@ -102,7 +105,7 @@ def _show_shards(path: str, idx_cache: str | None, *, as_json: bool) -> None:
     groups = count_shards(path, idx_cache=idx_cache)
     if as_json:
         fields = {"path": path, "keys": [asdict(one) for one in groups]}
-        click.echo(json.dumps(fields, ensure_ascii=False, indent=1))
+        click.echo(json_text(fields))
         return
     for one in groups:
         click.echo(
@@ -135,7 +138,7 @@ def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
     fields: dict[str, Any] = asdict(found)
     if first is not None:
         fields["first_documents"] = [asdict(one) for one in first]
-    return json.dumps(fields, ensure_ascii=False, indent=1)
+    return json_text(fields)
 
 
 def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
@@ -161,19 +164,15 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
         table.add_column("", ratio=1)
         for one in found.histogram:
             span = f"{one.shortest:,}" if one.shortest == one.longest else f"{one.shortest:,} to {one.longest:,}"
-            table.add_row(span, f"{one.documents:,}", Bar(most, 0, one.documents))
+            bar = Bar(most, 0, one.documents) if is_utf8() else "#" * -(-_ASCII_WIDTH * one.documents // most)
+            table.add_row(span, f"{one.documents:,}", bar)
         console.print(table)
     for number, document in enumerate(first):
         click.echo(f"document {number}, tokens {document.tokens:,}:")
-        click.echo(f"  {_printable(document.text)}{'' if document.whole else ' ...'}")
+        click.echo(f"  {printable(document.text)}{'' if document.whole else ' ...'}")
 
 
 def _modes(found: "Inspection") -> str:
     if not found.modes:
         return ""
     return ", ".join(f"sequences of mode {mode} {count:,}" for mode, count in found.modes.items()) + "\n"
-
-
-def _printable(text: str) -> str:
-    """Escapes control characters, so that none of them reaches the terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -21,6 +21,7 @@ from trackbed.cli.finish import finish
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
 from trackbed.cli.messages import EXPECTED, describe_all
+from trackbed.cli.output import accept_any_text
 from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
@@ -104,6 +105,7 @@ for command in chain.from_iterable(_SECTIONS.values()):
 def main() -> None:
     """Runs the command line of this process."""
     signal.signal(signal.SIGTERM, _end)
+    accept_any_text()
     try:
         trackbed(prog_name="trackbed")
     except SystemExit as end:

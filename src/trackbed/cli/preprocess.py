@@ -9,7 +9,7 @@ import click
 
 from trackbed.cli.kept_work import KeptWork
 from trackbed.cli.parse import Input, Size, format_option, record_limit_option, split_keys
-from trackbed.cli.preprocess_report import show_report
+from trackbed.cli.preprocess_report import report_as_json, show_report
 
 if TYPE_CHECKING:
     from trackbed.preprocess import ImagesConfig
@@ -49,6 +49,12 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     callback=split_keys,
     help="Keys of the texts in a JSON record; one pair of files per key.",
 )
+@click.option(
+    "--drop-record",
+    is_flag=True,
+    help="With several keys, leave a record out of all pairs if one of its texts has no tokens; else such a text is "
+    "one sequence without text.",
+)
 @click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
 @click.option("--split-sentences", is_flag=True, help="Write each sentence as a sequence, to PREFIX_KEY_sentence.")
 @click.option(
@@ -81,7 +87,10 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
 @format_option
 @click.option("--allow-empty", is_flag=True, help="Write a pair even if it has no document.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core."
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes; by default one per core that the process, or the quota of its container, may use.",
 )
 @click.option(
     "--shard-bytes",
@@ -98,12 +107,14 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     "pip install '.[ray]', and inputs, tokenizer and PREFIX that every host has at the same path or address.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the names of all files read and left out.")
 def preprocess(
     inputs: tuple[Path | str, ...],
     *,
     tokenizer: str,
     output: str,
     json_keys: tuple[str, ...],
+    drop_record: bool,
     append_eod: bool,
     split_sentences: bool,
     splitter: str | None,
@@ -121,12 +132,14 @@ def preprocess(
     shard_bytes: int | None,
     engine: "EngineName",
     overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Turn texts into indexed token files.
 
     INPUT is a file or a folder. A .jsonl or .json file holds one JSON record per line, a .txt or .md file is one
     document, and each row of a .parquet file is one; .gz and .zst files are decompressed. Files with other suffixes
-    need --format; without it, those in a folder are skipped and counted. Texts are taken as they are,
+    need --format; without it, those in a folder are left out. So are names in a folder that begin with . or _, and a
+    file is read once, whatever links lead to it. The report names what was left out. Texts are taken as they are,
     unless an option says otherwise.
 
     INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder for all objects below it; with
@@ -150,11 +163,15 @@ def preprocess(
     if images is not None and split_sentences:
         msg = "--images and --split-sentences exclude each other"
         raise click.UsageError(msg)
+    if drop_record and len(json_keys) < 2:
+        msg = "--drop-record needs several --json-keys"
+        raise click.UsageError(msg)
     _check_shards(shard_bytes, engine, images, overwrite=overwrite)
     config = PreprocessConfig(
         inputs=inputs,
         output=output,
         json_keys=json_keys,
+        drop_record=drop_record,
         append_eod=append_eod,
         images=_images(images, image_key, pad_length),
         skip_bad=skip_bad,
@@ -181,7 +198,11 @@ def preprocess(
             click.echo(f"trackbed: {failed.task}: attempt {failed.attempt} failed: {failed.how}", err=True)
 
         report = run(config, opened, splitter=sentences, progress=progress, on_failure=show_failure, on_save=kept)
-    show_report(report, time.monotonic() - start, split_sentences=split_sentences)
+    seconds = time.monotonic() - start
+    if as_json:
+        click.echo(report_as_json(report, seconds))
+    else:
+        show_report(report, seconds, split_sentences=split_sentences)
     if not (append_eod or split_sentences or images is not None):
         click.echo(_NO_END, err=True)
 

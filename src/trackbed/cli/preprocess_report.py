@@ -1,13 +1,45 @@
 """Report of `trackbed preprocess`."""
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
 
 import click
 
 if TYPE_CHECKING:
     from trackbed.preprocess import Report
 
-__all__ = ["show_report"]
+__all__ = ["files_line", "report_as_json", "show_report"]
+
+_REASONS: Final = {"unknown suffix": "of unknown suffix", "written by trackbed": "written by Trackbed"}
+_NAMES_SHOWN: Final = 3
+
+
+def report_as_json(report: "Report", seconds: float) -> str:
+    """Returns all counts of a run, and the names of what it read and left out."""
+    return json.dumps({**asdict(report), "seconds": round(seconds, 3)}, ensure_ascii=False, indent=1)
+
+
+def files_line(formats: Mapping[str, Sequence[str]], left_out: Mapping[str, Sequence[str]]) -> str:
+    """Formats what was read and what not; names the first files of each format but the most frequent one.
+
+    >>> files_line({"jsonl": ["a/0.jsonl", "a/1.jsonl"], "text": ["a/README.md"]}, {"hidden": ["a/_tmp"]})
+    'files: 2 JSON lines, 1 text (a/README.md); left out: 1 hidden (a/_tmp)'
+    """
+    from trackbed.preprocess.inputs import FORMAT_NAMES, InputFormat
+
+    read = [
+        f"{len(names):,} {FORMAT_NAMES[InputFormat(name)]}{_first(names) if number else ''}"
+        for number, (name, names) in enumerate(formats.items())
+    ]
+    skipped = [f"{len(names):,} {_REASONS.get(reason, reason)}{_first(names)}" for reason, names in left_out.items()]
+    return f"files: {', '.join(read)}" + (f"; left out: {', '.join(skipped)}" if skipped else "")
+
+
+def _first(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _NAMES_SHOWN else ""
+    return f" ({', '.join(names[:_NAMES_SHOWN])}{more})"
 
 
 def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> None:
@@ -23,19 +55,32 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("key", overflow="fold")
     has_unknown = any(one.unknown is not None for one in report.outputs)
-    names = ["documents", *["sentences"] * split_sentences, "tokens", *["unknown"] * has_unknown, "dropped"]
+    has_empty = any(one.empty for one in report.outputs)
+    names = ["documents", *["sentences"] * split_sentences, "tokens", *["unknown"] * has_unknown]
+    names += [*["empty"] * has_empty, "dropped"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.outputs:
         sequences = [f"{one.sequences:,}"] if split_sentences else []
         unknown = [_share(one.unknown or 0, one.tokens)] if has_unknown else []
-        table.add_row(one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", *unknown, f"{one.dropped:,}")
+        empty = [f"{one.empty:,}"] if has_empty else []
+        table.add_row(
+            one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", *unknown, *empty, f"{one.dropped:,}"
+        )
     Console(markup=False, highlight=False).print(table)
+    if has_empty:
+        click.echo(
+            "empty: texts without tokens, each a sequence without text, so that the documents of all keys correspond"
+        )
     if any(one.dropped for one in report.outputs):
-        click.echo("dropped: texts without tokens, such as empty ones, which become no document")
+        click.echo(
+            "dropped: texts without tokens, such as empty ones, which become no document"
+            if len(report.outputs) == 1
+            else "dropped: texts of records in which one has no tokens, such as an empty one"
+        )
     click.echo(
-        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}"
-        f"{_skipped_files(report)}\n"
+        f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}\n"
+        f"{files_line(report.formats, report.left_out)}\n"
         f"{_amount(report)} in {seconds:.1f} s{_rate(report, seconds)}"
     )
     if report.shard_list is not None:
@@ -70,9 +115,3 @@ def _rate(report: "Report", seconds: float) -> str:
     """Returns the stored bytes a second of this run; empty if an earlier run has done all of them."""
     done = report.input_bytes - report.kept_bytes
     return f", {done / 1e6 / seconds:.1f} MB/s" if done or not report.kept_bytes else ""
-
-
-def _skipped_files(report: "Report") -> str:
-    if not report.left_out_files:
-        return ""
-    return f", files of unknown suffix skipped {report.left_out_files:,}"

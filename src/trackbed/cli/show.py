@@ -1,13 +1,13 @@
 """`trackbed show`: the contents of a sample of a blend."""
 
-import json
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trackbed.cli.output import json_text, printable
 from trackbed.cli.parse import idx_cache_option
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ __all__ = ["show"]
 @click.command(short_help="Show what a sample of a blend contains.")
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--sample", type=int, required=True, metavar="K", help="Position of the sample; a negative one counts from the end."
-)
+    "--sample", type=int, default=0, show_default=True, metavar="K",
+    help="Position of the sample; a negative one counts from the end.",
+)  # fmt: skip
 @click.option(
     "--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True,
     help="Part of the blend that the position counts in.",
@@ -75,9 +76,16 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
     """Decodes tokens; returns their ids as text if the blend file has no tokenizer."""
     import numpy as np
 
+    from trackbed.datasets.tokenizers.panics import panics_as_errors
+
     if not hasattr(tokenizer, "detokenize"):
         return " ".join(map(str, ids))
-    return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
+    try:
+        with panics_as_errors():
+            return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
+    except RuntimeError as error:
+        msg = f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}"
+        raise FormatError(msg) from error
 
 
 def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
@@ -86,7 +94,7 @@ def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
     fields = asdict(found)
     for origin, runs in zip(fields["origins"], texts, strict=True):
         origin["text"] = [{"text": text, "counts": does_count} for text, does_count in runs]
-    return json.dumps(fields, ensure_ascii=False, indent=1)
+    return json_text(fields)
 
 
 def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:
@@ -107,5 +115,5 @@ def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples:
 
 def _marked(text: str, *, does_count: bool) -> tuple[str, str]:
     """Escapes control characters. Returns the text to show, and its style."""
-    shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    shown = printable(text, keep="\n")
     return (shown, "") if does_count else (f"{{-{shown}-}}", "dim")

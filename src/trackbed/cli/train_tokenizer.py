@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trackbed.cli.parse import format_option, record_limit_option, split_keys
+from trackbed.cli.preprocess_report import files_line
 from trackbed.cli.uninterruptible import run_in_thread
 
 if TYPE_CHECKING:
@@ -81,4 +82,7 @@ def train_tokenizer(
         if output.exists():
             click.echo(f"trackbed: {output} exists, and is replaced once the new one is whole", err=True)
         trained = run_in_thread(lambda: run(config, output, progress=progress))
-    click.echo(f"vocabulary {trained.vocab_size:,}, records {trained.records:,}, bad {trained.bad:,}\n{trained.path}")
+    click.echo(
+        f"vocabulary {trained.vocab_size:,}, records {trained.records:,}, bad {trained.bad:,}\n"
+        f"{files_line(trained.formats, trained.left_out)}\n{trained.path}"
+    )

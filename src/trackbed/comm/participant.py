@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from trackbed.comm.peers import Peers
 from trackbed.comm.store import Store, StoreTampered
 
 __all__ = ["Arrival", "Participant", "RankRecord"]
@@ -74,6 +75,8 @@ class Participant:
     timeout_seconds: float
     store_host: int | None = None
     """Rank whose process hosts the store, which ends with that process; None if none of the ranks does."""
+    peers: Peers = field(default_factory=Peers)
+    """Processes of the other ranks on this host."""
     _rendezvous: str = ""
     _arrival: Arrival = field(default_factory=Arrival)
     _status: bytes = b"null"

@@ -34,6 +34,7 @@ from trackbed.comm.report import (
     Failure,
     Outcome,
     describe_cause,
+    describe_ended,
     describe_failures,
     describe_late,
     describe_silence,
@@ -55,6 +56,8 @@ _FLAG_SECONDS: Final = 10.0
 _LINGER_SECONDS: Final = 5.0
 _LINGER_AFTER_FAILURE_SECONDS: Final = 1.5
 _SLICE_SECONDS: Final = 0.5
+_LAST_WORDS_SECONDS: Final = 0.3
+"""Time for what a rank has sent before it ended to arrive."""
 _MAX_REPORTED_FAILURES: Final = 32
 _ONE_FAILED: Final = 1 << 32
 
@@ -107,7 +110,11 @@ class Rendezvous:
         if self._failure_order <= _MAX_REPORTED_FAILURES:
             key = self._key(f"failure/{self._failure_order}")
             self.keys_to_delete.append(key)
-            store.set(key, Failure(self.participant.rank, describe_cause(error)).encode())
+            cause = describe_cause(error)
+            ended = self.participant.peers.ended()
+            if ended and describe_ended(ended) not in cause:  # a library names a lost connection only
+                cause = f"{cause}; {describe_ended(ended)}"
+            store.set(key, Failure(self.participant.rank, cause).encode())
         store.set(self._key("flag"), b"")
 
     def arrive_and_wait(self) -> Outcome:
@@ -159,6 +166,11 @@ class Rendezvous:
         is_warned = False
         while not self.flag.wait(min(_SLICE_SECONDS, watchdog.seconds_until_check())):
             check_wait()
+            lost = self.lost_ranks()
+            if lost and not self.flag.wait(_LAST_WORDS_SECONDS):
+                words = f"{self.what}: {describe_ended(lost)}"
+                num_readers = self.participant.size - len(self.participant.peers.ended())
+                return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=num_readers))
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds
@@ -169,6 +181,15 @@ class Rendezvous:
                 logger.warning("%s", describe_late(self.what, late=watchdog.late, rank=self.participant.rank))
         self.keys_to_delete += watchdog.keys_to_delete()
         return self._read_outcome(_FALLBACK_SECONDS)
+
+    def lost_ranks(self) -> dict[int, int]:
+        """Process of each rank of this host that has ended before it arrived here, by rank."""
+        ended = self.participant.peers.ended()
+        if not ended:
+            return {}
+        records = self.participant.read_present()
+        arrived = {rank for rank, record in records.items() if record is not None and record.rendezvous == self.name}
+        return {rank: process for rank, process in ended.items() if rank not in arrived}
 
     def _read_outcome(self, wait_seconds: float) -> Outcome:
         """Reads the outcome; if there is none after `wait_seconds`, publishes one that sums up the failures."""
@@ -211,6 +232,9 @@ class Rendezvous:
             deadline = time.monotonic() + wait_seconds
             pause = 0.001
             while not store.has([self._key("read")]) and time.monotonic() < deadline:
+                num_ended = len(self.participant.peers.ended())
+                if num_ended and store.add(self._key("readers"), 0) >= num_readers - num_ended:
+                    return  # nobody else will read it
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
 

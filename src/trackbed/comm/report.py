@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "describe_cause",
     "describe_difference",
+    "describe_ended",
     "describe_failures",
     "describe_late",
     "describe_silence",
@@ -155,6 +156,24 @@ def describe_silence(what: str, *, missing: Sequence[int], waiting: Sequence[int
         )
     names = name_ranks(missing)
     return f"{what}: {names} sent no heartbeat for {seconds:g} s, while {name_ranks(waiting)} waited"
+
+
+def describe_ended(ended: Mapping[int, int]) -> str:
+    """Formats ranks whose processes have ended, and what to do.
+
+    Args:
+        ended: process of each, by rank; at least one.
+
+    >>> describe_ended({1: 4242})
+    "rank 1 has ended (process 4242 of this host is gone): its log, or the kernel's if it was killed, says why"
+    """
+    processes = ", ".join(str(ended[rank]) for rank in sorted(ended)[:MAX_NAMED_RANKS])
+    names = name_ranks(ended)
+    if len(ended) == 1:
+        found = f"{names} has ended (process {processes} of this host is gone): its log"
+        return f"{found}, or the kernel's if it was killed, says why"
+    found = f"{names} have ended (processes {processes} of this host are gone): their logs"
+    return f"{found}, or the kernel's if they were killed, say why"
 
 
 def describe_late(what: str, *, late: Sequence[int], rank: int) -> str:

@@ -1,14 +1,19 @@
 """One rank's side of a step that all ranks execute together."""
 
 import time
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from trackbed.comm.rendezvous import Rendezvous
+from trackbed.comm.report import describe_ended
 from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT
+from trackbed.errors import CollectiveError
 
 __all__ = ["SharedStep", "Stopped", "cause_of"]
 
 E = TypeVar("E", bound=BaseException)
+
+_LAST_WORDS_SECONDS: Final = 0.75
+"""Time that is left, after a rank was seen to have ended, for what it has sent before."""
 
 
 class Stopped(Exception):  # noqa: N818  it never leaves the step
@@ -38,6 +43,8 @@ class SharedStep:
         self._rendezvous = rendezvous
         self._gap = min(max_heartbeat_gap_seconds, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
         self._next_heartbeat = 0.0
+        self._noticed: tuple[frozenset[int], float] = (frozenset(), 0.0)
+        """Ranks that were seen to have ended, and when."""
 
     def check(self) -> None:
         """Raises if another rank has failed. Makes no request.
@@ -55,11 +62,32 @@ class SharedStep:
 
         Raises:
             Stopped: another rank has failed.
+            CollectiveError: another rank of this host has ended.
             StoreUnreachable: the store does not answer.
         """
         self.check()
+        self._check_peers()
         now = time.monotonic()
         if now >= self._next_heartbeat:
             # Two threads may get here at the same time, and send two heartbeats.
             self._next_heartbeat = now + self._gap
             self._rendezvous.participant.send_heartbeat()
+
+    def _check_peers(self) -> None:
+        """Raises if a rank of this host has ended without arriving at the end of the step.
+
+        Raises:
+            CollectiveError: one has; the message names it.
+        """
+        ended = frozenset(self._rendezvous.participant.peers.ended())
+        if not ended:
+            return
+        noticed, since = self._noticed
+        now = time.monotonic()
+        if ended != noticed:
+            self._noticed = (ended, now)
+        elif now - since >= _LAST_WORDS_SECONDS:
+            lost = self._rendezvous.lost_ranks()
+            if lost:
+                raise CollectiveError(describe_ended(lost))
+            self._noticed = (ended, float("inf"))  # all of them have done their part

@@ -15,12 +15,14 @@ import orjson
 
 from trackbed.comm.group import Step, check_child_name, check_source
 from trackbed.comm.participant import Arrival, Participant, RankRecord
+from trackbed.comm.peers import Peers
 from trackbed.comm.rendezvous import Conclude, Rendezvous, publish_outcome
 from trackbed.comm.report import (
     Failure,
     Outcome,
     describe_cause,
     describe_difference,
+    describe_ended,
     describe_failures,
     describe_tampering,
 )
@@ -82,6 +84,8 @@ class StoreGroup:
         self._taken_lock = threading.Lock()
         self._next_numbers = [0]  # numbers of the next rendezvous: [3, 1] is the second inside the fourth
         self._keys_to_delete: list[str] = []
+        self._peers = Peers(rank)
+        self._has_announced = self._has_met = False
         self._broken: str | None = None
         """Text of the error that broke the group."""
 
@@ -141,6 +145,11 @@ class StoreGroup:
     def statuses(self) -> list[Any]:
         """Last known status of each rank, in rank order. See `Group`."""
         return [None if record is None else record.status for record in self._participant.read_present().values()]
+
+    def ended_ranks(self) -> str | None:
+        """Text about the ranks of this host whose processes have ended; None if there are none. Not collective."""
+        ended = self._peers.ended()
+        return describe_ended(ended) if ended else None
 
     def child(self, name: str) -> "StoreGroup":
         """Creates a group of the same ranks with steps of its own. See `Group`.
@@ -214,9 +223,12 @@ class StoreGroup:
         try:
             if self._secret is not None and self._joined is None:
                 self._exchange_nonces(what)
+            if not self._has_announced:
+                self._has_announced = True
+                self._peers.announce(self._participant.store)
             return Rendezvous.open(self._participant, self._next_name(), what, conclude)
         except StoreUnreachable as error:
-            self._broken = _describe_unreachable(what, error)
+            self._broken = self._describe_unreachable(what, error)
             raise CollectiveError(self._broken) from None
 
     def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> Outcome:
@@ -230,7 +242,7 @@ class StoreGroup:
                 # A rendezvous inside the step broke the group. Ranks that were not there still have to be notified.
                 outcome = self._publish_again(rendezvous, Outcome(error=self._broken, is_broken=True))
         except StoreUnreachable as error:
-            outcome = Outcome(error=_describe_unreachable(rendezvous.what, error), is_broken=True)
+            outcome = Outcome(error=self._describe_unreachable(rendezvous.what, error), is_broken=True)
             if isinstance(error, StoreTampered):
                 # Other ranks may have read an outcome before it was changed, and wait at the next rendezvous.
                 rendezvous.leave_after_tampering(outcome, next_rendezvous=self._next_name())
@@ -262,6 +274,10 @@ class StoreGroup:
             for key in self._keys_to_delete:
                 rendezvous.participant.store.delete(key)
             self._keys_to_delete.clear()
+            if not self._has_met:
+                # All ranks have been here, and said which process they are. Nobody has left for good yet.
+                self._has_met = True
+                self._peers.meet(rendezvous.participant.store)
         rendezvous.leave(outcome)
         self._keys_to_delete += rendezvous.keys_to_delete
         return outcome
@@ -289,6 +305,12 @@ class StoreGroup:
         if not is_inner:
             self._broken = failure
 
+    def _describe_unreachable(self, what: str, error: StoreUnreachable) -> str:
+        ended = self._peers.ended()
+        if self._store_host in ended:
+            return f"{what}: {describe_ended(ended)}"
+        return _describe_unreachable(what, error)
+
     def _next_name(self) -> str:
         return ".".join(map(str, self._next_numbers))
 
@@ -315,7 +337,7 @@ class StoreGroup:
         return self._connected().below(name)
 
     def _participant_of(self, store: Store) -> Participant:
-        return Participant(store, self.rank, self.size, self.timeout_seconds, self._store_host)
+        return Participant(store, self.rank, self.size, self.timeout_seconds, self._store_host, self._peers)
 
     def _exchange_nonces(self, what: str) -> None:
         """Collective over the group: agrees on keys that no earlier start has used, to prevent replays.

@@ -2,11 +2,13 @@
 
 A partial file is called `<final name>.<host>.<pid>.<start>.<serial>.partial`. Host, process number and start time of
 that process identify its writer, so the next writer on the same host can remove the files of a killed process, and
-none that is still being written. Partial folders (`trackbed.files.publish_folder`) have the same names.
+none that is still being written. A final name that is too long for this is cut, and ends in a digest. Partial folders
+(`trackbed.files.publish_folder`) have the same names.
 """
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import os
 import re
@@ -36,6 +38,9 @@ __all__ = [
 ]
 
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
+_MOST_NAME_BYTES: Final = 255  # of every file system of Linux but few
+_MOST_CHAR_BYTES: Final = 4
+_DIGEST_CHARS: Final = 16
 _SERIAL: Final = itertools.count()
 _WRITER: Final = re.compile(r"\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<start>\d+)\.\d+\.partial$")
 
@@ -55,6 +60,7 @@ class PartialFile:
 
     path: str
     final_name: str
+    """Name that the file is to get, cut if it is very long."""
     writer: Writer
 
 
@@ -65,7 +71,17 @@ def new_partial(final: Path, *, directory: Path | None = None) -> Path:
 
 def partial_name(final_name: str) -> str:
     """Returns a new unique name for a file to be published as `final_name`."""
-    return f"{final_name}.{_writer(os.getpid())}.{next(_SERIAL)}.partial"
+    end = f".{_writer(os.getpid())}.{next(_SERIAL)}.partial"
+    return f"{_shortened(final_name, end)}{end}"
+
+
+def _shortened(final_name: str, end: str) -> str:
+    """Returns a final name as it stands before the end of a partial name."""
+    room = _MOST_NAME_BYTES - len(os.fsencode(end))
+    if len(final_name) * _MOST_CHAR_BYTES <= room or len(raw := os.fsencode(final_name)) <= room:
+        return final_name
+    digest = f"-{hashlib.sha256(raw).hexdigest()[:_DIGEST_CHARS]}"
+    return raw[: room - len(digest)].decode(errors="ignore") + digest
 
 
 def is_partial_name(name: str) -> bool:
@@ -182,13 +198,16 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
     found = []
     for name in sorted(os.listdir(directory)):  # noqa: PTH208  pathlib takes ten times as long
         writer = _WRITER.search(name)
-        if writer is None or (final_name and name[: writer.start()] != final_name):
+        if writer is None:
+            continue
+        begin = name[: writer.start()]
+        if final_name and begin not in (final_name, _shortened(final_name, writer[0])):
             continue
         state = Writer.elsewhere
         if writer["host"] == _host():
             is_alive = _start_of(int(writer["pid"])) == int(writer["start"])
             state = Writer.living if is_alive else Writer.dead
-        found.append(PartialFile(f"{directory}/{name}", name[: writer.start()], state))
+        found.append(PartialFile(f"{directory}/{name}", begin, state))
     return found
 
 

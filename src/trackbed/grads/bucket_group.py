@@ -89,10 +89,9 @@ class _ParamAndGradBucketGroup:
         self.issue: Callable[[bool], None] = self.start_grad_sync
         """Called when the group is ready, with `force_all_reduce`: reduces it now, or in its turn."""
 
-        self.is_last_microbatch = True
+        self.issued_flag, self.last_flag = [False], [True]
+        """`is_issued` and `is_last_microbatch`, in lists that the hooks of parameters keep."""
         self.is_first_batch = True
-        self.is_issued = False
-        """True from the moment when a reduction begins until `reset`."""
         self.grad_reduce_handle: Work | None = None
         self.param_gather_handle: Work | None = None
         self.param_gather_dispatched = False
@@ -111,6 +110,24 @@ class _ParamAndGradBucketGroup:
         self._norms = NormHistory()
         self._versions: list[int] | None = None
         """How often the gradients of each bucket had been changed when their reduction began; None if none runs."""
+
+    @property
+    def is_issued(self) -> bool:
+        """True from the moment when a reduction begins until `reset`."""
+        return self.issued_flag[0]
+
+    @is_issued.setter
+    def is_issued(self, value: bool) -> None:
+        self.issued_flag[0] = value
+
+    @property
+    def is_last_microbatch(self) -> bool:
+        """True if gradients that arrive are those of the last backward pass before a reduction."""
+        return self.last_flag[0]
+
+    @is_last_microbatch.setter
+    def is_last_microbatch(self, value: bool) -> None:
+        self.last_flag[0] = value
 
     @property
     def per_param_grad_ready_counts(self) -> dict[Parameter, int]:

@@ -143,7 +143,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._init_module(config)
         self.allow_unused = allow_unused
         self._set_groups(self._process_groups(pg_collection, ddp_config, process_group, expert_process_group))
-        self._messages = messages_of(self.dp_cp_group)
+        self._messages = self._expert_messages = messages_of(self.dp_cp_group)
         self.waiter = Waiter(self._messages)
         with self._messages.guarded("DistributedDataParallel"):
             check_options(ddp_config)
@@ -152,9 +152,9 @@ class DistributedDataParallel(torch.nn.Module):
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
             self._build_parts(is_one_group=disable_bucketing)
-            experts = self._agree_and_connect(is_one_bucket=is_one_bucket, compares_buffers=not is_megatrons_form)
+            self._agree_and_connect(is_one_bucket=is_one_bucket, compares_buffers=not is_megatrons_form)
             if not is_megatrons_form:
-                self._make_same(experts, broadcasts=broadcast is not False)
+                self._make_same(broadcasts=broadcast is not False)
             elif broadcast is not None:
                 msg = "broadcast must be left out with the arguments of Megatron Core, but is given: broadcast_params()"
                 raise ArgumentError(msg)
@@ -327,6 +327,16 @@ class DistributedDataParallel(torch.nn.Module):
         exchange = (collectives or self.dense_collectives).exchange(numbers, label=label)
         self.waiter.wait(exchange.work, "exchange of numbers")
         return exchange.read()
+
+    def gather_lines(self, lines: list[str], *, of_experts: bool = False) -> list[tuple[int, list[str]]]:
+        """Collective over the ranks that share one optimizer: returns number and lines of text of each.
+
+        Args:
+            lines: lines of this rank.
+            of_experts: True for the ranks with the same experts.
+        """
+        messages = self._expert_messages if of_experts else self._messages
+        return [(rank, own) for rank, own in messages.all_gather([self._rank, lines])]
 
     def attach_optimizer(self, optimizer: Any) -> None:
         """Has an optimizer take over from any other one, which from then on refuses to step.
@@ -611,14 +621,11 @@ class DistributedDataParallel(torch.nn.Module):
         self.expert_parallel_buffers, self.expert_parallel_bucket_groups = self._experts.buffers, self._experts.groups
         self.param_to_bucket_group = {param: group for group in self._groups() for param in group.params}
 
-    def _agree_and_connect(self, *, is_one_bucket: bool, compares_buffers: bool) -> Group:
-        """Checks that the ranks have the same model and options, and chooses their collectives.
-
-        Returns:
-            The ranks with the same experts.
-        """
+    def _agree_and_connect(self, *, is_one_bucket: bool, compares_buffers: bool) -> None:
+        """Checks that the ranks have the same model and options, and chooses their collectives."""
         more = {"allow_unused": self.allow_unused, "one bucket": is_one_bucket}
-        experts = self._messages if self.expt_dp_group is self.dp_cp_group else messages_of(self.expt_dp_group)
+        if self.expt_dp_group is not self.dp_cp_group:
+            self._expert_messages = messages_of(self.expt_dp_group)
         named = list(self.module.named_parameters())
         dense = describe_buffers(self.buffers) + describe_frozen((n, p) for n, p in named if not is_expert(p))
         of_experts = describe_buffers(self.expert_parallel_buffers)
@@ -627,25 +634,19 @@ class DistributedDataParallel(torch.nn.Module):
             dense += values_of(self.module, of_experts=False).describe_buffers()
             of_experts += values_of(self.module, of_experts=True).describe_buffers()
         agree(self._messages, describe_options(self.ddp_config, **more) + dense)
-        agree(experts, of_experts)
+        agree(self._expert_messages, of_experts)
         for part, ranks, messages in (
             (self._dense, self.dp_cp_group, self._messages),
-            (self._experts, self.expt_dp_group, experts),
+            (self._experts, self.expt_dp_group, self._expert_messages),
         ):
             part.connect(messages if part.ranks is ranks else messages_of(part.ranks), self.ddp_config)
-        return experts
 
     @torch.no_grad()
-    def _make_same(self, experts: Group, *, broadcasts: bool) -> None:
-        """Collective over the ranks: gives all ranks the values of rank 0, or checks that they have them.
-
-        Args:
-            experts: the ranks with the same experts.
-            broadcasts: True to copy the values.
-        """
+    def _make_same(self, *, broadcasts: bool) -> None:
+        """Collective over the ranks: gives all ranks the values of rank 0, or checks that they have them."""
         for of_experts, collectives, messages in (
             (False, self.dense_collectives, self._messages),
-            (True, self.expert_collectives, experts),
+            (True, self.expert_collectives, self._expert_messages),
         ):
             values = values_of(self.module, of_experts=of_experts)
             if broadcasts:

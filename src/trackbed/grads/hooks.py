@@ -48,16 +48,24 @@ def backward_hook(
     # where Python's garbage collector does not look, so it must not refer to the parameter, nor to what does.
     slot = group.slot_of(param)
     overlaps, has_arrived = group.ddp_config.overlap_grad_reduce, group.has_arrived
+    issued, last = group.issued_flag, group.last_flag
     group_of, param_of = weakref.ref(group), weakref.ref(param)
     del group, param
 
-    def hook(*unused: object) -> None:  # noqa: ARG001  autograd passes the parameter
-        group, param = group_of(), param_of()
-        if group is None or param is None:
-            return  # the wrapper is gone
-        if group.is_issued:
+    def count() -> None:
+        group = group_of()
+        if group is not None:
+            group.count(slot, forces_all_reduce[0])
+
+    def hook(param: Parameter | None = None, *unused: object) -> None:  # noqa: ARG001
+        if param is None:  # called by a module
+            param = param_of()
+            if param is None or group_of() is None:
+                return  # the wrapper is gone
+        if issued[0]:
             param.grad = None  # the next step must not add to it
-            raise GradientError(group.describe_late(slot))
+            group = group_of()
+            raise GradientError("the wrapper is gone" if group is None else group.describe_late(slot))
         gradient = param.grad
         own = vars(param)
         if state.is_on:
@@ -70,7 +78,7 @@ def backward_hook(
                 state.queue()
             state.has_arrived = True
             if overlaps:
-                group.count(slot, forces_all_reduce[0])
+                count()
             return
         if gradient is not None:
             if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
@@ -79,8 +87,8 @@ def backward_hook(
         has_arrived[slot] = True
         if not overlaps:
             is_touched[0] = True
-        elif group.is_last_microbatch:
-            group.count(slot, forces_all_reduce[0])
+        elif last[0]:
+            count()
 
     return hook
 

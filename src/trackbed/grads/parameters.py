@@ -20,6 +20,7 @@ __all__ = [
     "drop_gradients",
     "group_parameters",
     "is_expert",
+    "name_in_module",
     "scaling_factors",
 ]
 
@@ -49,6 +50,15 @@ class ScalingFactors:
 def is_expert(param: torch.Tensor) -> bool:
     """True if only some of the data-parallel ranks have the parameter, as those of experts do."""
     return not getattr(param, "allreduce", True)
+
+
+def name_in_module(name: str) -> str:
+    """Name of a parameter or buffer without what `torch.compile` adds to it.
+
+    >>> name_in_module("_orig_mod.layers.0._orig_mod.weight")
+    'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") if "_orig_mod" in name else name
 
 
 def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:

@@ -15,6 +15,8 @@ __all__ = ["Waiter"]
 
 _SLICE_SECONDS: Final = 0.05
 _LONGEST_SLICE_SECONDS: Final = 1.0
+_LAST_WORDS_SECONDS: Final = 0.75
+"""Time that is left, after a rank was seen to have ended, for what it has sent before."""
 _OBSERVATION: Final = 0.6
 """Part of the timeout after which the signs of life of the ranks are recorded, to be compared with those at its end."""
 
@@ -71,6 +73,7 @@ class Waiter:
         elapsed = 0.0
         before: list[Any] | None = None
         lost: BackendError | None = None
+        seconds_ended = 0.0
         while elapsed < timeout:
             began = time.monotonic()
             if lost is not None:
@@ -81,16 +84,41 @@ class Waiter:
                         return
                 except BackendError as error:
                     if self.step is None:
+                        self._name_ended(what, error)
                         raise
                     # Another rank reports why, or gives no more signs of life.
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
             self._give_sign()
             # Hardly any time passes for a machine that was suspended, and all its ranks with it.
-            elapsed += min(time.monotonic() - began, _LONGEST_SLICE_SECONDS)
+            passed = min(time.monotonic() - began, _LONGEST_SLICE_SECONDS)
+            elapsed += passed
+            ended = self._ended()
+            seconds_ended += 0.0 if ended is None else passed
+            if ended is not None and seconds_ended >= _LAST_WORDS_SECONDS:
+                msg = f"{what}: {ended}"
+                raise CollectiveError(msg) from lost
             if before is None and elapsed >= _OBSERVATION * timeout:
                 before = self._observe()
         late = work.late_ranks() if lost is None else []
         raise CollectiveError(self._describe(what, late or self._silent_since(before))) from lost
+
+    def _ended(self) -> str | None:
+        """Text about ranks of this host whose processes have ended; None if there are none, or that is not known."""
+        ended_ranks = getattr(self._group, "ended_ranks", None)
+        return None if ended_ranks is None else ended_ranks()
+
+    def _name_ended(self, what: str, error: BackendError) -> None:
+        """Raises an error that names the rank whose end has broken the connection, if it is one of this host.
+
+        Raises:
+            CollectiveError: see above.
+        """
+        for _ in range(6):
+            ended = self._ended()
+            if ended is not None:
+                msg = f"{what}: {ended}"
+                raise CollectiveError(msg) from error
+            time.sleep(_SLICE_SECONDS)
 
     def _give_sign(self) -> None:
         if self.step is not None and self._group is not None:

@@ -203,6 +203,10 @@ class MegatronPretrainingRandomSampler(Positioned):
     next iteration starts the next epoch. An epoch has A samples: `total_samples` without the remainder that does not
     fill up m.
 
+    If m does not divide `total_samples`, some ranks have one more micro batch than others at the end of an epoch, as in
+    Megatron. From then on the ranks are in different epochs: a global batch may have a sample twice, and a resumed run
+    has other batches than one that was not interrupted. `drop_last` leaves the same samples out on all ranks.
+
     Args:
         dataset: the dataset. Its `fingerprint`, if any, is checked when resuming, and its `set_epoch`, if any, is
             called with the epoch.
@@ -212,9 +216,15 @@ class MegatronPretrainingRandomSampler(Positioned):
         data_parallel_rank: this rank, in `[0, data_parallel_size)`.
         data_parallel_size: number of ranks, at least 1.
         data_sharding: True to restrict each rank to its own part of the dataset.
+        drop_last: True to end an epoch of every rank after A samples of all ranks; each epoch leaves out others. False
+            to give some ranks the micro batches that the rest still fills, as Megatron does. With `data_sharding`, or
+            if m divides `total_samples`, both are the same.
 
     Raises:
         ArgumentError: an argument is out of range.
+
+    >>> [list(MegatronPretrainingRandomSampler(None, 5, 0, 1, rank, 2, False, drop_last=True)) for rank in range(2)]
+    [[[4], [1]], [[0], [3]]]
     """
 
     def __init__(
@@ -226,7 +236,12 @@ class MegatronPretrainingRandomSampler(Positioned):
         data_parallel_rank: int,
         data_parallel_size: int,
         data_sharding: bool,  # noqa: FBT001  Megatron's signature
+        *,
+        drop_last: bool = False,
     ) -> None:
+        if not isinstance(drop_last, bool):
+            msg = f"drop_last must be True or False, found {drop_last!r}"
+            raise ArgumentError(msg)
         _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
         self.dataset = dataset
         self.total_samples = total_samples
@@ -234,6 +249,7 @@ class MegatronPretrainingRandomSampler(Positioned):
         self.data_parallel_rank = data_parallel_rank
         self.data_parallel_size = data_parallel_size
         self.data_sharding = data_sharding
+        self.drop_last = drop_last
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.last_batch_size = total_samples % self.micro_batch_times_data_parallel_size
         self.consumed_samples = self._checked(consumed_samples)
@@ -279,7 +295,8 @@ class MegatronPretrainingRandomSampler(Positioned):
         permutation = torch.randperm(self._permuted, generator=generator)
         if self.data_sharding:
             return permutation[place // self.data_parallel_size :] + self.data_parallel_rank * self._permuted
-        return permutation[place:][self.data_parallel_rank :: self.data_parallel_size]
+        stop = self._samples_per_epoch if self.drop_last else None
+        return permutation[place:stop][self.data_parallel_rank :: self.data_parallel_size]
 
     @property
     def _permuted(self) -> int:
@@ -300,12 +317,18 @@ class MegatronPretrainingRandomSampler(Positioned):
         """Continues at a position that `resumed` returned."""
         self.consumed_samples = position.consumed_samples
 
+    def _order_name(self) -> str:
+        if self.data_sharding:
+            return "random, sharded"
+        is_cut = self.drop_last and self._permuted > self._samples_per_epoch
+        return "random, drop_last" if is_cut else "random"
+
     def _position(self, consumed_samples: int) -> Position:
         fingerprint = getattr(self.dataset, "fingerprint", None)
         return Position(
             consumed_samples=consumed_samples,
             total_samples=self.total_samples,
-            order="random, sharded" if self.data_sharding else "random",
+            order=self._order_name(),
             fingerprint=None if fingerprint is None else str(fingerprint),
             samples_per_epoch=self._samples_per_epoch,
             permuted=self._permuted,

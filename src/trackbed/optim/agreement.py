@@ -1,7 +1,9 @@
 """Agreement of the ranks on how they update parameters, checked in every step beside the norm."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -16,28 +18,32 @@ __all__ = ["brief", "check_same", "describe_options", "describe_update", "digest
 _NOT_OPTIONS: Final = ("params", "param_names")
 
 
-def describe_options(options: Mapping[str, Any]) -> str:
-    """Text of the options of a parameter group that are numbers, words or lists of them."""
+def describe_options(options: Mapping[str, Any]) -> list[str]:
+    """Texts of the options of a parameter group that are numbers, words or lists of them."""
     found = {key: _plain(value) for key, value in options.items() if key not in _NOT_OPTIONS}
-    return ", ".join(f"{key}={value!r}" for key, value in found.items() if _is_plain(value))
+    return [f"{key}={value!r}" for key, value in found.items() if _is_plain(value)]
 
 
 def describe_update(
     optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]], frozen: Sequence[str]
-) -> dict[str, str]:
-    """Texts, by name, that are the same on all ranks whose updates of some parameters are.
+) -> dict[str, list[str]]:
+    """Lines, by name, that are the same on all ranks whose updates of some parameters are.
 
     Args:
         optimizer: optimizer.
         names: names of these parameters in each of its groups.
         frozen: names of those that are frozen.
     """
-    groups = zip(optimizer.param_groups, names, strict=True)
+    groups = [(number, group) for number, group in enumerate(optimizer.param_groups) if names[number]]
     return {
-        "the class of the optimizer": type(optimizer).__qualname__,
-        "the parameter groups": f"{brief(names)} ({_digest_of(repr(names)):x})",
-        "the options of parameter groups": "; ".join(describe_options(group) for group, own in groups if own),
-        "parameters that are frozen after wrapping": ", ".join(frozen) or "none",
+        "the class of the optimizer": [type(optimizer).__qualname__],
+        "the parameter groups": [
+            f"{brief([own])} in group {number} ({_digest_of(repr(own)):x})" for number, own in enumerate(names)
+        ],
+        "the options of parameter groups": [
+            f"{option} in group {number}" for number, group in groups for option in describe_options(group)
+        ],
+        "parameters that are frozen after wrapping": list(frozen) or ["none"],
     }
 
 
@@ -65,35 +71,40 @@ def _digest_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def digests_of(texts: Mapping[str, str]) -> npt.NDArray[np.int64]:
-    """`[K]` numbers that stand for the texts."""
-    return np.array([_digest_of(text) for text in texts.values()], dtype=np.int64)
+def digests_of(texts: Mapping[str, list[str]]) -> npt.NDArray[np.int64]:
+    """`[K]` numbers that stand for the lines of each name."""
+    return np.array([_digest_of("; ".join(lines)) for lines in texts.values()], dtype=np.int64)
 
 
 def check_same(
-    texts: Mapping[str, str], rows: npt.NDArray[np.int64], rank: int, ranks: Sequence[int] | None = None
+    texts: Mapping[str, list[str]],
+    rows: npt.NDArray[np.int64],
+    gather: Callable[[list[str]], list[tuple[int, list[str]]]],
 ) -> None:
-    """Checks that all ranks have the same texts.
+    """Collective over the ranks if they differ: checks that all have the same lines.
 
     Args:
-        texts: those of this rank, by name.
-        rows: `[ranks, K]` the `digests_of` the texts of each rank.
-        rank: number of this rank.
-        ranks: number of the rank of each row; by default in order from 0.
+        texts: lines of this rank, by name.
+        rows: `[ranks, K]` the `digests_of` the lines of each rank, the same rows on every rank.
+        gather: returns number and lines of each rank; called on all ranks, or on none.
 
     Raises:
-        CollectiveError: they do not. The message has the first name, a rank that differs, and this rank's text.
+        CollectiveError: they do not. The message has the first name, two ranks, and the first line that differs.
     """
-    ranks = range(len(rows)) if ranks is None else ranks
-    own = rows[ranks.index(rank)]
-    for number, (name, text) in enumerate(texts.items()):
-        other = np.flatnonzero(rows[:, number] != own[number])
-        if len(other):
-            msg = (
-                f"optimizer: {name} must be the same on every rank, but rank {rank} has {text}, and rank "
-                f"{ranks[other[0]]} does not"
-            )
-            raise CollectiveError(msg)
+    different = (rows != rows[0]).any(axis=0)
+    if not different.any():
+        return
+    name = list(texts)[int(np.argmax(different))]
+    of_ranks = gather(texts[name])
+    counts = Counter(tuple(lines) for _, lines in of_ranks)
+    usual = max(of_ranks, key=lambda found: (counts[tuple(found[1])], -found[0]))
+    other = next((found for found in of_ranks if found[1] != usual[1]), usual)
+    pairs = zip_longest(other[1], usual[1], fillvalue="no more")
+    here, there = next(((one, two) for one, two in pairs if one != two), ("other values", "others"))
+    msg = (
+        f"optimizer: {name} must be the same on every rank, but rank {other[0]} has {here}, and rank {usual[0]} {there}"
+    )
+    raise CollectiveError(msg)
 
 
 def _plain(value: Any) -> Any:

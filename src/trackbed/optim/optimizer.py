@@ -5,6 +5,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives.protocol import NORM
 from trackbed.grads.optimizer_hook import watch_steps
-from trackbed.grads.parameters import is_expert
+from trackbed.grads.parameters import is_expert, name_in_module
 from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
 from trackbed.optim.arguments import check_kinds, check_known
 from trackbed.optim.elementwise import check_elementwise
@@ -32,7 +33,15 @@ from trackbed.optim.full_state import (
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
-from trackbed.optim.state_check import by_name, check_options, check_state, expected_state, field_of, warn_of_missing
+from trackbed.optim.state_check import (
+    by_name,
+    check_options,
+    check_state,
+    expected_state,
+    field_of,
+    warn_of_missing,
+    with_module_names,
+)
 from trackbed.optim.step_placement import place_steps
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
@@ -96,7 +105,7 @@ class DataParallelOptimizer:
         self.model = model
         self._max_norm = max_norm
         self._loss_scale = LossScale(loss_scale)
-        self._params = dict(model.module.named_parameters())
+        self._params = {name_in_module(name): param for name, param in model.module.named_parameters()}
         names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
         check_known(optimizer, names)
         found = pieces_of(model)
@@ -381,6 +390,7 @@ class DataParallelOptimizer:
 
     def _checked_fields(self, state: Mapping[str, Any]) -> tuple[list[State], Mapping[str, State]]:
         """Parameter groups and states of a state by name, which are those of this optimizer."""
+        state = with_module_names(state)
         groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
         theirs = [list(field_of(group, "params", list)) for group in groups]
         if theirs != self._group_names:
@@ -470,21 +480,19 @@ class DataParallelOptimizer:
         own = SquareSum.of(shared_gradients(self.model)).numbers()
         dense, experts = (self._describe_update(of_experts=of_experts) for of_experts in (False, True))
         rows = self.model.exchange(np.concatenate([own, digests_of(dense)]), NORM)
-        rank = self.model.dense_collectives.rank()
-        check_same(dense, rows[:, len(own) :], rank)
+        check_same(dense, rows[:, len(own) :], self.model.gather_lines)
         if self.model.expert_parallel_buffers:
-            numbers = np.concatenate([[rank], digests_of(experts)])
-            of_experts = self.model.exchange(numbers, NORM, self.model.expert_collectives)
-            check_same(experts, of_experts[:, 1:], rank, of_experts[:, 0].tolist())
+            of_experts = self.model.exchange(digests_of(experts), NORM, self.model.expert_collectives)
+            check_same(experts, of_experts, partial(self.model.gather_lines, of_experts=True))
         return SquareSum.total(rows[:, : len(own)]).norm()
 
-    def _describe_update(self, *, of_experts: bool) -> dict[str, str]:
+    def _describe_update(self, *, of_experts: bool) -> dict[str, list[str]]:
         groups = self._names_of[of_experts]
         frozen = [name for names in groups for name in names if not self._params[name].requires_grad]
-        more = {"max_norm": repr(self._max_norm), "the loss scale": repr(self._loss_scale.value)}
+        more = {"max_norm": [repr(self._max_norm)], "the loss scale": [repr(self._loss_scale.value)]}
         return (
             describe_update(self.optimizer, groups, frozen)
-            | {"the state that was loaded": self._origins[of_experts]}
+            | {"the state that was loaded": [self._origins[of_experts]]}
             | more
         )
 

@@ -7,6 +7,7 @@ import torch
 
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives import shard_of
+from trackbed.grads.parameters import name_in_module
 
 __all__ = ["Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
 
@@ -49,7 +50,7 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
 
 def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[Piece]]:
     """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter."""
-    names = {param: name for name, param in model.module.named_parameters()}
+    names = {param: name_in_module(name) for name, param in model.module.named_parameters()}
     found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in model.params_with_grad}
     for buffer in model.buffers + model.expert_parallel_buffers:
         is_sharded = buffer.ddp_config.use_distributed_optimizer

@@ -19,6 +19,7 @@ from trackbed.checkpoint.parts import is_part
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
+from trackbed.grads.parameters import name_in_module
 from trackbed.grads.process_groups import GroupOfRanks
 from trackbed.optim.full_state import Part
 from trackbed.optim.optimizer import DataParallelOptimizer
@@ -55,6 +56,7 @@ def sharded_state(
             different experts; a tensor of the model is itself divided among ranks, as those of FSDP are; or a rank has
             no state of its part of a parameter, and others have.
     """
+    model = _uncompiled(model)
     with meet("sharded_state", _ranks_of(model, group)) as meeting:
         _check(model, optimizer)
         meeting.group.agree("sharded_state", _arguments(optimizer))
@@ -66,7 +68,7 @@ def sharded_state(
             return {"model": states}
         common, parts = optimizer.split_state_dict()
         is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
-        params = dict(optimizer.model.module.named_parameters())
+        params = _named_parameters(optimizer)
         for part in parts:
             entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else meeting.rank)
             common["state"].setdefault(part.name, {})[part.key] = entry
@@ -101,23 +103,30 @@ def load_sharded_state(
             checkpoint is damaged or does not fit the model or the optimizer. Nothing is loaded then, unless the
             module's own `load_state_dict` failed.
     """
+    model = _uncompiled(model)
     with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
         _check(model, optimizer)
         meeting.group.agree("load_sharded_state", _arguments(optimizer))
         opened = open_for_all(local_folder(folder), meeting)
         common = opened.load_common()
         entries = _entries(model, meeting.rank)
-        _check_keys(folder, set(opened.catalogue.tensors), common, entries)
+        stored = {name_in_module(key): key for key in opened.catalogue.tensors}
+        stored |= {key: key for key in opened.catalogue.tensors}
+        _check_keys(folder, {name_in_module(key) for key in stored}, common, entries)
         tensors = {name: one.without_data() for name, one in entries.items() if isinstance(one, ShardedTensor)}
         wanted: dict[str, Any] = {"model": tensors}
         if optimizer is not None:
             wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(common, folder), optimizer, meeting.rank)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
-        loaded: dict[str, Any] = load(wanted, folder, validate_access_integrity=False, allow_cast=allow_cast)
+        loaded: dict[str, Any] = load(
+            wanted, folder, validate_access_integrity=False, allow_cast=allow_cast, rename=stored
+        )
         if optimizer is not None:
             state = {"state": {}, **loaded["optimizer"]}  # without tensors it may be empty, and is not stored then
             optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
-        _inner(model).load_state_dict(loaded.get("model", {}))
+        own = {name_in_module(name): name for name in _inner(model).state_dict()}
+        values = {name_in_module(name): value for name, value in loaded.get("model", {}).items()}
+        _inner(model).load_state_dict({own.get(name, name): value for name, value in values.items()})
     loaded.pop("model", None)
     if optimizer is not None:
         del loaded["optimizer"]
@@ -169,6 +178,13 @@ def _ranks_of(model: torch.nn.Module, group: Ranks) -> Ranks:
     return model.process_group if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
 
 
+def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The wrapper of a model, where that was compiled as a whole; anything else as it is."""
+    inner = getattr(model, "_orig_mod", None)
+    is_wrapper = isinstance(inner, DistributedDataParallel | torch.nn.parallel.DistributedDataParallel)
+    return inner if is_wrapper else model  # type: ignore[return-value]
+
+
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
     """The module whose state has the names of the model."""
     return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
@@ -178,14 +194,19 @@ def _entries(model: torch.nn.Module, rank: int) -> dict[str, Any]:
     """The state of the model, with entries in the place of its tensors."""
     return {
         name: _whole_tensor(name, value, rank) if isinstance(value, torch.Tensor) else value
-        for name, value in _inner(model).state_dict().items()
+        for name, value in ((name_in_module(key), value) for key, value in _inner(model).state_dict().items())
     }
 
 
 def _names_of_parameters(model: torch.nn.Module) -> set[str]:
     """Names of the parameters in the state of the model, each name of one that is used in several places."""
     inner = model.module if isinstance(model, DistributedDataParallel) else _inner(model)
-    return {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+    return {name_in_module(name) for name, _ in inner.named_parameters(remove_duplicate=False)}
+
+
+def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Parameter]:
+    """Parameters of an optimizer's model, by their names in the module."""
+    return {name_in_module(name): param for name, param in optimizer.model.module.named_parameters()}
 
 
 def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
@@ -241,11 +262,12 @@ def _wanted_parts(
     saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int
 ) -> dict[str, dict[str, ShardedTensor]]:
     """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
-    params = dict(optimizer.model.module.named_parameters())
+    params = _named_parameters(optimizer)
     trained, spans = set(optimizer.model.params_with_grad), optimizer.spans()
     is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
     wanted: dict[str, dict[str, ShardedTensor]] = {}
-    for name, types in saved["divided"].items():
+    for saved_name, types in saved["divided"].items():
+        name = name_in_module(saved_name)
         if name not in params or (params[name] in trained and name not in spans):
             continue
         if not isinstance(types, Mapping):
@@ -287,7 +309,7 @@ def _check_keys(folder: str | Path, stored: set[str], common: Mapping[str, Any],
             "those that it has, and trackbed.open_checkpoint reads them"
         )
         raise CheckpointError(msg)
-    found |= {f"model.{name}" for name in others} if isinstance(others, Mapping) else set()
+    found |= {f"model.{name_in_module(name)}" for name in others} if isinstance(others, Mapping) else set()
     if own - empty - found:
         msg = f"{folder}: must have every tensor of the model, but lacks {_first_of(own - empty - found)}"
         raise CheckpointError(msg)

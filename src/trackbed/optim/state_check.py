@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from trackbed.errors import ArgumentError
+from trackbed.grads.parameters import name_in_module
 from trackbed.kernels.integers import is_integer
 from trackbed.optim.full_state import MAIN, WHERE
 
@@ -37,6 +38,30 @@ def field_of(state: object, key: str, kind: type) -> Any:
     return value
 
 
+def with_module_names(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a state with the names of the module, where it was saved with those of a compiled one.
+
+    Raises:
+        ArgumentError: it has no parameter groups, or no states.
+    """
+    groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
+    cleaned = [
+        {
+            **group,
+            **{
+                key: [name_in_module(name) if isinstance(name, str) else name for name in group[key]]
+                for key in ("params", "param_names")
+                if isinstance(group, Mapping) and isinstance(group.get(key), list | tuple)
+            },
+        }
+        if isinstance(group, Mapping)
+        else group
+        for group in groups
+    ]
+    named = {name_in_module(key) if isinstance(key, str) else key: value for key, value in states.items()}
+    return {**state, "param_groups": cleaned, "state": named}
+
+
 def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping[str, Any]:
     """Returns a state with the names of parameters in the place of torch's numbers.
 
@@ -47,6 +72,7 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     Raises:
         ArgumentError: the parameters are numbered, and the groups have other numbers of parameters than `names`.
     """
+    state = with_module_names(state)
     groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
     numbers = [field_of(group, "params", list) for group in groups]
     flat = [number for group in numbers for number in group]

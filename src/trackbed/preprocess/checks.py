@@ -67,10 +67,11 @@ def check_outputs(config: PreprocessConfig, report: Report) -> None:
         PlanError: a pair has no document, and `config.allow_empty` is False.
     """
     for output in report.outputs:
-        if not output.documents and not config.allow_empty:
+        if output.documents == output.empty and not config.allow_empty:
+            what = "document with text" if output.empty else "document"
             bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
             msg = (
-                f"{output.prefix}: a pair must have at least one document, found none in "
+                f"{output.prefix}: a pair must have at least one {what}, found none in "
                 f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{bad}; "
                 "--allow-empty writes it anyway"
             )

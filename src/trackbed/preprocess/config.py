@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address, lost_address_hint, parse_address
+from trackbed.preprocess.cpu_quota import cpu_quota
 from trackbed.preprocess.inputs import FORMATS, InputFormat
 
 __all__ = [
@@ -46,8 +47,10 @@ InputProgress = Callable[[int, int], None]
 
 
 def available_cores() -> int:
-    """Number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Number of cores that this process may use: those that it may run on, or fewer by the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, quota)
 
 
 def output_prefix(output: str, key: str, *, level: Level = "document") -> str:
@@ -126,6 +129,9 @@ class PreprocessConfig:
     """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False
     """If True, appends the end-of-document token to each document."""
+    drop_record: bool = False
+    """With several keys: if True, a record with a text without tokens is left out of all pairs; if False, such a text
+    is one sequence without text. Either way, the documents of the pairs correspond."""
     images: ImagesConfig | None = None
     """Images of the records: the pair then has the prefix `output`, int32 numbers and modes; None for texts alone."""
     skip_bad: bool = False
@@ -169,6 +175,9 @@ class PreprocessConfig:
             raise ArgumentError(msg)
         if self.images is not None and self.images.key in self.json_keys:
             msg = f"the key of the images must not be that of the texts, found {self.images.key!r} for both"
+            raise ArgumentError(msg)
+        if self.drop_record and len(self.json_keys) == 1:
+            msg = f"drop_record must be combined with several json_keys, found {list(self.json_keys)}"
             raise ArgumentError(msg)
         check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
         self._check_shards()

@@ -11,12 +11,20 @@ from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
 from trackbed.preprocess.input_segments import Block, LongRecord
 from trackbed.preprocess.inputs import Compression, InputFile
+from trackbed.preprocess.known_data import GZIP, HEAD_BYTES, ZSTANDARD, begins_as, kind_of
 from trackbed.preprocess.open_input import open_input
 
 __all__ = ["read_blocks", "read_whole"]
 
 _READ_BYTES: Final = 1 << 20
 _STEP_BYTES: Final = 4 << 10  # decompressed per step: zstandard expands data up to 32,768 times
+_MAX_WINDOW_BYTES: Final = 2 << 30  # the largest that zstandard reads; a decompressor takes the memory that it needs
+# Causes, in the words of the libraries.
+_OTHER_DATA: Final = ("Not a gzipped file", "Unknown frame descriptor")
+_LARGE_WINDOW: Final = "requires too much memory"
+_NO_MEMORY: Final = "not enough memory"
+_DICTIONARY: Final = "Dictionary mismatch"
+_CHECKSUM: Final = ("CRC check failed", "Incorrect length of data", "doesn't match checksum")
 
 
 def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> Iterator[Block | LongRecord]:
@@ -30,7 +38,7 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
         max_line_bytes: maximum size of a line without its end, at least 1.
 
     Raises:
-        FormatError: the file is damaged or truncated, or its size has changed since planning.
+        FormatError: the file is damaged, truncated or of another kind, or its size has changed since planning.
     """
     with open_input(file) as raw:
         lines = _LineBuffer(max_line_bytes)
@@ -150,8 +158,44 @@ def _decompressed(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
     try:
         yield from decompress(file, raw)
     except failures as error:
-        msg = f"{file.name}: must be a complete {file.compression.value} file, found at byte {raw.tell()}: {error}"
+        place = raw.tell()
+        raw.seek(0)
+        msg = f"{file.name}: {_cause(file, error, place, raw.read(HEAD_BYTES))}"
         raise FormatError(msg) from error
+
+
+def _cause(file: InputFile, error: Exception, place: int, head: bytes) -> str:
+    """Returns what must hold of a file that cannot be decompressed, what was found, and what to do.
+
+    Args:
+        file: the file.
+        error: error of the library.
+        place: byte up to which the file was read.
+        head: first bytes of the file.
+    """
+    suffix, words = file.compression.value, str(error)
+    kind = {Compression.GZIP: GZIP, Compression.ZSTANDARD: ZSTANDARD}[file.compression]
+    if not begins_as(head, kind):
+        found = kind_of(head) or "other data"
+        way = f"take {suffix} off its name" if found == "plain text" else "give it the name that fits, or decompress it"
+        return f"a file that ends in {suffix} must hold {kind}, found {found}: {way}"
+    if any(sign in words for sign in _OTHER_DATA):
+        return f"{kind} must go on to the end of the file, found other data before byte {place:,}: cut it off there"
+    if _LARGE_WINDOW in words:
+        return "a window must have at most 2 GiB (zstd --long=31), found a frame with a larger one: compress it again"
+    if _NO_MEMORY in words:
+        return f"the window of its frame must fit into memory, found too little free before byte {place:,}"
+    if _DICTIONARY in words:
+        return (
+            "a frame must need no dictionary, found one that does: decompress it with zstd -d -D DICTIONARY, or "
+            "compress it again without one"
+        )
+    if any(sign in words for sign in _CHECKSUM):
+        return (
+            f"the data must have the checksum that is stored with them, found another before byte {place:,} ({words}): "
+            "the file is damaged; copy or download it again"
+        )
+    return f"must be a complete {suffix} file, found at byte {place}: {words}; copy or download it again"
 
 
 def _gunzip(_file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
@@ -167,7 +211,7 @@ def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
     frame = None
     for data in _slices(raw):
         while data:
-            frame = frame or library.ZstdDecompressor().decompressobj()
+            frame = frame or library.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
             yield frame.decompress(data)
             data = frame.unused_data
             if frame.eof:

@@ -2,20 +2,25 @@
 
 import logging
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import Address, is_address, lost_address_hint
 from trackbed.plural import number_of
-from trackbed.preprocess.store_inputs import find_objects, stamps_of
+from trackbed.preprocess.folder_walk import FolderWalk, dead_link
+from trackbed.preprocess.known_data import unread_name
+from trackbed.preprocess.left_out import LeftOut, Reason
+from trackbed.preprocess.pointers import MAX_POINTER_BYTES, MIN_POINTER_BYTES, refuse_pointer
+from trackbed.preprocess.store_inputs import contents_of, find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
-__all__ = ["FORMATS", "Compression", "InputFile", "InputFormat", "Inputs", "find_inputs"]
+__all__ = ["FORMATS", "FORMAT_NAMES", "Compression", "InputFile", "InputFormat", "Inputs", "find_inputs"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +58,17 @@ _COMPRESSIONS: Final = {
 FORMATS: Final = {"jsonl": InputFormat.JSON_LINES, "txt": InputFormat.PLAIN_TEXT, "parquet": InputFormat.PARQUET}
 """Formats by the names that callers use."""
 
+FORMAT_NAMES: Final = {
+    InputFormat.JSON_LINES: "JSON lines",
+    InputFormat.PLAIN_TEXT: "text",
+    InputFormat.PARQUET: "Parquet",
+}
+"""Formats as reports name them."""
+
+_NAMES_SHOWN: Final = 3
+
+FileIdentity = tuple[int, int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
@@ -66,6 +82,8 @@ class InputFile:
     """Modification time in nanoseconds, or tag of the object, at planning time: changes when it is written again."""
     address: Address | None = None
     """Address of an object; None for a file on a disk. The path of an object is that of its key."""
+    identity: FileIdentity | None = field(default=None, compare=False)
+    """Device, inode, size and modification time of a file on a disk: the same under each of its names."""
 
     @property
     def name(self) -> str:
@@ -84,96 +102,128 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files to read, and the number of files skipped in folders."""
+    """The files to read, and the names that were left out."""
 
     files: tuple[InputFile, ...]
-    left_out: int
-    """Number of files in folders whose suffix is not that of a format."""
+    skipped: tuple[LeftOut, ...] = ()
+
+    @property
+    def left_out(self) -> int:
+        """Number of files in folders whose suffix is not that of a format."""
+        return sum(one.reason is Reason.UNKNOWN_SUFFIX for one in self.skipped)
+
+    def names_by_format(self) -> dict[str, tuple[str, ...]]:
+        """Returns the names of the files of each format, the most frequent format first."""
+        names: dict[str, list[str]] = {}
+        for file in self.files:
+            names.setdefault(file.format.value, []).append(file.name)
+        return {name: tuple(found) for name, found in sorted(names.items(), key=lambda item: -len(item[1]))}
 
 
 def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None = None) -> Inputs:
     """Finds the input files that `paths` stand for, in order.
 
     A file stands for itself. A folder stands for the `.jsonl`, `.json`, `.txt`, `.md` and `.parquet` files in its
-    whole tree, sorted by path; links to folders are not followed, and other files are counted. With `input_format`, a
-    folder stands for every file in its tree. Files that Trackbed writes are never inputs: pairs, seals, and the work
-    of unfinished runs. All formats but Parquet may be compressed, with `.gz` or `.zst` at the end of the name. An
-    address stands for an object, or for the objects below it, sorted by the parts of their names.
+    whole tree, sorted by path; links are followed. With `input_format`, it stands for every file in its tree. Below a
+    folder, names that begin with `.` or `_` are left out, and so are the files that Trackbed writes: pairs, seals, and
+    the work of unfinished runs. A file that has several names, or is given twice, is read once, under the first name.
+    All formats but Parquet may be compressed, with `.gz` or `.zst` at the end of the name. An address stands for an
+    object, or for the objects below it, sorted by the parts of their names.
 
     Args:
         paths: files and folders, and addresses of objects and of folders of objects.
         input_format: format of every file; None to take it from each file's suffix.
 
     Raises:
-        ArgumentError: a path is neither a file nor a folder; a named file has an unknown suffix and `input_format` is
-            None; a folder has no file to read; a Parquet file is compressed as a whole; or a library that reads an
-            input is not installed.
+        ArgumentError: a path is neither a file nor a folder; a link leads to nothing; a named file has an unknown
+            suffix and `input_format` is None; a folder has no file to read; a file is the pointer of Git LFS to its
+            content; a Parquet file is compressed as a whole; or a library that reads an input is not installed.
         OSError: a folder cannot be read.
         StoreError: a store refuses, or does not answer in time.
     """
+    walk = FolderWalk()
     found: list[InputFile] = []
-    left_out = 0
+    skipped: list[LeftOut] = []
+    seen: set[Hashable] = set()
     for name in paths:
-        if is_address(name):
-            inside = _objects_at(str(name), input_format)
-            found += inside.files
-            left_out += inside.left_out
-            continue
-        path = Path(name)
-        if is_work_file(path):
-            logger.warning("%s: skipped, as it holds the work of an unfinished run", path)
-        elif path.is_dir():
-            inside = _walk(path, input_format)
-            found += inside.files
-            left_out += inside.left_out
-        else:
-            found.append(_describe(path, input_format))
-    if not found:
-        msg = "inputs must name at least one file to read, found only the work of unfinished runs"
-        raise ArgumentError(msg)
-    return Inputs(tuple(found), left_out)
-
-
-def _walk(folder: Path, input_format: InputFormat | None) -> Inputs:
-    wanted, others = [], 0
-    for directory, _, names in os.walk(folder, onerror=_refuse):
-        for name in names:
-            path = Path(directory, name)
-            if is_own_file(path):
-                continue
-            if input_format is None and not _is_readable(*_kind(name)):
-                others += 1
+        given, is_folder = _inputs_at(name, input_format, walk)
+        first = len(found)
+        skipped += given.skipped
+        for file in given.files:
+            identity = _identity_of(file)
+            if identity in seen:
+                skipped.append(LeftOut(file.name, Reason.GIVEN_TWICE))
             else:
-                wanted.append(path)
-    if not wanted:
-        kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
-        way = "; --format reads files of other names" if others else ""
-        msg = f"{folder}: a folder must have {kinds}, found {number_of(others, 'other') if others else 'none'}{way}"
+                seen.add(identity)
+                found.append(file)
+        if is_folder:
+            _tell_if_mixed(str(name), found[first:])
+    if not found:
+        loops = any(one.reason is Reason.GIVEN_TWICE for one in skipped)
+        what = "links to the folders that hold them" if loops else "the work of unfinished runs"
+        msg = f"inputs must name at least one file to read, found only {what}"
         raise ArgumentError(msg)
-    return Inputs(tuple(_describe(path, input_format) for path in sorted(wanted)), others)
+    return Inputs(tuple(found), tuple(skipped))
 
 
-def _objects_at(text: str, wanted: InputFormat | None) -> Inputs:
-    listed = find_objects(text)
-    addresses = [one for one in listed.addresses if wanted is not None or _is_readable(*_kind(Path(one.key).name))]
-    left_out = len(listed.addresses) - len(addresses)
-    if not listed.is_folder:
-        addresses, left_out = listed.addresses, 0
-    if not addresses:
-        msg = f"{text}: a folder must have files to read, found {number_of(left_out, 'other') if left_out else 'none'}"
+def _inputs_at(name: Path | str, input_format: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
+    """Returns the inputs that one path or address stands for; the flag is True for a folder."""
+    if is_address(name):
+        return _objects_at(str(name), input_format, walk)
+    path = Path(name)
+    if is_work_file(path):
+        logger.warning("%s: skipped, as it holds the work of an unfinished run", path)
+        return Inputs((), (LeftOut(str(path), Reason.WRITTEN_BY_TRACKBED),)), False
+    if path.is_dir():
+        return _files_below(path, input_format, walk), True
+    return Inputs((_describe(path, input_format),)), False
+
+
+def _files_below(folder: Path, input_format: InputFormat | None, walk: FolderWalk) -> Inputs:
+    files, skipped = walk.files_below(folder)
+    wanted = []
+    for path in files:
+        if is_own_file(path):
+            skipped.append(LeftOut(str(path), Reason.WRITTEN_BY_TRACKBED))
+        elif input_format is None and not _is_readable(*_kind(path.name)):
+            skipped.append(LeftOut(str(path), Reason.UNKNOWN_SUFFIX))
+        else:
+            wanted.append(path)
+    if not wanted and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
+        kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
+        msg = f"{folder}: a folder must have {kinds}, found {_listed(skipped)}"
+        raise ArgumentError(msg)
+    return Inputs(tuple(_describe(path, input_format) for path in wanted), tuple(skipped))
+
+
+def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
+    """Returns the inputs at an address; the flag is True for a folder of objects."""
+    listed = find_objects(text, walk)
+    addresses, skipped = [], list(listed.left_out)
+    for one in listed.addresses:
+        if listed.is_folder and wanted is None and not _is_readable(*_kind(Path(one.key).name)):
+            skipped.append(LeftOut(one.text, Reason.UNKNOWN_SUFFIX))
+        else:
+            addresses.append(one)
+    if not addresses and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
+        msg = f"{text}: a folder must have files to read, found {_listed(skipped)}"
         raise ArgumentError(msg)
     described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
-    return Inputs(
-        tuple(
-            InputFile(Path(address.key), input_format, stamp.size_bytes, compression, stamp.tag, address)
-            for (address, input_format, compression), stamp in zip(described, stamps_of(addresses), strict=True)
-        ),
-        left_out,
+    stamps = list(stamps_of(addresses))
+    small = [one for one in zip(addresses, stamps, strict=True) if _may_be_pointer(one[1].size_bytes)]
+    for (address, _), content in zip(small, contents_of(small), strict=True):
+        refuse_pointer(address.text, content)
+    files = tuple(
+        InputFile(Path(address.key), input_format, stamp.size_bytes, compression, stamp.tag, address)
+        for (address, input_format, compression), stamp in zip(described, stamps, strict=True)
     )
+    return Inputs(files, tuple(skipped)), listed.is_folder
 
 
 def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
     if not path.is_file():
+        if path.is_symlink() and not path.exists():
+            raise dead_link(path)
         state = "something else" if path.exists() else "nothing"
         msg = f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}"
         raise ArgumentError(msg)
@@ -182,7 +232,57 @@ def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
         raise ArgumentError(msg)
     input_format, compression = _format_of(str(path), path.name, wanted)
     status = path.stat()
-    return InputFile(path, input_format, status.st_size, compression, str(status.st_mtime_ns))
+    if _may_be_pointer(status.st_size):
+        refuse_pointer(str(path), path.read_bytes())
+    return InputFile(path, input_format, status.st_size, compression, str(status.st_mtime_ns), identity=_stamp(status))
+
+
+def _identity_of(file: InputFile) -> Hashable:
+    """Value that two names of one file or object have in common."""
+    if file.address is None:
+        return file.identity
+    return _stamp(file.path.stat()) if file.address.scheme == "file" else file.address[1:]
+
+
+def _stamp(status: os.stat_result) -> FileIdentity:
+    # Size and time too, as some file systems make inodes up, and give two files the same one.
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _may_be_pointer(size_bytes: int) -> bool:
+    return MIN_POINTER_BYTES <= size_bytes <= MAX_POINTER_BYTES
+
+
+def _listed(skipped: list[LeftOut]) -> str:
+    """Returns the number of names that a folder has instead of inputs, and the way on."""
+    counts = Counter(one.reason for one in skipped)
+    others = counts[Reason.UNKNOWN_SUFFIX]
+    found = [number_of(others, "other")] if others else []
+    if counts[Reason.HIDDEN]:
+        found.append(f"{counts[Reason.HIDDEN]} hidden, whose names begin with . or _")
+    way = "; --format reads files of other names" if others else ""
+    way += "; hidden ones are read where they are named" if counts[Reason.HIDDEN] else ""
+    return (" and ".join(found) or "none") + way
+
+
+def _tell_if_mixed(folder: str, files: Sequence[InputFile]) -> None:
+    """Logs the plain texts of a folder that has files of records too: a note beside the data looks like that."""
+    texts = [file for file in files if file.format is InputFormat.PLAIN_TEXT]
+    if not texts or len(texts) == len(files):
+        return
+    formats = {file.format for file in files} - {InputFormat.PLAIN_TEXT}
+    records = " and ".join(name for kind, name in FORMAT_NAMES.items() if kind in formats)
+    names = ", ".join(file.name for file in texts[:_NAMES_SHOWN])
+    more = f" and {len(texts) - _NAMES_SHOWN} more" if len(texts) > _NAMES_SHOWN else ""
+    logger.warning(
+        "%s: has %s beside %s of %s, and each becomes a document: %s%s; name the files to read if that is not wanted",
+        folder,
+        number_of(len(texts), "plain text"),
+        number_of(len(files) - len(texts), "file"),
+        records,
+        names,
+        more,
+    )
 
 
 def _format_of(path: str, name: str, wanted: InputFormat | None) -> tuple[InputFormat, Compression]:
@@ -191,6 +291,11 @@ def _format_of(path: str, name: str, wanted: InputFormat | None) -> tuple[InputF
     input_format = wanted or named
     if input_format is not None and not _is_readable(input_format, compression):
         msg = f"{path}: a Parquet file must not be compressed as a whole, found {compression.value}"
+        raise ArgumentError(msg)
+    unread = unread_name(name) if input_format is None else None
+    if unread is not None:
+        found, way = unread
+        msg = f"{path}: an input must be JSON lines, plain text or Parquet, found the name of {found}: {way}"
         raise ArgumentError(msg)
     if input_format is None:
         known = ", ".join(_FORMATS_BY_SUFFIX)
@@ -217,7 +322,3 @@ def _kind(name: str) -> tuple[InputFormat | None, Compression]:
 
 def _is_readable(input_format: InputFormat | None, compression: Compression) -> bool:
     return input_format is not None and (input_format is not InputFormat.PARQUET or compression is Compression.NONE)
-
-
-def _refuse(error: OSError) -> NoReturn:
-    raise error

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.errors import FormatError
 from trackbed.files.stores import is_address
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig, SequenceIndex, default_idx_cache
@@ -208,4 +209,10 @@ def _first_tokens(
             f"found {wrong[0]} in document {document}"
         )
         raise FormatError(msg)
-    return FirstDocument(tokens, decoder.detokenize(ids.astype(np.int64)), whole=read == tokens)
+    try:
+        with panics_as_errors():
+            text = decoder.detokenize(ids.astype(np.int64))
+    except RuntimeError as error:
+        msg = f"{dataset.path_prefix}: the tokenizer must decode document {document}, found an error: {error}"
+        raise FormatError(msg) from error
+    return FirstDocument(tokens, text, whole=read == tokens)

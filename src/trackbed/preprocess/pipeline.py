@@ -105,6 +105,7 @@ def preprocess(
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         splitter=splitter,
+        drop_record=config.drop_record,
         images=None if config.images is None else ImageFolder.open(config.images, max_bytes=config.max_record_bytes),
     )
     make_output_folder(config.output)

@@ -3,6 +3,8 @@
 Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay.
 """
 
+import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +15,18 @@ import orjson
 from trackbed.errors import FormatError
 from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup
 from trackbed.preprocess.inputs import Compression, InputFormat
+from trackbed.preprocess.known_data import HEAD_BYTES, kind_of
+from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
-from trackbed.preprocess.row_groups import LongCell, read_columns
+from trackbed.preprocess.row_groups import LongCell, MissingColumn, read_columns
 
 __all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_segment"]
 
 _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
+_NO_NUMBER: Final = re.compile("NaN|Infinity")
+_LENIENT: Final = re.compile("infinity|surrogate|depth limit")  # in the strict parser's words
 
 
 class RecordError(FormatError):
@@ -164,7 +170,37 @@ def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise RecordError(_why_no_json(line, error)) from None
+        return _parse_leniently(line, keys, error)
+    return _texts_of(fields, keys)
+
+
+def _parse_leniently(line: bytes, keys: Sequence[str], strict: orjson.JSONDecodeError) -> tuple[str, ...]:
+    """Returns the texts of a line that only Python's `json` reads: it has NaN, for instance, in another field.
+
+    Raises:
+        RecordError: Python's `json` does not read it either, or a text has half of a surrogate pair.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as undecodable:
+        raise RecordError(_why_no_text(undecodable)) from None
+    if not (_NO_NUMBER.search(text, max(0, strict.pos - 1), strict.pos + 9) or _LENIENT.search(strict.msg)):
+        raise RecordError(_why_no_json(strict)) from None
+    try:
+        texts = _texts_of(read_object(text), keys)
+    except json.JSONDecodeError as error:
+        raise RecordError(_why_no_json(error)) from None
+    for key, found in zip(keys, texts, strict=True):
+        try:
+            found.encode()
+        except UnicodeEncodeError as error:
+            half = f"U+{ord(found[error.start]):X}"
+            msg = f"the value of {key!r} must be text, found half of a surrogate pair, {half}"
+            raise RecordError(_why_no_json(strict) if "surrogate" in strict.msg else msg) from None
+    return texts
+
+
+def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(fields, dict):
         msg = f"a line must be a JSON object, found {_kind(fields)}"
         raise RecordError(msg)
@@ -185,6 +221,8 @@ def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Rec
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, UnicodeDecodeError):
             return BadRecord(number, _why_no_text(value))
+        if isinstance(value, MissingColumn):
+            return BadRecord(number, f"a Parquet file must have the column {key!r}, found {value.columns}")
         if isinstance(value, LongCell):
             reason = f"the value of {key!r} must have at most {value.max_bytes:,} bytes, found {value.size_bytes:,}"
             return BadRecord(number, reason)
@@ -200,7 +238,8 @@ def _read_plain(segment: InputSegment, max_bytes: int) -> Record | BadRecord:
     try:
         return Record(0, (raw.decode(),))
     except UnicodeDecodeError as error:
-        return BadRecord(raw.count(b"\n", 0, error.start), _why_no_text(error))
+        other = _why_no_text_at_all(raw, "a plain text")
+        return BadRecord(raw.count(b"\n", 0, error.start) if other is None else 0, other or _why_no_text(error))
 
 
 def _read_all(segment: InputSegment) -> bytes:
@@ -212,6 +251,17 @@ def _check_beginning(line: bytes) -> None:
     if line.startswith(_BYTE_ORDER_MARK):
         msg = "JSON lines must not begin with a byte order mark, found one (the bytes EF BB BF): remove it"
         raise RecordError(msg)
+    other = _why_no_text_at_all(line, "JSON lines")
+    if other is not None:
+        raise RecordError(other)
+
+
+def _why_no_text_at_all(raw: bytes, what: str) -> str | None:
+    """Returns a message about text that begins like data of another kind; None if it does not."""
+    found = kind_of(raw[:HEAD_BYTES])
+    if found in (None, "plain text"):
+        return None
+    return f"{what} must be text, found {found}: give the file a name that says so, such as a.jsonl.gz, or unpack it"
 
 
 def _why_no_array(segment: InputSegment) -> str:
@@ -221,11 +271,7 @@ def _why_no_array(segment: InputSegment) -> str:
     return f"a file of JSON lines must hold one JSON record per line, found an array; `{command}` converts it"
 
 
-def _why_no_json(line: bytes, error: orjson.JSONDecodeError) -> str:
-    try:
-        line.decode()
-    except UnicodeDecodeError as undecodable:
-        return _why_no_text(undecodable)
+def _why_no_json(error: json.JSONDecodeError) -> str:
     return f"a line must be JSON, found at column {error.colno}: {error.msg.partition(': line ')[0]}"
 
 

@@ -1,12 +1,13 @@
 """Counts of everything read and written, and the report of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.inputs import Inputs
+from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
@@ -30,10 +31,12 @@ class Output:
     tokens: int
     """Tokens, and the numbers of images."""
     dropped: int
-    """Texts without tokens, which become no document."""
+    """Texts that become no document: those without tokens, or with `drop_record` those of records that are left out."""
     unknown: int | None = None
     """Unknown tokens, for text that the vocabulary does not cover; None if the tokenizer has none, records have images,
     or a shard of an earlier version does not tell."""
+    empty: int = 0
+    """Texts without tokens that are one sequence without text, as there are several keys."""
 
     def with_more(self, found: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
@@ -44,6 +47,7 @@ class Output:
             tokens=self.tokens + len(found.tokens),
             dropped=self.dropped + found.dropped,
             unknown=None if found.unknown is None else (self.unknown or 0) + found.unknown,
+            empty=self.empty + found.empty,
         )
 
 
@@ -65,6 +69,11 @@ class Report:
     """Locations and faults of the first bad records, at most 20."""
     left_out_files: int
     """Files in folders that were skipped, as their suffix is unknown."""
+    formats: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the files that were read, by format: `jsonl`, `text` or `parquet`."""
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that were not read, by reason: `hidden`, `given twice`, `unknown suffix` or `written by trackbed`. The name
+    of a folder stands for all that is in it."""
     kept_bytes: int = 0
     """Stored bytes of input whose work was kept from an earlier run."""
     text_bytes: int | None = None
@@ -121,7 +130,9 @@ class Tally:
         return {
             "done_bytes": self.done_bytes,
             "text_bytes": self._text_bytes,
-            "outputs": [[one.documents, one.sequences, one.tokens, one.dropped, one.unknown] for one in self.outputs],
+            "outputs": [
+                [one.documents, one.sequences, one.tokens, one.dropped, one.unknown, one.empty] for one in self.outputs
+            ],
             "records": self._records,
             "blank": self._blank,
             "bad": self._bad,
@@ -159,6 +170,8 @@ class Tally:
             bad=self._bad,
             first_bad=tuple(self._first_bad),
             left_out_files=self._inputs.left_out,
+            formats=self._inputs.names_by_format(),
+            left_out=names_by_reason(self._inputs.skipped),
             kept_bytes=self._kept_bytes,
             text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )

@@ -62,6 +62,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
             for file in files
         ],
         "json_keys": list(config.json_keys),
+        **({"drop_record": config.drop_record} if len(config.json_keys) > 1 else {}),
         "dtype": work.dtype.name,
         "eod": work.eod,
         "images": None if images is None else [str(images.root), images.config.key, images.config.pad_length],

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import Any, Final
 
 from trackbed.datasets.extras import require
@@ -12,7 +12,7 @@ from trackbed.preprocess.input_segments import RowGroup
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.open_input import open_input
 
-__all__ = ["LongCell", "read_columns", "read_row_groups"]
+__all__ = ["LongCell", "MissingColumn", "read_columns", "read_row_groups"]
 
 _BATCH_ROWS: Final = 1024
 _NAMES_SHOWN: Final = 8
@@ -24,6 +24,14 @@ class LongCell:
 
     size_bytes: int
     max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissingColumn:
+    """Placeholder for the value of a column that the file lacks."""
+
+    columns: str
+    """Its columns, listed."""
 
 
 def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
@@ -50,20 +58,29 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
         max_cell_bytes: maximum size of a string, at least 1.
 
     Returns:
-        For each row a tuple with, per column, a string, None, a `LongCell`, or the error that decoding raised.
+        For each row a tuple with, per column, a string, None, a `LongCell`, a `MissingColumn`, or the error that
+        decoding raised.
 
     Raises:
-        FormatError: a column is missing, ambiguous, or not of strings; or the file is damaged.
+        FormatError: a column is ambiguous, or neither of strings nor of nulls alone; or the file is damaged.
     """
     library = require("pyarrow", where=segment.file.name)
     with _opened(segment.file) as found:
-        for name in names:
+        present = [name for name in names if name in found.schema_arrow.names]
+        for name in present:
             _check_column(segment.file, found.schema_arrow, name)
+        missing = MissingColumn(_listed(found.schema_arrow.names))
+        if not present:
+            yield from repeat((missing,) * len(names), found.metadata.row_group(segment.number).num_rows)
+            return
         try:
             for batch in found.iter_batches(
-                _BATCH_ROWS, row_groups=[segment.number], columns=list(names), use_threads=False
+                _BATCH_ROWS, row_groups=[segment.number], columns=present, use_threads=False
             ):
-                columns = (_values(batch.column(name), max_cell_bytes) for name in names)
+                columns = (
+                    _values(batch.column(name), max_cell_bytes) if name in present else repeat(missing, batch.num_rows)
+                    for name in names
+                )
                 yield from zip(*columns, strict=True)
         except (library.ArrowException, OSError) as error:
             msg = f"{segment.file.name}: must be a complete Parquet file, found in row group {segment.number}: {error}"
@@ -73,6 +90,10 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
 def _opened(file: InputFile) -> Any:
     library = require("pyarrow", where=file.name)
     parquet = require("pyarrow.parquet", where=file.name)
+    if file.size_bytes == 0:
+        way = "its writer did not come to an end: remove the file, or write it again"
+        msg = f"{file.name}: must be a complete Parquet file, found 0 bytes: {way}"
+        raise FormatError(msg)
     raw = open_input(file)
     source: Any = raw
     if file.address is None:  # the library closes only what it has opened
@@ -117,15 +138,14 @@ def _text(cell: Any) -> str | UnicodeDecodeError | None:
 
 def _check_column(file: InputFile, schema: Any, name: str) -> None:
     types = require("pyarrow", where=file.name).types
-    if name not in schema.names:
-        msg = f"{file.name}: a Parquet file must have the column {name!r}, found {_listed(schema.names)}"
-        raise FormatError(msg)
     if schema.names.count(name) > 1:
         msg = f"{file.name}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
         raise FormatError(msg)
     kind = schema.field(name).type
     bare = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_string(bare) or types.is_large_string(bare) or types.is_string_view(bare)):
+    # Writers that infer types give a column without any value the type null.
+    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    if not any(is_kind(bare) for is_kind in kinds):
         msg = f"{file.name}: the column {name!r} must hold strings, found {kind}"
         raise FormatError(msg)
 

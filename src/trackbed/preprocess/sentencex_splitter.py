@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from trackbed.datasets.extras import require
+from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.errors import ArgumentError
 
 __all__ = ["SentencexSplitter"]
@@ -91,13 +92,8 @@ class SentencexSplitter:
         return spans
 
     def _parts(self, text: str) -> list[str]:
-        try:
+        with panics_as_errors():
             return self._segment(self._language, text)
-        except (Exception, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001  a panic in Rust is no Exception
-            msg = f"sentencex: {error}"
-            raise ValueError(msg) from None
 
 
 def _is_blank(text: str) -> bool:

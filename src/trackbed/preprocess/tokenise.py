@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.one_core import one_core
+from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.kernels import narrow
+from trackbed.preprocess.corresponding import Documents, fill_empty, leave_out, without_tokens
 from trackbed.preprocess.images import ImageFolder, fit_text
 from trackbed.preprocess.long_text import PART_CHARS, split_text
 from trackbed.preprocess.plan import InputChunk
@@ -25,6 +28,8 @@ from trackbed.preprocess.splitter import SentenceSplitter
 __all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedSegment"]
 
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
+_CHECKED_TEXTS: Final = 16  # of each batch, so that the comparison takes little time
+_CHECKED_CHARS: Final = 512
 _LONG_TOKENS: Final = 128  # mean length above which documents are copied one by one
 
 Ids = npt.NDArray[Any]
@@ -61,13 +66,15 @@ class KeyTokens:
     tokens: npt.NDArray[Any]
     """`[T]` in the dtype of the file."""
     lengths: npt.NDArray[np.int64]
-    """`[N]` tokens in each sequence, at least 1 unless documents have images."""
+    """`[N]` tokens in each sequence, at least 1 unless documents have images or there are several keys."""
     counts: npt.NDArray[np.int64]
     """`[D]` sequences in each document, at least 1."""
     dropped: int
-    """Number of texts without tokens."""
+    """Number of texts that become no document: those without tokens, or those of the records that are left out."""
     unknown: int | None = None
     """Number of unknown tokens; None if the tokenizer has none."""
+    empty: int = 0
+    """Number of texts without tokens that become a sequence without text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,9 @@ class ChunkTokenizer:
     """Maximum size of one line, one plain text or one cell."""
     splitter: SentenceSplitter | None = None
     """Splitter of the texts into sequences; None if a text is one sequence."""
+    drop_record: bool = False
+    """True to leave a record out of the documents of all keys if one of its texts has no tokens; False if such a text
+    becomes a sequence without text. With one key, it becomes no document."""
     images: ImageFolder | None = None
     """Images that become the second sequence of each document; None for texts alone."""
     part_chars: int = PART_CHARS
@@ -115,7 +125,7 @@ class ChunkTokenizer:
 
     def __call__(self, chunk: InputChunk) -> TokenisedChunk:
         """Tokenises a chunk on one core."""
-        columns = [_Column(self.dtype, self.unknown_id) for _ in self.keys]
+        columns = [_Column(self.dtype, self.unknown_id, keeps_empty=len(self.keys) > 1) for _ in self.keys]
         keys = self.keys if self.images is None else (*self.keys, self.images.config.key)
         segments = []
         with one_core():
@@ -151,17 +161,28 @@ class ChunkTokenizer:
 
     def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
+        self._check_repeatable(batch)
         if self.images is not None:
             return self._append_with_images(batch, columns[0], self.images)
         texts = [[record.texts[number] for record in batch] for number in range(len(columns))]
         if not any(len(text) > self.part_chars for column in texts for text in column):
             # Tokenizers raise any exception, without naming the text, so each text is retried alone below.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), panics_as_errors():
                 found = [self._encode_documents(column) for column in texts]
-                for column, documents in zip(columns, found, strict=True):
-                    column.add(*documents, self.eod)
+                self._add(found, columns)
                 return []
         return self._append_each(batch, columns)
+
+    def _check_repeatable(self, batch: list[Record]) -> None:
+        """Checks that the beginnings of a few texts have the same tokens each time.
+
+        Raises:
+            ArgumentError: they have not.
+        """
+        kind = type(self.tokenizer)
+        if not kind.__module__.startswith("trackbed."):  # those sample nothing
+            texts = [record.texts[0][:_CHECKED_CHARS] for record in batch[:_CHECKED_TEXTS]]
+            check_repeatable(self._encode, texts, where=f"the tokenizer {kind.__name__}")
 
     def _append_each(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
         """Does the same as `_append`, text by text."""
@@ -172,9 +193,19 @@ class ChunkTokenizer:
             except RecordError as error:
                 bad.append(BadRecord(record.line, str(error)))
                 continue
-            for column, document in zip(columns, documents, strict=True):
-                column.add(*document, self.eod)
+            self._add(documents, columns)
         return bad
+
+    def _add(self, found: Sequence[Documents], columns: "list[_Column]") -> None:
+        """Adds the documents of each key to its column."""
+        if self.drop_record:
+            is_left_out = np.logical_or.reduce([without_tokens(documents) for documents in found])
+            if is_left_out.any():
+                found = leave_out(found, is_left_out)
+                for column in columns:
+                    column.dropped += int(np.count_nonzero(is_left_out))
+        for column, documents in zip(columns, found, strict=True):
+            column.add(*documents, self.eod)
 
     def _append_with_images(self, batch: list[Record], column: "_Column", images: ImageFolder) -> list[BadRecord]:
         """Appends documents of a text and an image."""
@@ -190,15 +221,15 @@ class ChunkTokenizer:
             column.add_pair(fit_text(tokens, pad_length=images.config.pad_length, eod=self.eod), image)
         return bad
 
-    def _encode_documents(self, texts: list[str]) -> tuple[Ids, Counts, Counts]:
-        """Returns concatenated tokens, tokens in each sequence, and sequences in each document."""
+    def _encode_documents(self, texts: list[str]) -> Documents:
+        """Returns the documents of some texts."""
         if self.splitter is None:
-            return *self._encode(texts), np.ones(len(texts), dtype=np.int64)
+            return Documents(*self._encode(texts), np.ones(len(texts), dtype=np.int64))
         documents = [self.splitter.split(text) for text in texts]
         counts = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
-        return *self._encode(list(chain.from_iterable(documents))), counts
+        return Documents(*self._encode(list(chain.from_iterable(documents))), counts)
 
-    def _encode_document(self, text: str) -> tuple[Ids, Counts, Counts]:
+    def _encode_document(self, text: str) -> Documents:
         """Does the same as `_encode_documents` for one text of any length.
 
         Raises:
@@ -210,7 +241,8 @@ class ChunkTokenizer:
             found = [self._encode_group(group) for group in _groups(sequences, self.part_chars)]
         tokens = [np.empty(0, dtype=self.dtype), *(tokens for tokens, _ in found)]
         lengths = [np.empty(0, dtype=np.int64), *(lengths for _, lengths in found)]
-        return np.concatenate(tokens), np.concatenate(lengths), np.array([len(sequences)], dtype=np.int64)
+        counts = np.array([len(sequences)], dtype=np.int64)
+        return Documents(np.concatenate(tokens), np.concatenate(lengths), counts)
 
     def _encode_group(self, texts: list[str]) -> tuple[Ids, Counts]:
         """Does the same as `_encode`; a single text may have any length."""
@@ -250,7 +282,9 @@ def _fails_as(what: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         msg = f"the {what} must accept the text, found an error: {error}"
         raise RecordError(msg) from error
 
@@ -271,26 +305,33 @@ def _groups(texts: list[str], max_chars: int) -> Iterator[list[str]]:
 
 @dataclass(slots=True)
 class _Column:
-    """Accumulator for the documents of one key."""
+    """Accumulator for the documents of one key; with `keeps_empty`, one without tokens has a sequence without text."""
 
     dtype: np.dtype[Any]
     unknown_id: int | None
+    keeps_empty: bool = False
     parts: list[Ids] = field(default_factory=list)
     lengths: list[Counts] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
     dropped: int = 0
     unknown: int = 0
+    empty: int = 0
 
     def add(self, tokens: Ids, lengths: Counts, counts: Counts, eod: int | None) -> None:
-        """Appends documents, each followed by `eod`; drops sequences without tokens, and documents without any."""
+        """Appends documents, each followed by `eod`, without sequences that have no tokens."""
         if self.unknown_id is not None:
             self.unknown += int(np.count_nonzero(tokens == self.unknown_id))
         is_kept = lengths > 0
         if not is_kept.all() or not counts.all():
             kept_before = np.concatenate([[0], np.cumsum(is_kept, dtype=np.int64)])
             counts = np.diff(kept_before[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
-            self.dropped += int((counts == 0).sum())
-            lengths, counts = lengths[is_kept], counts[counts > 0]
+            num_empty, lengths = int((counts == 0).sum()), lengths[is_kept]
+            if self.keeps_empty:
+                self.empty += num_empty
+                lengths, counts = fill_empty(lengths, counts)
+            else:
+                self.dropped += num_empty
+                counts = counts[counts > 0]
         if eod is not None:
             last = np.cumsum(counts, dtype=np.int64) - 1
             tokens = _with_ends(tokens, np.cumsum(lengths, dtype=np.int64)[last], eod)
@@ -310,7 +351,8 @@ class _Column:
         tokens = np.concatenate([np.empty(0, dtype=self.dtype), *self.parts])
         nothing = np.empty(0, dtype=np.int64)
         lengths, counts = (np.concatenate([nothing, *numbers]) for numbers in (self.lengths, self.counts))
-        return KeyTokens(tokens, lengths, counts, self.dropped, None if self.unknown_id is None else self.unknown)
+        unknown = None if self.unknown_id is None else self.unknown
+        return KeyTokens(tokens, lengths, counts, self.dropped, unknown, self.empty)
 
 
 def _with_ends(tokens: Ids, ends: Counts, eod: int) -> Ids:

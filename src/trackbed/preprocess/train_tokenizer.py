@@ -1,13 +1,14 @@
 """Training of a byte-level BPE on a corpus with Hugging Face `tokenizers`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trackbed.errors import ArgumentError, FormatError
+from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.preprocess.config import (
     CHUNK_BYTES,
@@ -18,6 +19,7 @@ from trackbed.preprocess.config import (
     format_of,
 )
 from trackbed.preprocess.inputs import InputFile, find_inputs
+from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks
@@ -79,6 +81,10 @@ class TrainedTokenizer:
     records: int
     bad: int
     """Records that were skipped."""
+    formats: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the files that were read, by format, as in the report of `preprocess`."""
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that were not read, by reason, as in the report of `preprocess`."""
 
 
 def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProgress | None = None) -> TrainedTokenizer:
@@ -108,18 +114,32 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProg
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    inputs = find_inputs(config.inputs, input_format=format_of(config.input_format))
     corpus = _Corpus(
-        find_inputs(config.inputs, input_format=format_of(config.input_format)).files,
+        inputs.files,
         config,
         lambda text: [word for word, _ in words.pre_tokenize_str(text)],
         progress,
     )
-    tokenizer.train_from_iterator(corpus.texts(), trainer=trainer)
+    try:
+        tokenizer.train_from_iterator(corpus.texts(), trainer=trainer)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        msg = f"{output}: the library tokenizers must learn from the texts, found a panic of it: {error}"
+        raise TrackbedError(msg) from None
     if corpus.num_texts == 0:
         msg = f"{config.inputs[0]}: a tokenizer needs texts to learn from, found none"
         raise ArgumentError(msg)
     _save(tokenizer, output)
-    return TrainedTokenizer(path=output, vocab_size=tokenizer.get_vocab_size(), records=corpus.records, bad=corpus.bad)
+    return TrainedTokenizer(
+        path=output,
+        vocab_size=tokenizer.get_vocab_size(),
+        records=corpus.records,
+        bad=corpus.bad,
+        formats=inputs.names_by_format(),
+        left_out=names_by_reason(inputs.skipped),
+    )
 
 
 class _Corpus:
@@ -159,17 +179,27 @@ class _Corpus:
                     if isinstance(record, BadRecord):
                         self._add_bad(line_counter.describe(segment, record))
                     elif record is not None:
-                        yield from self._texts_of(record)
+                        parts = self._parts_of(record)
+                        if isinstance(parts, BadRecord):
+                            self._add_bad(line_counter.describe(segment, parts))
+                            continue
+                        self.records += 1
+                        yield from parts
                 line_counter.advance(segment, lines)
             done += chunk.size_bytes
             if self._progress is not None:
                 self._progress(done, total)
 
-    def _texts_of(self, record: Record) -> Iterator[str]:
-        self.records += 1
-        for text in filter(None, record.texts):
-            self.num_texts += 1
-            yield from split_text(text, self._words, part_chars=_PART_CHARS)
+    def _parts_of(self, record: Record) -> list[str] | BadRecord:
+        """Returns the texts of a record, long ones in parts; a `BadRecord` if the library fails at one."""
+        texts = list(filter(None, record.texts))
+        try:
+            with panics_as_errors():
+                parts = [part for text in texts for part in split_text(text, self._words, part_chars=_PART_CHARS)]
+        except RuntimeError as error:
+            return BadRecord(record.line, f"the tokenizer must accept the text, found an error: {error}")
+        self.num_texts += len(texts)
+        return parts
 
     def _add_bad(self, message: str) -> None:
         if not self._config.skip_bad:

@@ -15,17 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trackbed.errors import TrackbedError
+from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import flush_to_disk, publish
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
-__all__ = ["LOCK_SUFFIX", "PairFiles", "commit_pair", "finish_pair", "interruption", "is_pending_name", "locked_pair"]
+__all__ = [
+    "LOCK_SUFFIX",
+    "PairFiles",
+    "check_pair_name",
+    "commit_pair",
+    "finish_pair",
+    "interruption",
+    "is_pending_name",
+    "locked_pair",
+]
 
 _PENDING: Final = ".pending"
 _NAMES: Final = tuple(f"{path('')}{_PENDING}" for path in (get_bin_path, get_seal_path, get_idx_path))
 LOCK_SUFFIX: Final = f"{get_idx_path('')}.lock"
 """End of the name of a pair's lock."""
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_USUAL_NAME_BYTES: Final = 255
+_CHARS_SHOWN: Final = 80
 _WAIT_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.01
 
@@ -56,6 +67,26 @@ def is_pending_name(name: str) -> bool:
     (True, True, False)
     """
     return name.endswith((*_NAMES, LOCK_SUFFIX))
+
+
+def check_pair_name(path_prefix: str | os.PathLike[str]) -> None:
+    """Checks that the names of all files that are made for a pair are short enough, before any work.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    folder, name = os.path.split(os.fspath(path_prefix))
+    try:
+        longest = os.pathconf(folder or ".", "PC_NAME_MAX")
+    except (OSError, ValueError):
+        longest = _USUAL_NAME_BYTES
+    size = len(os.fsencode(name))
+    most = longest - max(map(len, (*_NAMES, LOCK_SUFFIX)))
+    if size > most:
+        shown = f"{os.fspath(path_prefix)[:_CHARS_SHOWN]}..."
+        why = "so that the names of its files fit"
+        msg = f"{shown}: the name of a pair must have at most {most} bytes here, {why}, found {size}"
+        raise ArgumentError(msg)
 
 
 def commit_pair(partials: PairFiles, finals: PairFiles) -> None:

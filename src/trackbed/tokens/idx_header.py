@@ -13,6 +13,7 @@ from trackbed.tokens.dtype import DType
 __all__ = ["HEADER_BYTES", "MAGIC", "Header", "decode_header", "encode_header"]
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
+_OLDER_MAGIC: Final = b"TNTIDX\x00\x00"
 VERSION: Final = 1
 _FIELDS: Final = struct.Struct("<9sQBQQ")  # magic, version, dtype code, N, D + 1
 HEADER_BYTES: Final = _FIELDS.size
@@ -60,7 +61,12 @@ def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
         raise FormatError(msg)
     magic, version, code, sequences, borders = _FIELDS.unpack(raw[:HEADER_BYTES])
     if magic != MAGIC:
-        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}"
+        older = (
+            ", that of fairseq's older format (cached or lazy), which is not read: make the pair again with trackbed "
+            "preprocess, or with --dataset-impl mmap"
+        )
+        hint = older if magic.startswith(_OLDER_MAGIC) else ""
+        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}{hint}"
         raise FormatError(msg)
     if version != VERSION:
         msg = f"{path}: the version must be {VERSION}, found {version}"

@@ -17,13 +17,13 @@ from trackbed.errors import ArgumentError
 from trackbed.files import FileSum, clear_dead_partials, drop_pages, flush_to_disk, new_partial
 from trackbed.plural import number_of
 from trackbed.tokens.append_file import AppendFile
-from trackbed.tokens.commit import PairFiles, commit_pair
+from trackbed.tokens.commit import PairFiles, check_pair_name, commit_pair
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.document_arrays import DocumentArrays, check_documents
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import SequenceIndex
-from trackbed.tokens.paths import get_seal_path
+from trackbed.tokens.paths import get_bin_path, get_seal_path
 from trackbed.tokens.seal import Seal, write_seal
 from trackbed.tokens.verify import verify_opened
 from trackbed.tokens.write_index import write_index
@@ -66,6 +66,7 @@ class IndexedDatasetBuilder:
         self.sequence_modes = array.array("b") if multimodal else None
         self._bin_path = Path(bin_path)
         self._where = str(bin_path)
+        check_pair_name(self._where.removesuffix(get_bin_path("")))
         self._clear_dead_partials(self._bin_path)
         self._data = AppendFile.create(self._bin_path)
 

@@ -35,6 +35,7 @@ max_epochs = 900
 glob = "b-*"
 weight = 3
 divide = "equally"
+repeated = true
 [options]
 reset_position_ids = true
 """

@@ -53,7 +53,8 @@ def test_the_configuration_is_the_one_that_is_written_by_hand(data):
 def test_a_glob_shares_its_weight_out_and_a_group_is_one(data):
     tokens = [sum(IndexedDataset(f"pair{number}").sequence_lengths.tolist()) for number in range(3)]
     rest = "size.train = 10\nsplit = '1'\n[[dataset]]\nname = 'g'\ngroup = ['pair1', 'pair2']\nweight = 3\n"
-    by_tokens = measured(f"{rest}[[dataset]]\nglob = 'pair[02].idx'\nweight = 2")
+    rest += "[[dataset]]\nrepeated = true\n"
+    by_tokens = measured(f"{rest}glob = 'pair[02].idx'\nweight = 2")
     assert by_tokens.weights[0] == (
         3.0,
         2 * tokens[0] / (tokens[0] + tokens[2]),
@@ -61,7 +62,7 @@ def test_a_glob_shares_its_weight_out_and_a_group_is_one(data):
     )
     assert [member.name for member in by_tokens.members] == ["g", "pair0", "pair2"]
     assert by_tokens.members[0].tokens == tokens[1] + tokens[2]
-    equally = measured(f"{rest}[[dataset]]\nglob = 'pair[02]'\nweight = 2\ndivide = 'equally'")
+    equally = measured(f"{rest}glob = 'pair[02]'\nweight = 2\ndivide = 'equally'")
     assert equally.weights[0] == (3.0, 1.0, 1.0)
     config = equally.config(tokenizer=NullTokenizer(VOCAB))
     assert config.groups == {"g": ["pair1", "pair2"]}
@@ -114,6 +115,8 @@ def test_everything_that_is_missing_or_damaged_is_named_with_its_line(data):
         'incomplete = "skip" ignores such files',
         "blend.toml:10: dataset.glob names pair2.idx: the magic must be b'MMIDIDX\\x00\\x00', found b'xxxxxxxxx'",
         "blend.toml:13: dataset.group must match at least one .idx file, found none for none*",
+        "blend.toml:13: dataset.group must name each pair of a split once, found pair0, which is that of line 10 "
+        "('pair*'); `repeated = true` in its [[dataset]] says that it is meant",
     ]
 
 

@@ -101,6 +101,46 @@ def test_objects_are_sorted_as_paths_are(corpus, uploaded):
     assert found != [name for name in listed if name != "a/readme"]
 
 
+def test_hidden_objects_below_an_address_are_left_out_and_named_ones_are_read(uploaded):
+    for key in ("in/_temporary/0/x.jsonl", "in/_temporary/1/y.jsonl", "in/a/.z.jsonl"):
+        uploaded.put(key, b'{"text": "x"}\n')
+    found = find_inputs([uploaded.text("in")])
+    assert len(found.files) == 4
+    assert [(one.name, one.reason.value) for one in found.skipped] == [
+        (uploaded.text("in/_temporary"), "hidden"),
+        (uploaded.text("in/a/.z.jsonl"), "hidden"),
+        (uploaded.text("in/a/readme"), "unknown suffix"),
+    ]
+    assert len(find_inputs([uploaded.text("in/_temporary")]).files) == 2
+    assert len(find_inputs([uploaded.text("in/a/.z.jsonl")]).files) == 1
+
+
+def test_an_object_that_is_given_twice_is_read_once(uploaded):
+    found = find_inputs([uploaded.text("in/a/2.jsonl"), uploaded.text("in"), uploaded.text("in/a/2.jsonl")])
+    assert [file.address.key for file in found.files] == [
+        "in/a/2.jsonl",
+        "in/a/3.jsonl.gz",
+        "in/a/4.parquet",
+        "in/a-b/1.jsonl",
+    ]
+    assert [one.reason.value for one in found.skipped].count("given twice") == 2
+
+
+def test_a_pointer_of_git_lfs_in_a_bucket_is_an_error(uploaded):
+    oid = b"4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+    content = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + oid + b"\nsize 12345\n"
+    uploaded.put("in/a/5.jsonl", content)
+    for name in ("in", "in/a/5.jsonl"):
+        with pytest.raises(ArgumentError, match=r"in/a/5\.jsonl: an input must hold its content, .*`git lfs pull`"):
+            find_inputs([uploaded.text(name)])
+
+
+def test_plain_texts_beside_records_in_a_bucket_are_named(uploaded, caplog):
+    uploaded.put("in/README.md", b"a note")
+    find_inputs([uploaded.text("in")])
+    assert "in/README.md" in caplog.text
+
+
 def test_an_object_that_was_written_again_is_a_difference(uploaded):
     run((uploaded.text("in"),), uploaded.text("out/c"), shard_bytes=3000)
     uploaded.put("in/a/2.jsonl", uploaded.get("in/a/2.jsonl").replace(b"text 1", b"TEXT 1"))

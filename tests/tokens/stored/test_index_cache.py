@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -189,3 +191,24 @@ def test_an_object_that_is_no_index_leaves_no_copy(bucket, local, cache, head):
     with pytest.raises(FormatError, match=r"s3://.*web/corpus.idx: (the magic|5000 lengths must end in the file)"):
         StoredIndex(address, str(cache)).fetch(stamp_of_object(address))
     assert [path.name for path in cache.rglob("*") if path.is_file()] == ["lock"]
+
+
+def test_a_mark_makes_and_renames_no_name(monkeypatch, address, cache):
+    event = threading.Event()
+    monkeypatch.setattr("trackbed.files.flush.flush_file_system", lambda folder: event.wait(60))
+    _ = open_stored(address, cache).sequence_lengths
+    before = {path: path.stat().st_ino for path in cache.rglob("*")}
+    event.set()
+    await_marks()
+    assert {path: path.stat().st_ino for path in cache.rglob("*")} == before
+    assert json.loads(side_of(cache).read_text())["is_on_disk"] is True
+
+
+def test_a_copy_that_is_removed_before_the_flush_stays_removed(monkeypatch, address, cache):
+    event = threading.Event()
+    monkeypatch.setattr("trackbed.files.flush.flush_file_system", lambda folder: event.wait(60))
+    _ = open_stored(address, cache).sequence_lengths
+    shutil.rmtree(cache)
+    event.set()
+    await_marks()
+    assert not cache.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.tables import NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of, reason_of
+from trackbed.builder.blend_file.tables import FLAG, NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
@@ -82,6 +82,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
         divide=_read_divide(table, kind),
         max_epochs=_as_double(table.take("max_epochs", POSITIVE)),
         incomplete=_read_incomplete(table, kind, patterns),
+        repeated=bool(table.take("repeated", FLAG)),
         splits=None if splits is None else tuple(Split[one] for one in splits),
         where=table.where,
     )

@@ -4,10 +4,11 @@ Shapes: K datasets of a split.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
+from typing import Final
 
 from trackbed.builder.blend_file.measure import MeasuredBlend
 from trackbed.builder.plan_split import plan_split
@@ -16,6 +17,8 @@ from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch
 from trackbed.plural import number_of
+
+_NAMES_SHOWN: Final = 3
 
 __all__ = ["DrawCounter", "Shortfall", "SplitDraws", "StageDraws"]
 
@@ -188,8 +191,40 @@ class DrawCounter:
             return Shortfall("", self._undersized(wanted, available))
         if limit is None or (self._is_blended and self._config.blend_when_exhausted == "reweight"):
             return None
+        others = self._repeats_of(number, draws)
+        wanted += sum(samples for _, samples in others)
         short = wanted - self._max_samples(number, limit)
-        return Shortfall("max_epochs", self._over_limit(number, wanted, limit, short)) if short > 0 else None
+        names = [self._members[other].name for other, _ in others]
+        return Shortfall("max_epochs", self._over_limit(number, wanted, limit, short, names)) if short > 0 else None
+
+    def _repeats_of(self, number: int, draws: SplitDraws) -> list[tuple[int, int]]:
+        """Returns the datasets that repeat a pair of a dataset, with the samples of it that take as many epochs.
+
+        If several pairs are repeated, they are those of the pair that is read most.
+        """
+        found = [self._repeats_of_pair(number, pair, draws) for pair in self._members[number].repeated]
+        return max(found, key=lambda others: sum(samples for _, samples in others), default=[])
+
+    def _repeats_of_pair(self, number: int, pair: Hashable, draws: SplitDraws) -> list[tuple[int, int]]:
+        own = draws.drawn[number]
+        found = []
+        for other, member in enumerate(self._members):
+            times = member.repeated.get(pair, 0) - (other == number)
+            if times > 0:
+                found.append((other, times * (own if other == number else self._as_samples_of(number, other, draws))))
+        return found
+
+    def _as_samples_of(self, number: int, other: int, draws: SplitDraws) -> int:
+        """Returns the samples of a dataset that take as many epochs as those drawn from another one."""
+        drawn, size, other_size = draws.drawn[other], self.tokens[number], self.tokens[other]
+        if self._config.order == "instant":
+            size, other_size = self._per_epoch(number), self._per_epoch(other)
+        return -(-drawn * size // other_size) if other_size else 0
+
+    def pair_epochs(self, number: int, draws: SplitDraws) -> float:
+        """Returns the epochs over a dataset, with those of other datasets that repeat its pairs."""
+        repeats = sum(samples for _, samples in self._repeats_of(number, draws))
+        return self.epochs(number, draws.drawn[number] + repeats)
 
     def _undersized(self, wanted: int, available: int) -> str:
         return (
@@ -198,9 +233,12 @@ class DrawCounter:
             f"{self._config.mid_level_dataset_surplus}"
         )
 
-    def _over_limit(self, number: int, wanted: int, limit: float, short: int) -> str:
+    def _over_limit(self, number: int, wanted: int, limit: float, short: int, repeats: Sequence[str]) -> str:
+        shown = ", ".join(map(repr, repeats[:_NAMES_SHOWN])) + (" and others" if len(repeats) > _NAMES_SHOWN else "")
+        also = f" together with {shown}, which repeat{'s' * (len(repeats) == 1)} its pairs" if repeats else ""
         return (
-            f"must be at least {_rounded_up(self.epochs(number, wanted)):,.10g} to give {number_of(wanted, 'sample')}, "
+            f"must be at least {_rounded_up(self.epochs(number, wanted)):,.10g} to give {number_of(wanted, 'sample')}"
+            f"{also}, "
             f"found {limit:,.10g}, which gives {wanted - short:,}: "
             f"short by {number_of(short, 'sample')}, {number_of(short * self.sequence_length, 'token')}"
         )

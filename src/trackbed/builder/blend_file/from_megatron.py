@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from trackbed.builder.blend_file.datasets import path_of_pattern
 from trackbed.builder.blend_file.megatron_tokenizer import tokenizer_lines
+from trackbed.builder.blend_file.repeats import pair_ids
 from trackbed.builder.blend_file.shell_words import shell_words
 from trackbed.builder.blend_file.toml_text import comment_text, toml_text
 from trackbed.errors import ArgumentError
@@ -226,7 +227,9 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         msg = f"{_WHERE}: must have --data-path, or another argument with prefixes, found none"
         raise ArgumentError(msg)
     seen: set[str] = set()
-    for split, prefix, weight in entries:
+    pairs: set[tuple[str | None, Hashable]] = set()
+    ids = pair_ids([prefix for _, prefix, _ in entries])
+    for (split, prefix, weight), pair in zip(entries, ids, strict=True):
         name = Path(prefix).name if split in (None, "train") else f"{Path(prefix).name} ({split})"
         names = (name if number == 0 else f"{name} {number + 1}" for number in count())
         unique = next(one for one in names if one not in seen)
@@ -237,6 +240,9 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
             yield f"name = {toml_text(unique)}"
         if weight is not None:
             yield f"weight = {weight:g}" if float(f"{weight:g}") == weight else f"weight = {weight!r}"
+        if (split, pair) in pairs:
+            yield "repeated = true"
+        pairs.add((split, pair))
         if split is not None:
             yield f"splits = [{toml_text(split)}]"
 

@@ -3,7 +3,8 @@
 Shapes: K datasets of a split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -155,6 +156,7 @@ def measure_blend(file: BlendFile) -> MeasuredBlend:
     problems = file.problems()
     found = find_members(file.datasets, _bounds(file), problems, storage=file.storage)
     problems.stop()
+    _check_limits_of_repeats(file, found.members, problems)
     blend = replace(_with_weights(file, found.members, problems), headers=found.headers)
     problems.stop()
     config = blend.plan_config()
@@ -164,6 +166,23 @@ def measure_blend(file: BlendFile) -> MeasuredBlend:
         problems.add(("size",), str(error))
     problems.stop()
     return blend
+
+
+def _check_limits_of_repeats(file: BlendFile, members: Sequence[Member], problems: Problems) -> None:
+    """Refuses limits that the order cannot keep: it counts the epochs of each dataset by itself."""
+    if file.options.get("blend_when_exhausted") != "reweight":
+        return
+    drawn = [member for member in members if member.split_tokens[Split.train.value] is not None]
+    times: Counter[Hashable] = Counter()
+    for member in drawn:
+        times.update(member.repeated)
+    for member in drawn:
+        if member.entry.max_epochs is not None and any(times[pair] > 1 for pair in member.repeated):
+            problems.add(
+                (*member.entry.where, "max_epochs"),
+                'must be omitted with options.blend_when_exhausted = "reweight" for a pair that occurs several times, '
+                f"found {member.name!r}",
+            )
 
 
 def _bounds(file: BlendFile) -> tuple[Bounds | None, ...]:

@@ -123,9 +123,12 @@ def _value(value: object) -> str:
 
 def _eos_token(folder: str) -> str | None:
     """Returns the token that ends a text, and in Megatron-LM a document; None if nothing says it."""
-    try:
-        found = json.loads((Path(folder) / "tokenizer_config.json").read_text()).get("eos_token")
-    except (OSError, ValueError, AttributeError):
-        return None
-    token = found.get("content") if isinstance(found, dict) else found
-    return token if isinstance(token, str) else None
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            found = json.loads((Path(folder) / name).read_text(encoding="utf-8")).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        token = found.get("content") if isinstance(found, dict) else found
+        if isinstance(token, str):
+            return token
+    return None

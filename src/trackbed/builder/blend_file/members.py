@@ -4,14 +4,16 @@ Reads only the headers and single entries of the `.idx` files.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import glob, has_magic
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trackbed.builder.blend_file.description import DatasetEntry
+from trackbed.builder.blend_file.repeats import NamedPair, count_repeated, pair_ids, refuse_repeats
 from trackbed.builder.blend_file.tables import Problems, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
@@ -63,6 +65,8 @@ class Member:
     """Tokens of its part of each split; None for a split that it is not in."""
     part: float
     """Its fraction of the entry's weight: 1, or less for a dataset of a glob."""
+    repeated: Mapping[Hashable, int] = field(default_factory=dict, repr=False, compare=False)
+    """Number of times that it has each of those pairs that occur several times in the file."""
 
 
 class Found(NamedTuple):
@@ -89,6 +93,7 @@ def find_members(
         storage: options for pairs in object stores; needed if there are any.
     """
     found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
+    repeated = _find_repeats(found, problems)
     stored = [pair for _, _, pairs in found for pair in pairs if is_address(pair)]
     opener = _Opener(storage, read_headers(stored, idx_cache=storage.path_to_idx_cache) if storage else {})
     measured = call_all(
@@ -98,7 +103,23 @@ def find_members(
     for (entry, _, _), one in zip(found, measured, strict=True):
         if isinstance(one, Exception):
             problems.add((*entry.where, entry.kind), f"names {reason_of(one)}")
-    return Found(_with_parts([one for one in measured if isinstance(one, Member)]), opener.headers)
+    members = [
+        replace(one, repeated=counts) if counts else one
+        for one, counts in zip(measured, repeated, strict=True)
+        if isinstance(one, Member)
+    ]
+    return Found(_with_parts(members), opener.headers)
+
+
+def _find_repeats(
+    found: Sequence[tuple[DatasetEntry, str, tuple[str, ...]]], problems: Problems
+) -> list[dict[Hashable, int]]:
+    """Refuses repeated pairs where nothing says that they are meant; see `count_repeated`."""
+    names = [(entry, pair) for entry, _, pairs in found for pair in pairs]
+    ids = pair_ids([pair for _, pair in names])
+    refuse_repeats([NamedPair(entry, pair, one) for (entry, pair), one in zip(names, ids, strict=True)], problems)
+    left = iter(ids)
+    return count_repeated([list(islice(left, len(pairs))) for _, _, pairs in found])
 
 
 def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[str, ...]]]:

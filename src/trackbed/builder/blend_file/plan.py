@@ -3,8 +3,9 @@
 Shapes: K datasets of a split, T stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from trackbed.builder.blend_file.draws import DrawCounter, SplitDraws, StageDraws
 from trackbed.builder.blend_file.excess import why_more_are_built, why_more_samples
@@ -14,6 +15,10 @@ from trackbed.builder.blend_file.tables import Problems
 from trackbed.datasets.gpt_config import GPTDatasetConfig
 from trackbed.index import Split
 from trackbed.plural import number_of
+
+_USEFUL_EPOCHS: Final = 4
+"""Passes after which a repeated text teaches clearly less than a new one."""
+_NAMES_SHOWN: Final = 5
 
 __all__ = ["BlendPlan", "DatasetPlan", "SplitPlan", "plan_blend"]
 
@@ -60,7 +65,8 @@ class SplitPlan:
     stages: tuple[StageDraws, ...]
     """`[T]` stages, at least one."""
     notes: tuple[str, ...] = ()
-    """Sentences that say why there are more samples than were asked for, or are drawn; empty if there are not."""
+    """Sentences that say why there are more samples than were asked for, or are drawn, and which datasets are read very
+    often; empty if there is nothing to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +117,21 @@ def _plan_split(blend: MeasuredBlend, config: GPTDatasetConfig, split: Split, pr
         tokens=draws.size * config.sequence_length,
         datasets=tuple(datasets),
         stages=stages,
-        notes=_notes(config, draws, datasets, asked, has_weights=blend.weights[split.value] is not None),
+        notes=(
+            *_notes(config, draws, datasets, asked, has_weights=blend.weights[split.value] is not None),
+            *(_many_epochs(counter, draws, members) if split is Split.train else ()),
+        ),
     )
+
+
+def _many_epochs(counter: DrawCounter, draws: SplitDraws, members: Sequence[Member]) -> Iterator[str]:
+    """Yields a sentence if datasets are read more often than is of use."""
+    epochs = [(member.name, counter.pair_epochs(number, draws)) for number, member in enumerate(members)]
+    many = sorted((one for one in epochs if one[1] > _USEFUL_EPOCHS), key=lambda one: -one[1])
+    if many:
+        names = ", ".join(f"{name!r} ({each:,.{2 if each < 100 else 0}f})" for name, each in many[:_NAMES_SHOWN])
+        more = f" and {number_of(len(many) - _NAMES_SHOWN, 'other')}" if len(many) > _NAMES_SHOWN else ""
+        yield f"more than {_USEFUL_EPOCHS} epochs of {names}{more}: a repeated text teaches less each time"
 
 
 def _notes(

@@ -1,5 +1,6 @@
 """Reader of blend files, with all checks that need no data."""
 
+import codecs
 import os
 import re
 import tomllib
@@ -113,6 +114,9 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         raw = file.read(_MOST_BYTES + 1)
     if len(raw) > _MOST_BYTES:
         text = f"must have at most {_MOST_BYTES:,} bytes, found more: use globs or groups to name many pairs"
+        raise BlendFileError([f"{path}:1: {text}"])
+    if raw.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = "must be UTF-8 without a byte order mark, found one: save it without (in PowerShell, utf8NoBOM)"
         raise BlendFileError([f"{path}:1: {text}"])
     try:
         text = raw.decode()

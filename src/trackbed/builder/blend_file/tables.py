@@ -126,13 +126,20 @@ class Problems:
 
     def add_sentence(self, where: KeyPath, text: str) -> None:
         """Adds a problem whose text names the key itself, at the line of the key or of its table."""
-        at = where
-        while at and at not in self._lines:
-            at = at[:-1]
-        line = self._lines.get(at, 1)
+        line = self._line_of(where)
         place = f"{self._path}:{line}" if self._lines else f"{self._path}"
         problem = f"{place}: {text}"
         self._found.append((line, _shortened(" ".join(problem.splitlines()))))
+
+    def place_of(self, where: KeyPath, name: str) -> str:
+        """Returns the line of a key, for the text of a problem with another one; a name where there are no lines."""
+        return f"line {self._line_of(where)} ({name!r})" if self._lines else repr(name)
+
+    def _line_of(self, where: KeyPath) -> int:
+        at = where
+        while at and at not in self._lines:
+            at = at[:-1]
+        return self._lines.get(at, 1)
 
     def stop(self) -> None:
         """Raises all problems in the order of lines, if there are any.

@@ -18,6 +18,7 @@ import tokenizers
 from trackbed.datasets.one_core import one_core
 from trackbed.datasets.tokenizers.check_texts import check_texts
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
+from trackbed.datasets.tokenizers.panics import panics_as_errors
 
 __all__ = ["FastTokenizer", "UnsuitableError"]
 
@@ -71,10 +72,16 @@ class FastTokenizer(HuggingFaceTokenizer):
         return np.frombuffer(ids, dtype=np.uint32), np.frombuffer(offsets, dtype=np.uint64).astype(np.int64)
 
     def _check(self) -> None:
-        texts = list(check_texts(self._tokenizer))
-        wanted = HuggingFaceTokenizer.tokenize_batch(self, texts)
         try:
-            found = self.tokenize_batch(texts)
+            with panics_as_errors():
+                texts = list(check_texts(self._tokenizer))
+                wanted = HuggingFaceTokenizer.tokenize_batch(self, texts)
+        except Exception as error:
+            msg = f"tokenizers fails at one of the texts that the two are compared with: {error}"
+            raise UnsuitableError(msg) from error
+        try:
+            with panics_as_errors():
+                found = self.tokenize_batch(texts)
         except Exception as error:  # a Rust library may raise any exception
             msg = f"fastokens cannot tokenise with it: {error}"
             raise UnsuitableError(msg) from error
@@ -93,7 +100,8 @@ def _load(json: str) -> Any:
         msg = "fastokens is not installed (pip install '.[text]' in Trackbed's clone)"
         raise UnsuitableError(msg) from error
     try:
-        return Tokenizer.from_json_str(json)
+        with panics_as_errors():
+            return Tokenizer.from_json_str(json)
     except Exception as error:
         msg = f"fastokens {version} cannot read it: {error}"
         raise UnsuitableError(msg) from error

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,13 @@ import tokenizers
 
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
+from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
+from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.sampling import switch_off_sampling
 from trackbed.datasets.tokenizers.special_tokens import (
-    END_OF_DOCUMENT_TOKENS,
     additional_ids,
     end_of_document,
-    first_id,
+    no_end_of_document,
     usual_roles,
 )
 from trackbed.errors import ArgumentError
@@ -65,13 +67,14 @@ class LibraryTokenizer(Adapter):
         # A file may enable both for inference; a document must keep all of its tokens and no others.
         library.no_truncation()
         library.no_padding()
+        switch_off_sampling(library, where=path)
         library.encode_special_tokens = not special_tokens
         self._tokenizer = library
         self._special_tokens = special_tokens
         self._path = path
         self._special = special
-        self._eod = None if eod_token is None else self._find([eod_token])
-        self._pad = None if pad_token is None else self._find([pad_token])
+        self._eod = None if eod_token is None else self._find(eod_token)
+        self._pad = None if pad_token is None else self._find(pad_token)
         self._additional_ids = [index for index in special.additional if index not in (self._eod, self._pad)]
         super().__init__(
             path,
@@ -140,8 +143,11 @@ class LibraryTokenizer(Adapter):
     def eod(self) -> int:
         """Id that ends a document."""
         if self._eod is None:
-            found = end_of_document(self._tokenizer.token_to_id, self._special.roles)
-            self._eod = self._find(END_OF_DOCUMENT_TOKENS) if found is None else found
+            special = special_ids(self._tokenizer)
+            self._eod = end_of_document(special.get, self._special.roles)
+            if self._eod is None:
+                msg = f"{self._path}: {no_end_of_document(special, self._tokenizer.token_to_id)}"
+                raise ArgumentError(msg)
         return self._eod
 
     @property
@@ -152,15 +158,13 @@ class LibraryTokenizer(Adapter):
     def _additional(self) -> list[int]:
         return self._additional_ids
 
-    def _find(self, candidates: Iterable[str]) -> int:
-        wanted = list(candidates)
-        found = first_id(wanted, self._tokenizer.token_to_id)
+    def _find(self, token: str) -> int:
+        found = self._tokenizer.token_to_id(token)
         if found is None:
             listed = ", ".join(map(repr, special_ids(self._tokenizer))) or "none"
-            named = ", ".join(map(repr, wanted))
-            msg = f"{self._path}: the tokenizer must have one of {named}; its special tokens: {listed}"
+            msg = f"{self._path}: the tokenizer must have one of {token!r}; its special tokens: {listed}"
             raise ArgumentError(msg)
-        return found
+        return int(found)
 
 
 class HuggingFaceTokenizer(LibraryTokenizer):
@@ -173,8 +177,8 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     Args:
         path: the JSON file, or the folder.
-        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary, or
-            else the end of a text, or else the separator.
+        eod_token: token that ends a document; by default a special token such as `<|endoftext|>`, or else the end of a
+            text, or else the separator.
         pad_token: token that pads short samples; by default the one that a folder states.
         special_tokens: True to map special tokens written out in a text to their ids.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
@@ -217,14 +221,13 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
         folder = read_folder(path)
         return folder.library, SpecialTokens(roles=folder.roles, additional=folder.additional)
     if not path.is_file():
-        is_word = len(path.parts) == 1 and not path.suffix
-        hint = f" (an encoding of tiktoken is named tiktoken:{path})" if is_word else ""
-        msg = f"{path}: a tokenizer file must exist, found none{hint}"
-        raise ArgumentError(msg)
+        raise ArgumentError(missing_tokenizer(path))
     try:
-        library = tokenizers.Tokenizer.from_file(str(path))
+        with panics_as_errors():
+            library = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
-        msg = f"{path}: must be a file of Hugging Face tokenizers: {error}"
+        other = describe_other(path)
+        msg = f"{path}: must be a file of Hugging Face tokenizers: {error if other is None else f'found {other}'}"
         raise ArgumentError(msg) from error
     special = special_ids(library)
     roles = usual_roles(special.get)

@@ -16,6 +16,9 @@ import tokenizers
 from trackbed.datasets.extras import require
 from trackbed.datasets.one_core import one_core
 from trackbed.datasets.tokenizers.check_texts import check_texts
+from trackbed.datasets.tokenizers.other_files import describe_folder
+from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.sampling import switch_off_sampling, without_sampling
 from trackbed.datasets.tokenizers.special_tokens import ROLES
 from trackbed.errors import ArgumentError
 
@@ -88,13 +91,27 @@ def read_with_transformers(path: Path) -> Any:
         ArgumentError: transformers is not installed, or finds no tokenizer.
     """
     library = require("transformers", where=path)
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        with panics_as_errors():
+            found = library.AutoTokenizer.from_pretrained(str(path), **options)
+            settings = None if found.is_fast else without_sampling(_processor_settings(found), where=path)
+            if settings is not None:
+                found = library.AutoTokenizer.from_pretrained(str(path), sp_model_kwargs=settings, **options)
     except Exception as error:
         # The cause may be any of the files, each with exceptions of another library.
-        reason = " ".join(str(error).split())
+        other = describe_folder(path)
+        reason = " ".join(str(error).split()) if other is None else f"found {other}"
         msg = f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
         raise ArgumentError(msg) from error
+    if found.is_fast:
+        switch_off_sampling(found.backend_tokenizer, where=path)
+    return found
+
+
+def _processor_settings(found: Any) -> Mapping[str, Any]:
+    """Returns the settings of the SentencePiece processor of a tokenizer; none if it has no such processor."""
+    return getattr(found, "sp_model_kwargs", None) or {}
 
 
 def stated_roles(found: Any) -> dict[str, int]:
@@ -121,10 +138,14 @@ def _library_of(found: Any) -> tokenizers.Tokenizer | None:
     copy = tokenizers.Tokenizer.from_str(found.backend_tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()
-    texts = list(check_texts(copy))
     with one_core():  # threads of the library would not survive a fork
-        copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
-        wanted = found(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            with panics_as_errors():
+                texts = list(check_texts(copy))
+                copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
+                wanted = found(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception:  # noqa: BLE001  one of the texts fails, with any error: only transformers can say why
+            return None
     return copy if copied == wanted else None
 
 
@@ -136,7 +157,8 @@ def _read_plain(path: Path) -> FolderTokenizer | None:
         config = json.loads((path / _CONFIG_FILE).read_text(encoding="utf-8"))
         raw = (path / _LIBRARY_FILE).read_text(encoding="utf-8")
         fields = json.loads(raw)
-        library = tokenizers.Tokenizer.from_str(raw)
+        with panics_as_errors():
+            library = tokenizers.Tokenizer.from_str(raw)
     except Exception:  # noqa: BLE001  transformers reports what is wrong with the files
         return None
     if not _is_plain(config) or _may_change(fields):

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.sentencepiece_model import user_defined_ids
-from trackbed.datasets.tokenizers.special_tokens import END_OF_DOCUMENT_TOKENS, usual_roles
+from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document, usual_roles
 from trackbed.errors import ArgumentError
 
 __all__ = ["SentencePieceTokenizer"]
@@ -27,8 +28,8 @@ class SentencePieceTokenizer(Adapter):
 
     Args:
         path: the model.
-        eod_token: piece that ends a document; by default the model's end of a sentence, or else the first of
-            `END_OF_DOCUMENT_TOKENS` in the vocabulary.
+        eod_token: piece that ends a document; by default the model's end of a sentence, or else a control or
+            user-defined symbol with a usual name, such as `<|endoftext|>`.
         pad_token: piece that pads short samples; by default the model's padding.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
 
@@ -47,8 +48,8 @@ class SentencePieceTokenizer(Adapter):
         super().__init__(str(path), megatron_identity=megatron_identity, eod_token=eod_token, pad_token=pad_token)
         self._path = str(path)
         self._model = _load(Path(path))
-        self._eod = None if eod_token is None else self._find([eod_token])
-        self._pad = int(self._model.pad_id()) if pad_token is None else self._find([pad_token])
+        self._eod = None if eod_token is None else self._find(eod_token)
+        self._pad = int(self._model.pad_id()) if pad_token is None else self._find(pad_token)
 
     def tokenize(self, text: str) -> npt.NDArray[np.int64]:
         """Returns `[T]` token ids of a text."""
@@ -123,7 +124,11 @@ class SentencePieceTokenizer(Adapter):
         """Id that ends a document."""
         if self._eod is None:
             end = int(self._model.eos_id())
-            self._eod = end if end >= 0 else self._find(END_OF_DOCUMENT_TOKENS)
+            self._eod = end if end >= 0 else end_of_document(self._symbol, usual_roles(self._symbol))
+            if self._eod is None:
+                symbols = filter(lambda piece: self._symbol(piece) is not None, self.vocab)
+                msg = f"{self._path}: {no_end_of_document(symbols, self._index)}"
+                raise ArgumentError(msg)
         return self._eod
 
     @cached_property
@@ -149,20 +154,18 @@ class SentencePieceTokenizer(Adapter):
         # A missing piece has the id of the unknown piece.
         return index if index >= 0 and self._model.id_to_piece(index) == piece else None
 
-    def _find(self, candidates: Sequence[str]) -> int:
-        for piece in candidates:
-            index = self._index(piece)
-            if index is not None:
-                return index
-        msg = f"{self._path}: the model must have one of the pieces {', '.join(map(repr, candidates))}, found none"
-        raise ArgumentError(msg)
+    def _find(self, piece: str) -> int:
+        index = self._index(piece)
+        if index is None:
+            msg = f"{self._path}: the model must have one of the pieces {piece!r}, found none"
+            raise ArgumentError(msg)
+        return index
 
 
 def _load(path: Path) -> Any:
     library = require("sentencepiece", where=path)
     if not path.is_file():
-        msg = f"{path}: a tokenizer file must exist, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(missing_tokenizer(path))
     raw = path.read_bytes()
     if not raw:
         msg = f"{path}: must be a model of SentencePiece, found an empty file"
@@ -170,5 +173,6 @@ def _load(path: Path) -> Any:
     try:
         return library.SentencePieceProcessor(model_proto=raw)
     except RuntimeError as error:
-        msg = f"{path}: must be a model of SentencePiece: {error}"
+        other = describe_other(path)
+        msg = f"{path}: must be a model of SentencePiece: {error if other is None else f'found {other}'}"
         raise ArgumentError(msg) from error

@@ -1,29 +1,40 @@
 """Roles of special tokens, and their usual names.
 
 A file that states the role of each special token is taken at its word. Others only list tokens; there the usual names
-decide.
+decide. A usual name counts only for a special token: `</s>` is also the end of struck-out text in HTML.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-__all__ = ["END_OF_DOCUMENT_TOKENS", "ROLES", "additional_ids", "end_of_document", "first_id", "usual_roles"]
+__all__ = [
+    "END_OF_DOCUMENT_TOKENS",
+    "ROLES",
+    "additional_ids",
+    "end_of_document",
+    "first_id",
+    "no_end_of_document",
+    "usual_roles",
+]
 
-END_OF_DOCUMENT_TOKENS: Final = ("<|endoftext|>", "<|end_of_text|>", "<eod>", "</s>")
-"""Candidates for the default end-of-document token: the first one in the vocabulary is used."""
+_BEFORE_STATED: Final = ("<|endoftext|>", "<|end_of_text|>", "<eod>")  # the stated end of a text may be that of a turn
+_AFTER_STATED: Final = ("[EOS]", "<eos>", "</s>")
+
+END_OF_DOCUMENT_TOKENS: Final = (*_BEFORE_STATED, *_AFTER_STATED)
+"""Special tokens that end documents by default, in order; the roles that a file states come before the last three."""
 
 ROLES: Final = ("bos", "eos", "pad", "cls", "sep", "mask")
 """Roles that a special token may have, by the names of `MegatronTokenizer`."""
 
 _USUAL_NAMES: Final = {
     "bos": ("<s>", "[BOS]", "<bos>", "<|begin_of_text|>", "<|startoftext|>"),
-    "eos": ("</s>", "[EOS]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+    "eos": (*_AFTER_STATED, "<|end_of_text|>", "<|endoftext|>"),
     "cls": ("[CLS]", "<cls>"),
     "sep": ("[SEP]", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
 # Padding is never guessed: a wrong guess would mask tokens out of the loss.
-_OTHER_NAMES: Final = ("[PAD]", "<pad>", "[UNK]", "<unk>", *END_OF_DOCUMENT_TOKENS)
+_OTHER_NAMES: Final = ("[PAD]", "<pad>", "[UNK]", "<unk>", *_BEFORE_STATED)
 
 
 def first_id(candidates: Iterable[str], find: Callable[[str], int | None]) -> int | None:
@@ -32,17 +43,41 @@ def first_id(candidates: Iterable[str], find: Callable[[str], int | None]) -> in
 
 
 def end_of_document(find: Callable[[str], int | None], stated: Mapping[str, int]) -> int | None:
-    """Returns the default id that ends a document: a usual token, or the end of a text, or the separator, or None.
+    """Returns the default id that ends a document, or None.
+
+    The first that there is of: a special token such as `<|endoftext|>`; the stated end of a text; the stated separator;
+    a special token such as `<eos>` or `</s>`.
 
     Args:
-        find: function from a token to its id, or to None for what is not in the vocabulary.
+        find: function from a token to its id, or to None for what is no special token.
         stated: id of each role that the file states.
 
-    >>> end_of_document({"<eod>": 5}.get, {"eos": 1}), end_of_document({}.get, {"sep": 2})
+    >>> end_of_document({"<eod>": 5}.get, {"eos": 1}), end_of_document({"</s>": 5}.get, {"sep": 2})
     (5, 2)
     """
-    usual = first_id(END_OF_DOCUMENT_TOKENS, find)
-    return stated.get("eos", stated.get("sep")) if usual is None else usual
+    usual = first_id(_BEFORE_STATED, find)
+    found = stated.get("eos", stated.get("sep")) if usual is None else usual
+    return first_id(_AFTER_STATED, find) if found is None else found
+
+
+def no_end_of_document(special: Iterable[str], find: Callable[[str], int | None]) -> str:
+    """Returns what must hold and what was found, for a tokenizer without a default end-of-document token.
+
+    Args:
+        special: the special tokens.
+        find: function from a token to its id, or to None for what is not in the vocabulary.
+
+    >>> no_end_of_document(["<x>"], {"</s>": 5}.get).partition("; ")[2]
+    "'</s>' is an ordinary token here; its special tokens: '<x>'"
+    """
+    wanted = ", ".join(map(repr, END_OF_DOCUMENT_TOKENS))
+    listed = ", ".join(map(repr, special)) or "none"
+    ordinary = next((token for token in END_OF_DOCUMENT_TOKENS if find(token) is not None), None)
+    hint = "" if ordinary is None else f"; {ordinary!r} is an ordinary token here"
+    return (
+        f"the tokenizer must have one of {wanted} as a special token, or be given eod_token (--eod-token){hint}; "
+        f"its special tokens: {listed}"
+    )
 
 
 def usual_roles(find: Callable[[str], int | None]) -> dict[str, int]:

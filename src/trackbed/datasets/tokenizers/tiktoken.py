@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
-from trackbed.datasets.tokenizers.special_tokens import additional_ids, usual_roles
+from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.special_tokens import additional_ids, end_of_document, no_end_of_document, usual_roles
 from trackbed.datasets.tokenizers.text_offsets import char_offsets
 from trackbed.errors import ArgumentError
 
@@ -27,7 +28,8 @@ class TiktokenTokenizer(Adapter):
 
     Args:
         encoding: name of the encoding.
-        eod_token: token that ends a document; by default `<|endoftext|>`.
+        eod_token: token that ends a document; by default `<|endoftext|>`, or else another special token with a usual
+            name.
         pad_token: token that pads short samples, or None.
         special_tokens: True to map special tokens written out in a text to their ids.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
@@ -105,7 +107,14 @@ class TiktokenTokenizer(Adapter):
     @property
     def eod(self) -> int:
         """Id that ends a document."""
-        return self._find(self._eod_token or "<|endoftext|>")
+        if self._eod_token is not None:
+            return self._find(self._eod_token)
+        special = self._special
+        found = end_of_document(special.get, usual_roles(special.get))
+        if found is None:
+            msg = f"{self._encoding.name}: {no_end_of_document(sorted(special), self._find_or_none)}"
+            raise ArgumentError(msg)
+        return found
 
     @cached_property
     def _roles(self) -> Mapping[str, int]:
@@ -119,7 +128,9 @@ class TiktokenTokenizer(Adapter):
     @property
     def _special(self) -> dict[str, int]:
         """Id of each special token."""
-        return {token: self._find(token) for token in self._encoding.special_tokens_set}
+        tokens = self._encoding.special_tokens_set
+        # encode_single_token would find an ordinary token of the same text first.
+        return {token: int(self._encoding.encode(token, allowed_special={token})[0]) for token in tokens}
 
     def _encode(self, text: str) -> list[int]:
         if self._special_tokens:
@@ -129,19 +140,26 @@ class TiktokenTokenizer(Adapter):
         return plain
 
     def _find(self, token: str) -> int:
+        found = self._find_or_none(token)
+        if found is None:
+            special = ", ".join(map(repr, sorted(self._encoding.special_tokens_set))) or "none"
+            msg = f"{self._encoding.name}: the encoding must have {token!r}; its special tokens: {special}"
+            raise ArgumentError(msg)
+        return found
+
+    def _find_or_none(self, token: str) -> int | None:
         try:
             return int(self._encoding.encode_single_token(token))
         except KeyError:
-            special = ", ".join(map(repr, sorted(self._encoding.special_tokens_set))) or "none"
-            msg = f"{self._encoding.name}: the encoding must have {token!r}; its special tokens: {special}"
-            raise ArgumentError(msg) from None
+            return None
 
 
 def _load(encoding: str) -> Any:
     library = require("tiktoken", where=f"tiktoken:{encoding}")
     try:
-        # A copy is pickled with its tokens, the library's own object by name, which another process may not know.
-        return copy.copy(library.get_encoding(encoding))
+        with panics_as_errors():
+            # A copy is pickled with its tokens, the library's own object by name, which another process may not know.
+            return copy.copy(library.get_encoding(encoding))
     except Exception as error:
         # The cause may be the name, the network or a file, each with exceptions of another library.
         msg = f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}"

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_with_transformers, stated_additional, stated_roles
-from trackbed.datasets.tokenizers.special_tokens import END_OF_DOCUMENT_TOKENS, end_of_document, first_id
+from trackbed.datasets.tokenizers.sampling import check_repeatable
+from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document
 from trackbed.errors import ArgumentError
 
 __all__ = ["TransformersTokenizer"]
@@ -29,8 +30,8 @@ class TransformersTokenizer(Adapter):
 
     Args:
         path: the folder.
-        eod_token: token that ends a document; by default the first of `END_OF_DOCUMENT_TOKENS` in the vocabulary, or
-            else the end of a text, or else the separator.
+        eod_token: token that ends a document; by default a special token such as `<|endoftext|>`, or else the end of a
+            text, or else the separator.
         pad_token: token that pads short samples; by default the one that the folder states.
         special_tokens: True to map special tokens written out in a text to their ids.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
@@ -53,10 +54,11 @@ class TransformersTokenizer(Adapter):
         self._tokenizer = read_with_transformers(Path(path))
         self._special_tokens = special_tokens
         self._digest = _digest(self._tokenizer, Path(path))
+        check_repeatable(self.tokenize_batch, where=path)
         self._stated = stated_roles(self._tokenizer)
         if pad_token is not None:
-            self._stated["pad"] = self._find([pad_token])
-        self._eod = None if eod_token is None else self._find([eod_token])
+            self._stated["pad"] = self._find(pad_token)
+        self._eod = None if eod_token is None else self._find(eod_token)
         super().__init__(
             str(path),
             megatron_identity=megatron_identity,
@@ -102,8 +104,11 @@ class TransformersTokenizer(Adapter):
     def eod(self) -> int:
         """Id that ends a document."""
         if self._eod is None:
-            found = end_of_document(self.vocab.get, self._stated)
-            self._eod = self._find(END_OF_DOCUMENT_TOKENS) if found is None else found
+            special = _special_ids(self._tokenizer)
+            self._eod = end_of_document(special.get, self._stated)
+            if self._eod is None:
+                msg = f"{self._path}: {no_end_of_document(special, self.vocab.get)}"
+                raise ArgumentError(msg)
         return self._eod
 
     @property
@@ -120,14 +125,19 @@ class TransformersTokenizer(Adapter):
         ids: list[int] = found["input_ids"]
         return ids
 
-    def _find(self, candidates: Sequence[str]) -> int:
-        found = first_id(candidates, self.vocab.get)
+    def _find(self, token: str) -> int:
+        found = self.vocab.get(token)
         if found is None:
             listed = ", ".join(map(repr, self._tokenizer.all_special_tokens)) or "none"
-            named = ", ".join(map(repr, candidates))
-            msg = f"{self._path}: the tokenizer must have one of {named}; its special tokens: {listed}"
+            msg = f"{self._path}: the tokenizer must have one of {token!r}; its special tokens: {listed}"
             raise ArgumentError(msg)
         return found
+
+
+def _special_ids(tokenizer: Any) -> dict[str, int]:
+    """Returns the id of each special token of a tokenizer of transformers, with a role or without."""
+    added = {str(token): int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added | dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
 
 
 def _digest(tokenizer: Any, path: Path) -> str:

@@ -9,6 +9,8 @@ import tokenizers
 
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTokens
+from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
+from trackbed.datasets.tokenizers.panics import panics_as_errors
 from trackbed.errors import ArgumentError
 
 __all__ = ["WordPieceTokenizer"]
@@ -84,10 +86,10 @@ def _has_capital(piece: str) -> bool:
 def _read(path: Path) -> dict[str, int]:
     """Returns the id of each piece of a vocabulary."""
     if not path.is_file():
-        msg = f"{path}: a tokenizer file must exist, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(missing_tokenizer(path))
     try:
-        vocab: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
+        with panics_as_errors():
+            vocab: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
     except Exception as error:
         msg = f"{path}: must be a WordPiece vocabulary, one piece a line: {error}"
         raise ArgumentError(msg) from error
@@ -96,6 +98,8 @@ def _read(path: Path) -> dict[str, int]:
         raise ArgumentError(msg)
     missing = [token for token in _REQUIRED if token not in vocab]
     if missing:
-        msg = f"{path}: a WordPiece vocabulary must have {', '.join(_REQUIRED)}, found no {missing[0]}"
+        other = describe_other(path)
+        found = f"no {missing[0]}" if other is None else other
+        msg = f"{path}: a WordPiece vocabulary must have {', '.join(_REQUIRED)}, found {found}"
         raise ArgumentError(msg)
     return vocab

@@ -50,12 +50,14 @@ class ShardCounts:
     first_bad: list[BadLine] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     unknown: list[int | None] = field(default_factory=list)
+    empty: list[int] = field(default_factory=list)
     _counter: LineCounter = field(default_factory=LineCounter)
     _is_inside: bool = False
     """True while the segments are of a file that the shard begins inside of."""
 
     def __post_init__(self) -> None:
         self.dropped = [0] * self.num_keys
+        self.empty = [0] * self.num_keys
         self.unknown = [0 if self.has_unknown else None] * self.num_keys
         self._is_inside = bool(self.segments) and self.segments[0].start > 0
 
@@ -75,6 +77,7 @@ class ShardCounts:
             self.blank += found.blank
         for key, texts in enumerate(result.keys):
             self.dropped[key] += texts.dropped
+            self.empty[key] += texts.empty
             if texts.unknown is not None:
                 self.unknown[key] = (self.unknown[key] or 0) + texts.unknown
 
@@ -86,6 +89,7 @@ class ShardCounts:
             "blank": self.blank,
             "bad": self.bad,
             "dropped": self.dropped[key],
+            **({"empty": self.empty[key]} if self.num_keys > 1 else {}),
             "unknown": self.unknown[key],
             "lines": self._counter.lines,
             "first_bad": [[one.path, one.line, one.is_relative, one.reason] for one in self.first_bad],

@@ -40,7 +40,7 @@ from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer
 from trackbed.preprocess.tokenizer import absolute_name
 from trackbed.tokens import DType
-from trackbed.tokens.commit import LOCK_SUFFIX, locked_pair
+from trackbed.tokens.commit import LOCK_SUFFIX, check_pair_name, locked_pair
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
@@ -81,6 +81,9 @@ def preprocess_shards(
     _check_others(config, output, len(plan))
     with _probe(output) as probe:
         spec = _spec(config, tokenizer, splitter, plan, output, probe)
+        if not is_address(spec.output):
+            for prefix in spec.prefixes(0):
+                check_pair_name(prefix)
         totals = Totals(inputs, spec, plan)
         missing = []
         for shard, seals in _look_up(spec, plan, inputs):
@@ -128,7 +131,7 @@ def _plan(config: PreprocessConfig, inputs: Inputs) -> ShardPlan:
 
 def _with_absolute_paths(inputs: Inputs) -> Inputs:
     """Returns the inputs by paths that workers in other folders understand."""
-    return Inputs(tuple(file.with_absolute_path() for file in inputs.files), inputs.left_out)
+    return replace(inputs, files=tuple(file.with_absolute_path() for file in inputs.files))
 
 
 def _absolute_output(config: PreprocessConfig) -> str:
@@ -174,6 +177,7 @@ def _spec(
         json_keys=config.json_keys,
         level="document" if splitter is None else "sentence",
         append_eod=config.append_eod,
+        drop_record=config.drop_record,
         skip_bad=config.skip_bad,
         max_record_bytes=config.max_record_bytes,
         chunk_bytes=config.chunk_bytes,

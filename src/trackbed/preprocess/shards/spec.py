@@ -34,6 +34,8 @@ class ShardSpec:
     json_keys: tuple[str, ...]
     level: Level
     append_eod: bool
+    drop_record: bool = False
+    """True to leave a record out of all keys if one of its texts has no tokens."""
     skip_bad: bool
     max_record_bytes: int
     chunk_bytes: int
@@ -103,6 +105,7 @@ def recipe_of(spec: ShardSpec, task: ShardTask) -> dict[str, Any]:
         "splitter": spec.splitter_fingerprint,
         "level": spec.level,
         "json_keys": list(spec.json_keys),
+        **({"drop_record": spec.drop_record} if len(spec.json_keys) > 1 else {}),
         "dtype": spec.dtype,
         "eod": spec.eod,
         "max_record_bytes": spec.max_record_bytes,

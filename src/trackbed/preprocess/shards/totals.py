@@ -9,6 +9,7 @@ import numpy as np
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.inputs import Inputs
+from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.report import BAD_SHOWN, Output, Report
 from trackbed.preprocess.shards.plan import ShardPlan
 from trackbed.preprocess.shards.spec import ShardSpec
@@ -71,6 +72,8 @@ class Totals:
             bad=self._bad,
             first_bad=tuple(self._describe(shard, *bad) for shard, _, bad in self._first_bad),
             left_out_files=self._inputs.left_out,
+            formats=self._inputs.names_by_format(),
+            left_out=names_by_reason(self._inputs.skipped),
             shards=len(self._plan),
             text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )
@@ -83,6 +86,7 @@ class Totals:
             sequences=output.sequences + seal.sequences,
             tokens=output.tokens + seal.bin.size_bytes // np.dtype(seal.dtype).itemsize,
             dropped=output.dropped + int(counts["dropped"]),
+            empty=output.empty + int(counts.get("empty", 0)),
             unknown=_plus(output.unknown, counts.get("unknown")),
         )
 

@@ -144,6 +144,7 @@ class ShardWorker:
             dtype=np.dtype(spec.dtype),
             eod=spec.eod,
             unknown_id=getattr(tokenizer, "unknown_id", None),
+            drop_record=spec.drop_record,
             skip_bad=spec.skip_bad,
             max_record_bytes=spec.max_record_bytes,
             splitter=spec.splitter,

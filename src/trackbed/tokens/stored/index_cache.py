@@ -10,9 +10,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -45,6 +46,7 @@ __all__ = ["StoredIndex", "await_marks", "fetch_indexes"]
 
 _FORMAT: Final = "trackbed-idx-copy"
 _VERSION: Final = 1
+_NOT_ON_DISK: Final = re.compile(rb'"is_on_disk":\s*(?P<word>false)')
 _LONGEST_NAME: Final = 200
 _POLL_SECONDS: Final = 0.02
 _AT_ONCE: Final = 16
@@ -78,11 +80,19 @@ class _Side:
     def read(cls, path: Path) -> "_Side | None":
         """Returns the content of a side file; None if there is none, or none that can be used."""
         try:
-            record = json.loads(read_regular(path))
+            return cls.parse(read_regular(path))
+        except (OSError, FormatError):
+            return None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "_Side | None":
+        """Returns the content of a side file with these bytes; None if it cannot be used."""
+        try:
+            record = json.loads(raw)
             if (record.pop("format"), record.pop("version")) != (_FORMAT, _VERSION):
                 return None
             found = cls(**{**record, "idx": FileSum.from_json(record["idx"])})
-        except (OSError, FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         texts = (found.address, found.endpoint, found.tag, found.lengths_crc32, found.boot)
         return found if all(type(text) is str for text in texts) and type(found.is_on_disk) is bool else None
@@ -128,7 +138,7 @@ class StoredIndex:
             except (OSError, FormatError):
                 return None
             with contextlib.suppress(OSError):
-                self._write_side(copied, replace(side, is_on_disk=True))
+                _mark(copied.side, side)
         return copied.idx
 
     def fetch(self, stamp: ObjectStamp) -> Path:
@@ -199,11 +209,11 @@ class StoredIndex:
         return checksum_lengths(_lengths_in(path, self.address.text)) if side is None else side.lengths_crc32
 
     def mark(self, stamp: ObjectStamp) -> None:
-        """Records that a copy is on the disk."""
+        """Records that a copy is on the disk, unless somebody has removed it."""
         copied = self._copy(stamp)
         side = _Side.read(copied.side)
         if side is not None and side.stamp == stamp and not side.is_on_disk:
-            self._write_side(copied, replace(side, is_on_disk=True))
+            _mark(copied.side, side)
 
     def _write_side(self, copied: _Copy, side: _Side) -> None:
         partial = new_partial(copied.side)
@@ -261,6 +271,21 @@ def fetch_indexes(wanted: Sequence[tuple[StoredIndex, ObjectStamp]]) -> list[Pat
     if len(wanted) < 2:
         return [index.fetch(stamp) for index, stamp in wanted]
     return call_all([partial(index.fetch, stamp) for index, stamp in wanted], num_threads=_AT_ONCE)
+
+
+def _mark(path: Path, side: _Side) -> None:
+    """Sets `is_on_disk` in a side file, in place: no name appears or goes, as the folder may be removed meanwhile.
+
+    A reader that finds half of the word takes the copy for none, waits for the lock, and reads the side file again.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        raw = os.read(descriptor, os.fstat(descriptor).st_size)
+        found = list(_NOT_ON_DISK.finditer(raw))
+        if found and _Side.parse(raw) == side:
+            os.pwrite(descriptor, b"true ", found[-1].start("word"))  # as long as the other word
+    finally:
+        os.close(descriptor)
 
 
 def _note_marks(_folder: str, items: list[tuple[StoredIndex, ObjectStamp]]) -> None:

@@ -1,0 +1,132 @@
+"""Processes of other ranks on this host: one that has ended is noticed at once, not after a timeout.
+
+Each rank writes its process below a key of its host, and opens a file descriptor (pidfd) for each of the others, which
+becomes readable when that process ends. Ranks that share neither a host nor a namespace of process numbers do not see
+each other, and are noticed by their silence.
+"""
+
+import os
+import select
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from trackbed.comm.store import Store, StoreTampered
+
+__all__ = ["Peers"]
+
+_MOST_RANKS: Final = 1 << 14
+
+
+@dataclass(slots=True)
+class Peers:
+    """Other ranks on this host."""
+
+    rank: int = 0
+    _descriptors: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Rank and process of each pidfd."""
+    _ended: dict[int, int] = field(default_factory=dict)
+    """Process of each rank that has ended."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def announce(self, store: Store) -> None:
+        """Tells the other ranks of this host the process of this one.
+
+        Raises:
+            StoreUnreachable: the store does not answer.
+        """
+        host = _host()
+        if host is not None:
+            number = store.add(f"{host}/count", 1)
+            store.set(f"{host}/{number}", orjson.dumps([self.rank, os.getpid(), _start_of(os.getpid())]))
+
+    def meet(self, store: Store) -> None:
+        """Opens the processes of the other ranks of this host, all of which have been announced.
+
+        Raises:
+            StoreUnreachable: the store does not answer.
+        """
+        host = _host()
+        count = store.add(f"{host}/count", 0) if host is not None else 0
+        if not 0 <= count <= _MOST_RANKS:
+            msg = f"'{host}/count' must be a number of ranks, but is {count}"
+            raise StoreTampered(msg)
+        keys = [f"{host}/{number}" for number in range(1, count + 1)]
+        for raw in store.get_all(keys) if keys else ():
+            rank, process, start = _parsed(raw)
+            # Ranks may be threads of one process.
+            if rank != self.rank and process != os.getpid():
+                self._open(rank, process, start)
+
+    def ended(self) -> dict[int, int]:
+        """Process of each rank of this host that has ended, by rank. Thread-safe; makes no request."""
+        with self._lock:
+            if self._descriptors:
+                poll = select.poll()
+                for descriptor in self._descriptors:
+                    poll.register(descriptor, select.POLLIN)
+                for descriptor, _ in poll.poll(0):
+                    rank, process = self._descriptors.pop(descriptor)
+                    os.close(descriptor)
+                    self._ended[rank] = process
+            return dict(self._ended)
+
+    def close(self) -> None:
+        """Closes the descriptors, once ranks may end without being missed."""
+        with self._lock:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
+            self._ended.clear()
+
+    def _open(self, rank: int, process: int, start: int) -> None:
+        try:
+            descriptor = os.pidfd_open(process)
+        except ProcessLookupError:
+            self._ended[rank] = process
+            return
+        except OSError:
+            return  # the system has no such descriptors, or no more of them: silence remains
+        # Between the exchange and here the process may have ended, and another one may have its number.
+        if _start_of(process) != start:
+            os.close(descriptor)
+            self._ended[rank] = process
+            return
+        with self._lock:
+            self._descriptors[descriptor] = (rank, process)
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+def _host() -> str | None:
+    """Key of this host and its namespace of process numbers; None if the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"host/{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return None
+
+
+def _start_of(process: int) -> int:
+    """Time at which a process began, in ticks since the system did; -1 if the system does not tell."""
+    try:
+        # The second field is a name in parentheses, which may hold anything.
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def _parsed(raw: bytes) -> tuple[int, int, int]:
+    try:
+        found: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, list) or len(found) != 3 or not all(type(one) is int for one in found) or found[1] <= 0:
+        msg = "the process of a rank must be one that the rank wrote, but is something else"
+        raise StoreTampered(msg)
+    return found[0], found[1], found[2]

@@ -1,0 +1,105 @@
+"""One of several processes, one of which ends by itself. Prints what the others are told, and after how long.
+
+`ended_rank.py WAY ENDING`: WAY is how the others wait, and ENDING how the last rank ends.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = 60
+
+
+def end(ending):
+    time.sleep(0.3)
+    if ending == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+
+
+def barrier(group, is_last, ending):
+    if is_last:
+        end(ending)
+    group.barrier()
+
+
+def step(group, is_last, ending):
+    with group.guarded("a step") as step:
+        if is_last:
+            end(ending)
+        while True:
+            step.poll(0)
+            time.sleep(0.05)
+
+
+def gathered_before(group, is_last, ending):
+    """A value that was sent counts; what comes after it does not come."""
+    if not is_last:
+        time.sleep(1.0)
+    elif os.fork() == 0:  # the child ends the parent while that waits
+        time.sleep(0.5)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    assert group.all_gather(group.rank) == list(range(group.size))
+    group.barrier()
+
+
+def save(group, is_last, ending):
+    from trackbed import save
+    from trackbed.checkpoint import save as _  # noqa: F401
+
+    if is_last:
+        end(ending)
+    save({"a": 1}, sys.argv[3])
+
+
+def backward(group, is_last, ending, *, guarded=False, collectives="auto"):
+    from contextlib import nullcontext
+
+    from trackbed import DistributedDataParallel, DistributedDataParallelConfig
+
+    config = DistributedDataParallelConfig(collectives=collectives, overlap_grad_reduce=True)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4), config)
+    for number in range(3):
+        with model.guarded() if guarded else nullcontext():
+            model.zero_grad()
+            if is_last and number == 1:
+                end(ending)
+            model(torch.ones(2, 4)).sum().backward()
+
+
+WAYS = {
+    "barrier": barrier,
+    "step": step,
+    "gathered": gathered_before,
+    "save": save,
+    "backward": backward,
+    "guarded backward": lambda *arguments: backward(*arguments, guarded=True),
+    "torch backward": lambda *arguments: backward(*arguments, collectives="torch"),
+}
+
+
+def main():
+    from trackbed.comm.torch import current_group
+    from trackbed.errors import TrackbedError
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    group = current_group()
+    group.barrier()
+    is_last = group.rank == group.size - 1
+    began = time.monotonic()
+    try:
+        WAYS[sys.argv[1]](group, is_last, sys.argv[2])
+    except TrackbedError as error:
+        print(json.dumps([str(error), time.monotonic() - began]), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

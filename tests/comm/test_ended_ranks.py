@@ -1,0 +1,143 @@
+"""A rank of the same host whose process has ended is named within two seconds, with one next step."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from comm.ended_rank import WAYS
+from launching import run_script
+from trackbed.comm.peers import Peers
+from trackbed.comm.report import describe_ended
+from trackbed.comm.store import MemoryStore, StoreTampered
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_is_gone_is_named_in_every_kind_of_wait(way, tmp_path):
+    found = run_script(
+        Path(__file__).with_name("ended_rank.py"), 3, way, "killed", tmp_path / "checkpoint", gone=2, limit_seconds=50
+    )
+    before = 1.5 if way == "gathered" else 0.3
+    for ((error, seconds),) in found:
+        assert re.search(r"rank 2 has ended \(process \d+ of this host is gone\): its log, or the kernel's", error)
+        assert seconds < before + 2 + 1.5  # of a busy machine
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.dist
+def test_a_rank_that_ends_without_an_error_is_named_too():
+    found = run_script(Path(__file__).with_name("ended_rank.py"), 2, "barrier", "exit", gone=1, limit_seconds=50)
+    (((error, seconds),),) = found
+    assert "rank 1 has ended" in error
+    assert seconds < 4
+
+
+def announced(store, rank, process, start=None):
+    """Announces a process in the name of a rank."""
+    from trackbed.comm import peers
+
+    host = peers._host()
+    number = store.add(f"{host}/count", 1)
+    start = peers._start_of(process) if start is None else start
+    store.set(f"{host}/{number}", f"[{rank},{process},{start}]".encode())
+
+
+def sleeping():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_processes_are_seen_to_end_also_before_their_parent_asks():
+    store, own = MemoryStore(), Peers(0)
+    own.announce(store)
+    processes = {rank: sleeping() for rank in (1, 2, 3)}
+    for rank, process in processes.items():
+        announced(store, rank, process.pid)
+    own.meet(store)
+    assert own.ended() == {}
+    processes[2].kill()
+    deadline = time.monotonic() + 5
+    while not own.ended() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert own.ended() == {2: processes[2].pid}
+    for process in processes.values():
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 5
+    while len(own.ended()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert own.ended() == {rank: process.pid for rank, process in processes.items()}
+
+
+def test_a_process_that_is_gone_or_replaced_when_it_is_opened_has_ended():
+    store, own = MemoryStore(), Peers(0)
+    gone, alive = sleeping(), sleeping()
+    announced(store, 1, gone.pid)
+    gone.kill()
+    gone.wait()
+    announced(store, 2, alive.pid, start=1)  # another process has its number now
+    own.meet(store)
+    assert own.ended() == {1: gone.pid, 2: alive.pid}
+    alive.kill()
+    alive.wait()
+
+
+def test_ranks_in_this_process_and_on_other_hosts_are_not_watched(monkeypatch):
+    store, own = MemoryStore(), Peers(0)
+    announced(store, 1, os.getpid())
+    monkeypatch.setattr("trackbed.comm.peers._host", lambda: "host/other/1")
+    store.set("host/other/1/1", b"[2,1,0]")
+    own.meet(store)
+    assert own.ended() == {}
+    assert own._descriptors == {}
+    monkeypatch.setattr("trackbed.comm.peers._host", lambda: None)
+    Peers(3).announce(store)
+    Peers(3).meet(store)
+
+
+def test_a_system_without_such_descriptors_leaves_the_timeout(monkeypatch):
+    store, own, other = MemoryStore(), Peers(0), sleeping()
+    announced(store, 1, other.pid)
+
+    def refuse(process):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    own.meet(store)
+    other.kill()
+    other.wait()
+    assert own.ended() == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"7", b"[1,2]", b'[1,"2",3]', b"[1,-2,3]", b"[1,true,3]", b"\xff"])
+def test_entries_that_no_rank_wrote_are_refused(content):
+    from trackbed.comm import peers
+
+    store = MemoryStore()
+    store.add(f"{peers._host()}/count", 1)
+    store.set(f"{peers._host()}/1", content)
+    with pytest.raises(StoreTampered, match="the process of a rank must be one that the rank wrote"):
+        Peers(0).meet(store)
+
+
+def test_descriptors_are_closed_with_their_owner():
+    store, other = MemoryStore(), sleeping()
+    announced(store, 1, other.pid)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    own = Peers(0)
+    own.meet(store)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    del own
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    other.kill()
+    other.wait()
+
+
+def test_several_ranks_are_named_together():
+    assert describe_ended({3: 30, 1: 10}).startswith(
+        "ranks 1 and 3 have ended (processes 10, 30 of this host are gone)"
+    )
