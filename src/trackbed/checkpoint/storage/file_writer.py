@@ -4,6 +4,7 @@ One thread copies and computes checksums, others write. Bytes are copied once, i
 fresh pages, as the page cache does, costs the system more than the copy.
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -75,7 +76,8 @@ class FileWriter:
         try:
             if error is not None:
                 # On a full disk, where the ranks may have the file of their store, too, this makes room for the report.
-                os.ftruncate(self._descriptor, 0)
+                with contextlib.suppress(OSError):  # the error of the block counts
+                    os.ftruncate(self._descriptor, 0)
         finally:
             os.close(self._descriptor)
 
