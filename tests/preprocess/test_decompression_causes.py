@@ -19,7 +19,7 @@ from trackbed.preprocess import PreprocessConfig, TrainingConfig, preprocess, tr
 from trackbed.preprocess.known_data import GZIP, ZSTANDARD, begins_as, kind_of
 
 LINES = b'{"text": "hello world"}\n' * 400
-GZ = gzip.compress(LINES)
+GZ = gzip.compress(LINES, mtime=0)  # names of tests must be the same in all workers
 ZST = zstandard.ZstdCompressor(write_checksum=True).compress(LINES)
 
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_cut_short_is_incomplete(tmp_path, end, raw):
     assert message.startswith(f"must be a complete {end} file, found at byte {len(raw)}: ")
 
 
-@pytest.mark.parametrize(("end", "raw"), [(".gz", GZ), (".zst", ZST)])
+@pytest.mark.parametrize(("end", "raw"), [(".gz", GZ), (".zst", ZST)], ids=["gz", "zst"])
 def test_other_data_after_whole_ones_are_named(tmp_path, end, raw):
     message = error_of(tmp_path, f"a.jsonl{end}", raw + b"<html>not found</html>\n")
     assert "must go on to the end of the file, found other data before byte" in message
@@ -169,7 +169,7 @@ def test_zeros_after_gzip_data_and_frames_to_be_skipped_are_read(tmp_path):
     assert run(tmp_path, "b.jsonl.zst").records == 400
 
 
-@pytest.mark.parametrize(("raw", "found"), [(GZ, "gzip data"), (ZST, "Zstandard data")])
+@pytest.mark.parametrize(("raw", "found"), [(GZ, "gzip data"), (ZST, "Zstandard data")], ids=["gz", "zst"])
 def test_compressed_data_under_the_name_of_plain_lines_are_named(tmp_path, raw, found):
     (tmp_path / "a.jsonl").write_bytes(raw)
     with pytest.raises(FormatError, match=rf"a\.jsonl:1: JSON lines must be text, found {found}: give the file a name"):
