@@ -244,3 +244,25 @@ def test_states_of_fsdp_are_refused_on_two_ranks(tmp_path):
         assert outcomes == dict.fromkeys(outcomes, True)
         assert len(outcomes) >= 8
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter, collections.OrderedDict])
+def test_a_part_in_an_attribute_that_is_pickled_is_refused(kind, tmp_path):
+    value = kind() if kind is collections.OrderedDict else kind(torch.zeros(3))
+    value.more = part_of(Part)
+    with pytest.raises(CheckpointError, match=r"a\.x\.more: a plain value must be whole"):
+        save({"a": types.SimpleNamespace(x=value)}, tmp_path / "checkpoint", group=SOLO)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nested_tensors_are_compared_by_their_tensors(tmp_path):
+    def state(rank, kind):
+        return {"a": torch.nested.nested_tensor([large(rank), large(1)], layout=kind)}
+
+    for kind in (torch.strided, torch.jagged):
+        for differs in (False, True):
+            folder = tmp_path / f"{kind} {differs}"
+            folder.mkdir()
+            error = saved(folder, lambda rank, kind=kind, differs=differs: state(rank * differs, kind), size=2)
+            assert (error is not None) == differs
+            assert error is None or "rank 0 and rank 1 differ" in error

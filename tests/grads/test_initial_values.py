@@ -148,3 +148,42 @@ def test_a_rank_that_fails_while_it_wraps_is_named_on_all():
 
     with pytest.raises(CollectiveError, match=r"rank 1: .*meta"):
         run_ranks(3, on)
+
+
+OTHER_BUFFERS = {
+    "sparse": lambda values: values.to_sparse(),
+    "compressed": lambda values: values.to_sparse_csr(),
+    "quantized": lambda values: torch.quantize_per_tensor(values, 0.1, 0, torch.qint8),
+}
+
+
+def wrap_with_buffer(make, **more):
+    def body(group):
+        module = nn.Linear(2, 2)
+        module.register_buffer("other", make(group.rank))
+        DistributedDataParallel(module, process_group=group, **more)
+        return module.other
+
+    return run_ranks(2, body)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", OTHER_BUFFERS)
+def test_buffers_that_cannot_be_sent_must_be_the_same(kind):
+    wrap_with_buffer(lambda _: OTHER_BUFFERS[kind](torch.eye(3)))
+    with pytest.raises(CollectiveError, match="other of rank 1 differs"):
+        wrap_with_buffer(lambda rank: OTHER_BUFFERS[kind](torch.eye(3) + rank))
+
+
+def test_a_lazy_conjugate_is_sent_by_value():
+    one, other = wrap_with_buffer(lambda rank: torch.complex(torch.ones(3), torch.full((3,), rank + 1.0)).conj())
+    assert torch.equal(one, other)
+    assert other.tolist() == [1 - 1j] * 3
+
+
+def test_ranks_that_differ_in_broadcast_are_told_at_once():
+    def body(group):
+        DistributedDataParallel(nn.Linear(2, 2), process_group=group, broadcast=group.rank == 0)
+
+    with pytest.raises(CollectiveError, match="option broadcast"):
+        run_ranks(2, body)

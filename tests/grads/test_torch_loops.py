@@ -375,3 +375,80 @@ def test_a_compiled_module_trains_as_it_is():
                 one(batch(0)).square().sum().backward()
                 optimizer.step()
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
+
+
+def parameters_after_a_failed_pass(overlaps, fails):
+    def body(group):
+        model = DistributedDataParallel(Net({}), config(overlaps), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        first, second = model(batch(group.rank)), model(batch(group.rank, 1))
+        handle = fails(model, first)
+        with pytest.raises(ZeroDivisionError):
+            first.sum().backward()
+        handle.remove()
+        optimizer.zero_grad()
+        second.square().sum().backward()
+        optimizer.step()
+        return [param.detach().clone() for param in model.parameters()]
+
+    return run_ranks(SIZE, body)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_backward_pass_after_one_that_failed_is_reduced_without_a_forward_pass_between(overlaps):
+    def divide(_):
+        return 1 / 0
+
+    one, other = parameters_after_a_failed_pass(
+        overlaps, lambda model, _: model.module.layers[1].weight.register_hook(divide)
+    )
+    assert all(map(torch.equal, one, other))
+
+
+def test_a_parameter_that_the_model_returns_keeps_no_hooks():
+    class Returning(Net):
+        def forward(self, x):
+            return super().forward(x), self.layers[0].bias
+
+    model = DistributedDataParallel(Returning({}), process_group=SOLO)
+    for number in range(5):
+        value, bias = model(batch(0, number))
+        (value.sum() * bias.sum()).backward()
+    assert not model.module.layers[0].bias._backward_hooks
+
+
+class Fused(torch.autograd.Function):
+    """Adds the gradient of the weight to `main_grad`, as kernels of Megatron and Transformer Engine do."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.weight.main_grad.add_(gradient.t() @ ctx.saved_tensors[0])
+        ctx.weight.grad_added_to_main_grad = True
+        return None, torch.zeros_like(ctx.weight) if ctx.weight.returns else None
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_gradient_that_a_kernel_added_to_main_grad_is_not_lost(returns):
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1, 4))
+            self.bias = nn.Parameter(torch.ones(1))
+            self.weight.returns = returns
+
+        def forward(self, x):
+            return Fused.apply(x, self.weight) + self.bias
+
+    model = DistributedDataParallel(Module(), process_group=SOLO)
+    with pytest.raises(GradientError, match=r"grad_added_to_main_grad.*zero_grad_buffer"):
+        model(torch.ones(2, 4)).sum().backward()
+    model.zero_grad_buffer()
+    model(torch.ones(2, 4)).sum().backward()
+    model.finish_grad_sync()
+    assert model.module.weight.main_grad.tolist() == [[2.0] * 4]

@@ -36,9 +36,14 @@ def check_whole(value: Any, path: str = "") -> None:
     Raises:
         CheckpointError: it has one; names its key.
     """
-    for key, found in tensors_in(value, path):
-        if is_part(found):
-            raise CheckpointError(_refusal(key, found))
+    values, seen = [(path, value)], set[int]()
+    while values:
+        for key, found in tensors_in(values[0][1], values.pop(0)[0]):
+            if is_part(found):
+                raise CheckpointError(_refusal(key, found))
+            if id(found) not in seen:  # pickle stores the attributes of a tensor, too
+                seen.add(id(found))
+                values += [(f"{key}.{name}", one) for name, one in getattr(found, "__dict__", {}).items()]
 
 
 def check_whole_shards(shards: list[ShardedTensor | ShardedObject]) -> None:
@@ -118,6 +123,7 @@ def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
         "builtins",
         "collections",
     ):
+        yield from getattr(value, "__dict__", {}).items()  # of an OrderedDict, such as _metadata
         return
     yield from _pickled_parts(value)
 

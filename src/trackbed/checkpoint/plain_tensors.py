@@ -104,6 +104,8 @@ def _is_large(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return f"{str(value.dtype).removeprefix('torch.')} nested"
     layout = f" {value.layout}" if isinstance(value, torch.Tensor) and value.layout is not torch.strided else ""
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{layout}"
 

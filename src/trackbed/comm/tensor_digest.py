@@ -51,6 +51,9 @@ def components(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     elif hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from components(getattr(tensor, name))
+    elif tensor.is_nested:
+        for component in tensor.unbind():
+            yield from components(component)
     elif tensor.layout is torch.strided:
         yield tensor
 

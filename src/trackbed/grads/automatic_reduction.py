@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trackbed.errors import GradientError
 from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
 
-__all__ = ["AutomaticReduction", "PassState", "adopt", "turned_like"]
+__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused", "turned_like"]
 
 Parameter = torch.nn.Parameter
 Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
@@ -40,13 +41,34 @@ class PassState:
     """True if gradients have arrived inside `no_sync` since the last reduction."""
     has_graph: bool = False
     """True if a gradient of this pass has a graph, because of `create_graph=True`."""
+    has_failed: bool = False
+    """True if a backward pass has failed, and its state is to be forgotten before the next one."""
     end: Callable[[], None] = lambda: None
+    forget: Callable[[], None] = lambda: None
 
     def queue(self) -> None:
         """Has autograd call `end` at the end of the backward pass that is running."""
         if not self.is_queued:
-            torch.autograd.Variable._execution_engine.queue_callback(self.end)  # noqa: SLF001  there is no public name
+            if self.has_failed:
+                self.forget()
+            torch.autograd.Variable._execution_engine.queue_callback(_End(self))  # noqa: SLF001  there is no public name
             self.is_queued = True
+
+
+class _End:
+    """What autograd calls at the end of a backward pass. It drops it without a call if the pass fails."""
+
+    def __init__(self, state: PassState) -> None:
+        self._state = state
+        self._is_called = False
+
+    def __call__(self) -> None:
+        self._is_called = True
+        self._state.end()
+
+    def __del__(self) -> None:
+        if not self._is_called:
+            self._state.is_queued, self._state.has_failed = False, True
 
 
 def adopt(param: Parameter, main_grad: torch.Tensor, state: PassState) -> None:
@@ -69,6 +91,20 @@ def adopt(param: Parameter, main_grad: torch.Tensor, state: PassState) -> None:
         state.has_graph = True  # the view cannot have it
     else:
         param.grad = main_grad
+
+
+def check_not_fused(param: Parameter) -> None:
+    """Checks that no kernel has added a gradient to `main_grad`, which is the gradient of the pass alone.
+
+    Raises:
+        GradientError: one has.
+    """
+    if param.grad_added_to_main_grad:  # type: ignore[attr-defined]
+        msg = (
+            "gradients must arrive in grad, but a kernel has added one to main_grad (grad_added_to_main_grad): call "
+            "zero_grad_buffer() before each step's first backward pass, or use trackbed.DataParallelOptimizer"
+        )
+        raise GradientError(msg)
 
 
 def turned_like(param: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
@@ -123,7 +159,12 @@ class AutomaticReduction:
             if found is not None:
                 found.end_pass()
 
-        state.end = end
+        def forget() -> None:
+            found = itself()
+            if found is not None:
+                found.forget_pass()
+
+        state.end, state.forget = end, forget
 
     def watch(self, outputs: Any) -> None:
         """Has the backward pass of some outputs of the model reduce the gradients at its end.
@@ -132,15 +173,22 @@ class AutomaticReduction:
         queue is called at the end of a part.
         """
         for output in _tensors_of(outputs):
-            if output.requires_grad:
+            # Hooks of a leaf, such as a parameter of the model, would stay and add up. It has a hook of its own.
+            if output.requires_grad and not output.is_leaf:
                 output.register_hook(_queue_hook(self.state))  # type: ignore[no-untyped-call]
 
     def forget_failed_pass(self) -> None:
         """Forgets a backward pass that has failed, so that the next one is reduced. Called before a forward pass."""
         state = self.state
-        if state.is_queued and torch._C._current_graph_task_id() == -1:  # noqa: SLF001  there is no public name
-            state.is_queued = state.has_arrived = False
-            self._restart()
+        is_left = state.is_queued or state.has_failed
+        if is_left and torch._C._current_graph_task_id() == -1:  # noqa: SLF001  there is no public name
+            self.forget_pass()
+
+    def forget_pass(self) -> None:
+        """Forgets a backward pass that has failed."""
+        state = self.state
+        state.is_queued = state.has_arrived = state.has_failed = False
+        self._restart()
 
     def reduce_rest(self) -> None:
         """Collective over the ranks: reduces gradients that have arrived inside `no_sync` only, if there are any."""
@@ -204,6 +252,7 @@ class AutomaticReduction:
             gradient = param.grad
             if gradient is main_grad or param not in pending:
                 continue
+            check_not_fused(param)
             if gradient is None:
                 missing.append(number)
                 main_grad.zero_()

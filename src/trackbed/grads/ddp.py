@@ -20,7 +20,7 @@ from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectiv
 from trackbed.grads.collectives.protocol import LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
-from trackbed.grads.initial_values import broadcast_values, compare_values, values_of
+from trackbed.grads.initial_values import broadcast_values, compare_values, is_dense, values_of
 from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.optimizer_hook import watch_steps
@@ -152,7 +152,8 @@ class DistributedDataParallel(torch.nn.Module):
             is_one_bucket = disable_bucketing or _rank_of(self.pp_group) > 0
             self.bucket_size = None if is_one_bucket else self.ddp_config.bucket_size
             self._build_parts(is_one_group=disable_bucketing)
-            self._agree_and_connect(is_one_bucket=is_one_bucket, compares_buffers=not is_megatrons_form)
+            more = {} if is_megatrons_form else {"broadcast": broadcast is not False}
+            self._agree_and_connect(more | {"one bucket": is_one_bucket}, compares_buffers=not is_megatrons_form)
             if not is_megatrons_form:
                 self._make_same(broadcasts=broadcast is not False)
             elif broadcast is not None:
@@ -621,9 +622,9 @@ class DistributedDataParallel(torch.nn.Module):
         self.expert_parallel_buffers, self.expert_parallel_bucket_groups = self._experts.buffers, self._experts.groups
         self.param_to_bucket_group = {param: group for group in self._groups() for param in group.params}
 
-    def _agree_and_connect(self, *, is_one_bucket: bool, compares_buffers: bool) -> None:
+    def _agree_and_connect(self, options: dict[str, bool], *, compares_buffers: bool) -> None:
         """Checks that the ranks have the same model and options, and chooses their collectives."""
-        more = {"allow_unused": self.allow_unused, "one bucket": is_one_bucket}
+        more = {"allow_unused": self.allow_unused, **options}
         if self.expt_dp_group is not self.dp_cp_group:
             self._expert_messages = messages_of(self.expt_dp_group)
         named = list(self.module.named_parameters())
@@ -651,6 +652,9 @@ class DistributedDataParallel(torch.nn.Module):
             values = values_of(self.module, of_experts=of_experts)
             if broadcasts:
                 broadcast_values(values, collectives, self.waiter)
+                others = [(name, value) for name, value in values if not is_dense(value)]
+                if others:
+                    compare_values(others, messages)
             else:
                 compare_values(list(values), messages)
 

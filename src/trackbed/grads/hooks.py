@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from trackbed.errors import GradientError
-from trackbed.grads.automatic_reduction import PassState, adopt
+from trackbed.grads.automatic_reduction import PassState, adopt, check_not_fused
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 
 __all__ = [
@@ -69,6 +69,8 @@ def backward_hook(
         gradient = param.grad
         own = vars(param)
         if state.is_on:
+            if own["grad_added_to_main_grad"]:
+                check_not_fused(param)
             if gradient is not own["main_grad"]:
                 adopt(param, own["main_grad"], state)
             if not state.reduces:

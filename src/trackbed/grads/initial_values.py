@@ -13,7 +13,7 @@ from trackbed.grads.collectives import Collectives
 from trackbed.grads.parameters import is_expert
 from trackbed.grads.waiting import Waiter
 
-__all__ = ["InitialValues", "broadcast_values", "compare_values", "values_of"]
+__all__ = ["InitialValues", "broadcast_values", "compare_values", "is_dense", "values_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class InitialValues:
     def describe_buffers(self) -> list[str]:
         """One line for each buffer, which all ranks must have alike."""
         return [
-            f"buffer {name!r} of shape {list(value.shape)}, {value.dtype}, on {value.device.type}"
+            f"buffer {name!r} of shape {list(value.shape)}, {value.dtype}, on {value.device.type}{_layout_of(value)}"
             for name, value in self.buffers
         ]
 
@@ -34,6 +34,15 @@ class InitialValues:
         """Names and values: parameters first."""
         yield from self.params
         yield from self.buffers
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """True for a tensor whose elements collectives can send: neither sparse, nested nor quantized."""
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
+
+
+def _layout_of(value: torch.Tensor) -> str:
+    return "" if is_dense(value) else f", {value.layout}"
 
 
 def values_of(module: torch.nn.Module, *, of_experts: bool) -> InitialValues:
@@ -76,11 +85,11 @@ def broadcast_values(values: Iterable[tuple[str, torch.Tensor]], collectives: Co
     Raises:
         CollectiveError: another rank failed.
     """
-    dense = [value for _, value in values if value.layout is torch.strided and value.numel()]
+    dense = [value for _, value in values if is_dense(value) and value.numel()]
     if not dense or collectives.size() == 1:
         return
     # Collectives would wait for tensors with gaps without a look at the other ranks.
-    received = [value if value.is_contiguous() and not _overlaps(value) else _contiguous(value) for value in dense]
+    received = [value if _is_sent_as_it_is(value) else _contiguous(value) for value in dense]
     waiter.wait(collectives.broadcast(received, source=0), "broadcast of parameters and buffers")
     for value, new in zip(dense, received, strict=True):
         if new is not value:
@@ -88,7 +97,11 @@ def broadcast_values(values: Iterable[tuple[str, torch.Tensor]], collectives: Co
 
 
 def _contiguous(value: torch.Tensor) -> torch.Tensor:
-    return value.clone(memory_format=torch.contiguous_format)
+    return value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _is_sent_as_it_is(value: torch.Tensor) -> bool:
+    return value.is_contiguous() and not _overlaps(value) and not value.is_conj() and not value.is_neg()
 
 
 def _overlaps(value: torch.Tensor) -> bool:
