@@ -38,6 +38,15 @@ def step(group, is_last, ending):
             time.sleep(0.05)
 
 
+def first_collective_of_another_group(group, is_last, ending):
+    """What a group of the job has found out serves one that has not met yet."""
+    from trackbed.comm.torch import TorchGroup
+
+    if is_last:
+        end(ending)
+    TorchGroup(dist.group.WORLD).barrier()
+
+
 def gathered_before(group, is_last, ending):
     """A value that was sent counts; what comes after it does not come."""
     if not is_last:
@@ -77,6 +86,7 @@ def backward(group, is_last, ending, *, guarded=False, collectives="auto"):
 WAYS = {
     "barrier": barrier,
     "step": step,
+    "another group": first_collective_of_another_group,
     "gathered": gathered_before,
     "save": save,
     "backward": backward,

@@ -363,6 +363,35 @@ def test_a_missing_gradient_is_an_error_that_names_it_where_buckets_overlap():
         run_ranks(SIZE, on)
 
 
+@pytest.mark.parametrize("way", ["replaced", "assigned", "unfrozen"])
+def test_a_parameter_that_was_not_wrapped_is_an_error_that_names_it(way):
+    module = Net({})
+    module.layers[3].weight.requires_grad_(way != "unfrozen")
+    model = DistributedDataParallel(module, process_group=SOLO)
+    if way == "replaced":
+        module.layers[3].weight = nn.Parameter(torch.ones(5, 5))
+    elif way == "assigned":
+        module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()}, assign=True)
+    else:
+        module.layers[3].weight.requires_grad_()
+    with pytest.raises(GradientError, match=r"layers.\d.weight must stay frozen, or the parameter that it was"):
+        model(batch(0)).sum().backward()
+
+
+def test_parameters_whose_data_are_swapped_are_trained():
+    module = Net({})
+    model = DistributedDataParallel(module, process_group=SOLO)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        for param in module.parameters():
+            param.data = param.data.clone()
+        before = module.layers[0].weight.detach().clone()
+        optimizer.zero_grad()
+        model(batch(0)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(module.layers[0].weight.detach(), before - 0.1 * module.layers[0].weight.grad)
+
+
 def test_a_compiled_module_trains_as_it_is():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,6 +8,7 @@ each other, and are noticed by their silence.
 import os
 import select
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +24,19 @@ _MOST_RANKS: Final = 1 << 14
 
 @dataclass(slots=True)
 class Peers:
-    """Other ranks on this host."""
+    """Other ranks on this host.
+
+    What one group of a job has found out about a process serves all groups that its rank belongs to, also before their
+    first collective.
+    """
 
     rank: int = 0
+    job_ranks: Sequence[int] = ()
+    """Number of each rank in the job; empty if they are the same."""
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Process, and when it began, of ranks of the job on this host, by their number in the job. Groups share it."""
+    _opened: set[int] = field(default_factory=set)
+    """Numbers in the job of the ranks that are watched."""
     _descriptors: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rank and process of each pidfd."""
     _ended: dict[int, int] = field(default_factory=dict)
@@ -44,7 +55,7 @@ class Peers:
             store.set(f"{host}/{number}", orjson.dumps([self.rank, os.getpid(), _start_of(os.getpid())]))
 
     def meet(self, store: Store) -> None:
-        """Opens the processes of the other ranks of this host, all of which have been announced.
+        """Learns the processes of the other ranks of this host, all of which have been announced, and opens them.
 
         Raises:
             StoreUnreachable: the store does not answer.
@@ -59,11 +70,14 @@ class Peers:
             rank, process, start = _parsed(raw)
             # Ranks may be threads of one process.
             if rank != self.rank and process != os.getpid():
-                self._open(rank, process, start)
+                self.known.setdefault(self._number_of(rank), (process, start))
+        self.ended()
 
     def ended(self) -> dict[int, int]:
         """Process of each rank of this host that has ended, by rank. Thread-safe; makes no request."""
         with self._lock:
+            if len(self._opened) < len(self.known):
+                self._open_known()
             if self._descriptors:
                 poll = select.poll()
                 for descriptor in self._descriptors:
@@ -74,13 +88,18 @@ class Peers:
                     self._ended[rank] = process
             return dict(self._ended)
 
-    def close(self) -> None:
-        """Closes the descriptors, once ranks may end without being missed."""
-        with self._lock:
-            for descriptor in self._descriptors:
-                os.close(descriptor)
-            self._descriptors.clear()
-            self._ended.clear()
+    def _number_of(self, rank: int) -> int:
+        return self.job_ranks[rank] if self.job_ranks else rank
+
+    def _open_known(self) -> None:
+        """Opens the processes of ranks that are known in the meantime, of those that belong to this group."""
+        own = {number: rank for rank, number in enumerate(self.job_ranks)} if self.job_ranks else None
+        for number, (process, start) in list(self.known.items()):
+            if number not in self._opened:
+                self._opened.add(number)
+                rank = number if own is None else own.get(number, -1)
+                if rank not in (-1, self.rank):
+                    self._open(rank, process, start)
 
     def _open(self, rank: int, process: int, start: int) -> None:
         try:
@@ -95,8 +114,7 @@ class Peers:
             os.close(descriptor)
             self._ended[rank] = process
             return
-        with self._lock:
-            self._descriptors[descriptor] = (rank, process)
+        self._descriptors[descriptor] = (rank, process)
 
     def __del__(self) -> None:
         for descriptor in self._descriptors:

@@ -233,7 +233,9 @@ class Rendezvous:
             pause = 0.001
             while not store.has([self._key("read")]) and time.monotonic() < deadline:
                 num_ended = len(self.participant.peers.ended())
-                if num_ended and store.add(self._key("readers"), 0) >= num_readers - num_ended:
+                if num_ended and store.add(self._key("readers"), 0) >= min(
+                    num_readers, self.participant.size - num_ended
+                ):
                     return  # nobody else will read it
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)

@@ -2,10 +2,10 @@
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-__all__ = ["Connection", "KeyWatch", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
+__all__ = ["Connection", "HostAware", "KeyWatch", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
 
 
 class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
@@ -14,6 +14,13 @@ class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
 
 class StoreTampered(StoreUnreachable):
     """Another process has deleted or changed a key. The message contains nothing that the other process wrote."""
+
+
+class HostAware:
+    """Store that gives up waiting for an answer once the process of its host has ended."""
+
+    has_host_ended: Callable[[], bool] = staticmethod(lambda: False)
+    """True if it has. Set by the group that uses the store."""
 
 
 class KeyWatch(Protocol):

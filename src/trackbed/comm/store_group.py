@@ -28,7 +28,7 @@ from trackbed.comm.report import (
 )
 from trackbed.comm.sealed_store import SealedStore
 from trackbed.comm.step import SharedStep, Stopped, cause_of
-from trackbed.comm.store import Connection, Store, StoreTampered, StoreUnreachable
+from trackbed.comm.store import Connection, HostAware, Store, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
 __all__ = ["StoreGroup"]
@@ -46,6 +46,9 @@ class StoreGroup:
         store_host: rank whose process hosts the store, which ends with that process; None if none of the ranks does.
         secret: the same on all ranks and known to no other process; None to trust every process that reaches the store.
             With a secret, the first collective waits for all ranks, even if it is the entry to a step.
+        job_ranks: number of each rank in the job; None if they are the same.
+        known_processes: processes of ranks of the job on this host, which its groups share; None for those of this
+            group and its children.
         path: empty, or the names of a child and the groups above it, as part of what the secret authenticates.
 
     Raises:
@@ -61,6 +64,8 @@ class StoreGroup:
         timeout_seconds: float,
         store_host: int | None = None,
         secret: bytes | None = None,
+        job_ranks: Sequence[int] | None = None,
+        known_processes: dict[int, tuple[int, int]] | None = None,
         path: str = "",
     ) -> None:
         if not 0 <= rank < size:
@@ -84,7 +89,7 @@ class StoreGroup:
         self._taken_lock = threading.Lock()
         self._next_numbers = [0]  # numbers of the next rendezvous: [3, 1] is the second inside the fourth
         self._keys_to_delete: list[str] = []
-        self._peers = Peers(rank)
+        self._peers = Peers(rank, job_ranks or (), {} if known_processes is None else known_processes)
         self._has_announced = self._has_met = False
         self._broken: str | None = None
         """Text of the error that broke the group."""
@@ -164,6 +169,8 @@ class StoreGroup:
             timeout_seconds=self.timeout_seconds,
             store_host=self._store_host,
             secret=self._secret,
+            job_ranks=self._peers.job_ranks,
+            known_processes=self._peers.known,
             path=f"{self._path}child/{name}/",
         )
         if self._children.setdefault(name, child) is not child:
@@ -331,7 +338,13 @@ class StoreGroup:
         with self._connection_lock:  # a child may need it first, on another thread
             if self._connection is None:
                 self._connection = self._connect()
+                if isinstance(self._connection, HostAware):
+                    self._connection.has_host_ended = self._has_host_ended
             return self._connection
+
+    def _has_host_ended(self) -> bool:
+        """True if the process that hosts the store has ended."""
+        return self._store_host in self._peers.ended()
 
     def _connect_below(self, name: str) -> Connection:
         return self._connected().below(name)

@@ -48,6 +48,10 @@ def components(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (coalesced.indices(), coalesced.values())
     elif tensor.is_quantized:
         yield tensor.int_repr()
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            yield torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)
+        else:
+            yield from (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
     elif hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from components(getattr(tensor, name))

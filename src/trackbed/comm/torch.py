@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["TorchGroup", "backends_of", "check_initialized", "current_group", "device_for", "is_served_by_agent"]
 
 _JOINED: Final[Counter[str]] = Counter()
+_KNOWN_PROCESSES: Final["WeakKeyDictionary[Any, dict[int, tuple[int, int]]]"] = WeakKeyDictionary()
+"""Processes of the ranks on this host, of each initialisation of `torch.distributed`."""
 
 
 class TorchGroup(StoreGroup):
@@ -59,6 +61,8 @@ class TorchGroup(StoreGroup):
             size=len(ranks),
             timeout_seconds=timeout_seconds,
             store_host=ranks.index(0) if 0 in ranks and not is_served_by_agent() else None,
+            job_ranks=ranks,
+            known_processes=_KNOWN_PROCESSES.setdefault(dist.group.WORLD, {}),
         )
 
 

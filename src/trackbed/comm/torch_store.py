@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
-from trackbed.comm.store import StoreTampered, StoreUnreachable
+from trackbed.comm.store import HostAware, StoreTampered, StoreUnreachable
 from trackbed.comm.worker import Worker
 
 __all__ = ["TimeoutStore", "connect_to", "share_store"]
 
 # TCPStore writes two lines to standard error whenever a wait of its own times out.
 _WAIT_SECONDS: Final = 3600.0
+_SLICE_SECONDS: Final = 0.5
 _MOST_CONNECT_SECONDS: Final = 120.0
 """A store that this process was connected to is lost if it takes no further connection for so long."""
 _NOTHING: Final = b"\0nothing is there"
@@ -32,7 +33,7 @@ class _Waiter:
     connections: list[Store]
 
 
-class TimeoutStore:
+class TimeoutStore(HostAware):
     """Store of `torch.distributed` whose requests time out.
 
     A request to a TCPStore whose host is stopped never returns and ignores Ctrl-C, and a wait blocks its connection. So
@@ -137,13 +138,29 @@ class TimeoutStore:
         try:
             is_file = isinstance(_base(self._store), FileStore)
             own_call = partial(_without_soft_limit, call) if is_file else call
-            return self._worker.submit(own_call).result(self._request_timeout_seconds)
+            return self._result_of(self._worker.submit(own_call))
         except TimeoutError:
-            msg = f"no answer for {self._request_timeout_seconds:g} s"
+            has_ended = self.has_host_ended()
+            msg = "its process has ended" if has_ended else f"no answer for {self._request_timeout_seconds:g} s"
             self._losses.append(msg)
             raise StoreUnreachable(msg) from None
         except RuntimeError as error:
             raise _unreachable(error) from None
+
+    def _result_of(self, future: Future[Any]) -> Any:
+        """Waits for an answer, which does not come any more once the process of the host has ended.
+
+        Raises:
+            TimeoutError: there is none.
+        """
+        deadline = time.monotonic() + self._request_timeout_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return future.result(max(0.0, min(left, _SLICE_SECONDS)))
+            except TimeoutError:
+                if left <= _SLICE_SECONDS or self.has_host_ended():
+                    raise
 
 
 class FutureKeyWatch:

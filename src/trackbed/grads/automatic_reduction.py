@@ -131,6 +131,7 @@ class AutomaticReduction:
         reduce: issues these buckets, given the parameters of theirs that have no gradient.
         finish: waits until all are reduced.
         restart: prepares the next pass, also after one that has failed.
+        check: raises if a parameter of the model is not the one that was wrapped.
         exchange: sends numbers of this rank to all ranks; None if a missing gradient is an error.
     """
 
@@ -143,6 +144,7 @@ class AutomaticReduction:
         reduce: Callable[[list[Parameter]], None],
         finish: Callable[[], None],
         restart: Callable[[], None],
+        check: Callable[[], None],
         exchange: Exchanger | None,
     ) -> None:
         self._params = list(params)
@@ -151,6 +153,7 @@ class AutomaticReduction:
         self._reduce = reduce
         self._finish = finish
         self._restart = restart
+        self._check = check
         self._exchange = exchange
         itself = weakref.ref(self)
 
@@ -215,6 +218,8 @@ class AutomaticReduction:
         """Reduces the gradients of the pass that has ended. Called by autograd, on every rank."""
         state = self.state
         state.is_queued = False
+        # A parameter in the place of a wrapped one, or one that was frozen then, would be trained on each rank alone.
+        self._check()
         if state.has_arrived:  # not where the program has asked for gradients of other tensors only
             self._reduce_pass()
 

@@ -745,6 +745,7 @@ class DistributedDataParallel(torch.nn.Module):
             reduce=self._reduce_pass,
             finish=lambda: self._order.finish(self.waiter),
             restart=self._restart_pass,
+            check=lambda: check_unchanged(self.module, self.param_to_bucket_group, (), self._rank),
             exchange=self.exchange if is_missing_allowed else None,
         )
 

@@ -143,6 +143,7 @@ def compare_values(values: Sequence[tuple[str, torch.Tensor]], group: Group) -> 
     number = next(number for number, (first, second) in pairs if first != second)
     msg = (
         f"all ranks must begin with the same values, but {values[number][0]} of rank {other} differs from that of rank "
-        "0: leave out broadcast=False, or load the same state on all ranks before wrapping the model"
+        "0: load the same state on all ranks before wrapping the model, or leave broadcast=False out, so that dense "
+        "values of rank 0 are copied"
     )
     raise CollectiveError(msg)

@@ -23,7 +23,7 @@ __all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Po
 
 
 _ORDER: Final = "sequential"
-_SHUFFLED: Final = re.compile(rf"{_ORDER}, ranks shuffled by seed (\d{{1,20}})")
+_SHUFFLED: Final = re.compile(rf"{_ORDER}, ranks shuffled by seed (0|[1-9][0-9]{{0,19}})")
 """Order of a position whose ranks are shuffled. It has no key of its own: states have the same keys either way."""
 
 
