@@ -11,6 +11,7 @@ import pytest
 
 from comm.ended_rank import WAYS
 from launching import run_script
+from trackbed.comm import peers
 from trackbed.comm.peers import Peers
 from trackbed.comm.report import describe_ended
 from trackbed.comm.store import MemoryStore, StoreTampered
@@ -115,8 +116,6 @@ def test_a_system_without_such_descriptors_leaves_the_timeout(monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"7", b"[1,2]", b'[1,"2",3]', b"[1,-2,3]", b"[1,true,3]", b"\xff"])
 def test_entries_that_no_rank_wrote_are_refused(content):
-    from trackbed.comm import peers
-
     store = MemoryStore()
     store.add(f"{peers._host()}/count", 1)
     store.set(f"{peers._host()}/1", content)
@@ -141,3 +140,10 @@ def test_several_ranks_are_named_together():
     assert describe_ended({3: 30, 1: 10}).startswith(
         "ranks 1 and 3 have ended (processes 10, 30 of this host are gone)"
     )
+
+
+def test_ranks_that_are_threads_of_one_process_are_announced_once():
+    store = MemoryStore()
+    for rank in range(64):
+        Peers(rank).announce(store)
+    assert store.add(f"{peers._host()}/count", 0) == 1

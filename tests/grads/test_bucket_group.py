@@ -177,7 +177,8 @@ def test_a_far_larger_norm_is_a_warning_after_a_hundred_others(caplog):
         group.reset()
         first.main_grad.fill_(value)
         group.start_grad_sync()
-    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    # Where megatron-core is loaded, its rerun state machine says something of its own.
+    (record,) = [record for record in caplog.records if record.name.startswith("trackbed.")]
     assert "bucket 0: the norm of its gradients is 1414.21, over 10 times the largest so far, 12.7279" in record.message
 
 

@@ -1,8 +1,8 @@
 """Processes of other ranks on this host: one that has ended is noticed at once, not after a timeout.
 
-Each rank writes its process below a key of its host, and opens a file descriptor (pidfd) for each of the others, which
-becomes readable when that process ends. Ranks that share neither a host nor a namespace of process numbers do not see
-each other, and are noticed by their silence.
+Each process writes one of its ranks below a key of its host, and opens a file descriptor (pidfd) for each of the
+others, which becomes readable when that process ends. Ranks that share neither a host nor a namespace of process
+numbers do not see each other, and are noticed by their silence.
 """
 
 import os
@@ -46,13 +46,18 @@ class Peers:
     def announce(self, store: Store) -> None:
         """Tells the other ranks of this host the process of this one.
 
+        Of ranks that are threads of one process, one is enough: they end together.
+
         Raises:
             StoreUnreachable: the store does not answer.
         """
         host = _host()
-        if host is not None:
+        if host is None:
+            return
+        process, start = os.getpid(), _start_of(os.getpid())
+        if store.add(f"{host}/process/{process}.{start}", 1) == 1:
             number = store.add(f"{host}/count", 1)
-            store.set(f"{host}/{number}", orjson.dumps([self.rank, os.getpid(), _start_of(os.getpid())]))
+            store.set(f"{host}/{number}", orjson.dumps([self.rank, process, start]))
 
     def meet(self, store: Store) -> None:
         """Learns the processes of the other ranks of this host, all of which have been announced, and opens them.
