@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -31,6 +31,18 @@ class Step(Protocol):
 
     def check(self) -> None:
         """Raises if another rank has failed, as `poll` does, but sends no heartbeat."""
+        ...
+
+    def watching_waits(self, counts: Mapping[str, Callable[[], int]]) -> contextlib.AbstractContextManager[None]:
+        """Raises, in the block, if ranks wait for each other at different operations.
+
+        Waits of this thread for other ranks are watched: at collectives of any group, and those that
+        `trackbed.comm.crossed_waits.begin_wait` is told of. Once two ranks each wait for what the other one has not
+        entered, one of them raises a CollectiveError within a second.
+
+        Args:
+            counts: for each domain of operations that are entered without waiting, the number of those that have been.
+        """
         ...
 
 
@@ -229,6 +241,13 @@ class _SoloStep:
 
     def check(self) -> None:
         """Does nothing: no other rank can fail."""
+
+    def watching_waits(
+        self,
+        counts: Mapping[str, Callable[[], int]],  # noqa: ARG002  no other rank waits
+    ) -> contextlib.AbstractContextManager[None]:
+        """Does nothing: no other rank can wait."""
+        return contextlib.nullcontext()
 
 
 SOLO: Final = Solo()

@@ -1,7 +1,7 @@
 """One rank's participation in a group: the record that it writes, and those that it reads of the other ranks."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from trackbed.comm.store import Store, StoreTampered
 
 __all__ = ["Arrival", "Participant", "RankRecord"]
 
-_NUM_FIELDS = 6
+_NUM_FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class Arrival:
     """False if the rank failed, or was stopped because another rank failed."""
     taken: Mapping[str, list[int]] = field(default_factory=dict)
     """Numbers that the rank took from each shared counter since the last rendezvous."""
+    operation: str = ""
+    """Operation that the rendezvous belongs to; empty outside of a training loop that is watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class RankRecord:
     """False if the rank arrived because it, or another rank, had failed."""
     taken: Mapping[str, list[int]] = field(default_factory=dict)
     """Numbers that the rank took from each shared counter."""
+    operation: str = ""
+    """Operation that the rendezvous belongs to; empty where that is not compared."""
 
     @classmethod
     def parse(cls, raw: bytes) -> "RankRecord":
@@ -77,12 +81,19 @@ class Participant:
     """Rank whose process hosts the store, which ends with that process; None if none of the ranks does."""
     peers: Peers = field(default_factory=Peers)
     """Processes of the other ranks on this host."""
+    domain: str = ""
+    """Name of the group, which no other group of its ranks has."""
     _rendezvous: str = ""
     _arrival: Arrival = field(default_factory=Arrival)
     _status: bytes = b"null"
     _heartbeats: int = 0
     _seen: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def job_ranks(self) -> Sequence[int]:
+        """Number of each rank in the job."""
+        return self.peers.job_ranks or range(self.size)
 
     def arrive(self, rendezvous: str, arrival: Arrival) -> None:
         """Writes that this rank has arrived at a rendezvous, and the data that it brings."""
@@ -105,8 +116,8 @@ class Participant:
         arrival = self._arrival
         value, status = orjson.Fragment(arrival.value), orjson.Fragment(self._status)
         fields = [self._rendezvous, self._heartbeats, value]
-        if self._status != b"null" or not arrival.is_done or arrival.taken:  # most records need no more fields
-            fields += [status, arrival.is_done, dict(arrival.taken)]
+        if self._status != b"null" or not arrival.is_done or arrival.taken or arrival.operation:
+            fields += [status, arrival.is_done, dict(arrival.taken), arrival.operation]  # most records do without
         self.store.set(_key(self.rank), orjson.dumps(fields))
         self._seen.add(self.rank)
 

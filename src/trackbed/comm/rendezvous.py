@@ -25,10 +25,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Final, Self
 
 from trackbed.cancellation import check_wait
+from trackbed.comm.crossed_waits import CHECK_SECONDS, Operation, Wait, begin_wait
 from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.report import (
     Failure,
@@ -37,6 +39,7 @@ from trackbed.comm.report import (
     describe_ended,
     describe_failures,
     describe_late,
+    describe_operations,
     describe_silence,
     describe_tampering,
 )
@@ -60,6 +63,8 @@ _LAST_WORDS_SECONDS: Final = 0.3
 """Time for what a rank has sent before it ended to arrive."""
 _MAX_REPORTED_FAILURES: Final = 32
 _ONE_FAILED: Final = 1 << 32
+_LAST: Final = 1 << 62
+"""More than the number of any rendezvous inside another one."""
 
 
 def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
@@ -91,6 +96,10 @@ class Rendezvous:
         self.name = name
         self.what = what
         self.flag = flag
+        self.operation = what
+        """Operation that it belongs to, as users know it."""
+        self.is_watched = False
+        """True if it ends a step whose waits are watched: then what is inside of it are operations."""
         self.arrival = Arrival()
         self.keys_to_delete: list[str] = []  # by this rank, once all ranks have left
         self._conclude = conclude
@@ -123,7 +132,13 @@ class Rendezvous:
         Raises:
             StoreTampered: another process has changed the store.
         """
-        outcome = self._wait(self._arrive())
+        operation = Operation(
+            self.participant.domain, _position_of(self.name), self.operation, self.participant.job_ranks
+        )
+        wait = begin_wait(operation)
+        if wait.is_watched:
+            self.arrival = replace(self.arrival, operation=self.operation)
+        outcome = self._wait(self._arrive(), wait)
         # A watch must fire before its key is deleted.
         self.flag.wait(min(_FLAG_SECONDS, self.participant.timeout_seconds))
         return outcome
@@ -150,7 +165,7 @@ class Rendezvous:
         self.participant.arrive(self.name, self.arrival)
         return self.participant.store.add(self._key("count"), 1 if self._failure_order is None else _ONE_FAILED + 1)
 
-    def _wait(self, count: int) -> Outcome:
+    def _wait(self, count: int, wait: Wait) -> Outcome:
         num_failed, num_arrived = divmod(count, _ONE_FAILED)
         if not 1 <= num_arrived <= self.participant.size:
             msg = f"{self._key('count')!r} must be in [1, {self.participant.size}], but is {num_arrived}"
@@ -160,12 +175,14 @@ class Rendezvous:
             return self.publish_outcome(self._sum_up_failures() if num_failed else self._conclude_records())
         if self._failure_order == 1:
             return self._read_outcome(_GRACE_SECONDS)
-        return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1))
+        return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1), wait)
 
-    def _wait_for_flag(self, watchdog: Watchdog) -> Outcome:
+    def _wait_for_flag(self, watchdog: Watchdog, wait: Wait) -> Outcome:
         is_warned = False
-        while not self.flag.wait(min(_SLICE_SECONDS, watchdog.seconds_until_check())):
+        slice_seconds = CHECK_SECONDS if wait.is_watched else _SLICE_SECONDS
+        while not self.flag.wait(min(slice_seconds, watchdog.seconds_until_check())):
             check_wait()
+            wait.check()
             lost = self.lost_ranks()
             if lost and not self.flag.wait(_LAST_WORDS_SECONDS):
                 words = f"{self.what}: {describe_ended(lost)}"
@@ -208,7 +225,8 @@ class Rendezvous:
         try:
             records = self.participant.read_all()
             _check_arrivals(self.name, records)
-            return self._conclude(records)
+            difference = describe_operations({rank: record.operation for rank, record in enumerate(records)})
+            return self._conclude(records) if difference is None else Outcome(error=difference)
         except StoreTampered as error:
             return Outcome(error=describe_tampering(self.what, error), is_broken=True)
 
@@ -242,6 +260,11 @@ class Rendezvous:
 
     def _key(self, last: str) -> str:
         return f"{self.name}/{last}"
+
+
+def _position_of(name: str) -> tuple[int, ...]:
+    """Place of a rendezvous in the order in which ranks arrive: those inside of it come before it."""
+    return (*map(int, name.split(".")), _LAST)
 
 
 def _check_arrivals(name: str, records: Sequence[RankRecord]) -> None:

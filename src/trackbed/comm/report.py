@@ -13,10 +13,12 @@ __all__ = [
     "Failure",
     "Outcome",
     "describe_cause",
+    "describe_crossing",
     "describe_difference",
     "describe_ended",
     "describe_failures",
     "describe_late",
+    "describe_operations",
     "describe_silence",
     "describe_tampering",
     "name_ranks",
@@ -24,6 +26,10 @@ __all__ = [
 
 MAX_NAMED_RANKS: Final = 8
 MAX_VALUE_CHARACTERS: Final = 200
+_SAME_CALLS: Final = (
+    "all ranks must make the same calls in the same order, not under `if rank == 0:`; where ranks may see a signal at "
+    "different steps, model.agree(flag) tells all of them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,40 @@ def describe_late(what: str, *, late: Sequence[int], rank: int) -> str:
         f"{what}: rank {rank} waits for {name_ranks(late)}: every rank must make this call, not only some, as under "
         "`if rank == 0:`"
     )
+
+
+def describe_crossing(sides: Sequence[tuple[Sequence[int], str]]) -> str:
+    """Formats ranks that wait for each other, and what to do.
+
+    Args:
+        sides: ranks that wait for an operation, and its description, twice.
+
+    >>> describe_crossing([([0], "save"), ([1, 2], "reduction of gradients")])[:70]
+    'rank 0 waits at save, and ranks 1 and 2 wait at reduction of gradients'
+    """
+    first, second = (f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} at {what}" for ranks, what in sides)
+    return f"{first}, and {second}, each for the other: {_SAME_CALLS}"
+
+
+def describe_operations(operations: Mapping[int, str]) -> str | None:
+    """Formats the operations of ranks that met at different ones, and what to do; None if all are at the same one.
+
+    Args:
+        operations: description by rank; empty where it is not known.
+
+    >>> describe_operations({0: "save", 1: "load", 2: ""})[:42]
+    'rank 0 is at save, and rank 1 is at load: '
+    """
+    by_operation: dict[str, list[int]] = {}
+    for rank, operation in sorted(operations.items()):
+        if operation:
+            by_operation.setdefault(operation, []).append(rank)
+    if len(by_operation) < 2:
+        return None
+    parts = [
+        f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {what}" for what, ranks in by_operation.items()
+    ]
+    return f"{', '.join(parts[:-1])}, and {parts[-1]}: {_SAME_CALLS}"
 
 
 def describe_tampering(what: str, error: StoreTampered) -> str:

@@ -1,8 +1,11 @@
 """One rank's side of a step that all ranks execute together."""
 
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
+from trackbed.comm.crossed_waits import CrossedWaits
 from trackbed.comm.rendezvous import Rendezvous
 from trackbed.comm.report import describe_ended
 from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT
@@ -42,9 +45,21 @@ class SharedStep:
     def __init__(self, rendezvous: Rendezvous, *, max_heartbeat_gap_seconds: float) -> None:
         self._rendezvous = rendezvous
         self._gap = min(max_heartbeat_gap_seconds, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
-        self._next_heartbeat = 0.0
+        self._next_heartbeat = time.monotonic() + self._gap
         self._noticed: tuple[frozenset[int], float] = (frozenset(), 0.0)
         """Ranks that were seen to have ended, and when."""
+
+    @contextmanager
+    def watching_waits(self, counts: Mapping[str, Callable[[], int]]) -> Iterator[None]:
+        """Raises, in the block, if ranks wait for each other at different operations. See `Step`."""
+        participant = self._rendezvous.participant
+        watch = CrossedWaits(participant.store, self._rendezvous.name, participant.rank, participant.job_ranks, counts)
+        self._rendezvous.is_watched = True
+        try:
+            with watch.watching():
+                yield
+        finally:
+            self._rendezvous.keys_to_delete += sorted(watch.keys_to_delete)
 
     def check(self) -> None:
         """Raises if another rank has failed. Makes no request.

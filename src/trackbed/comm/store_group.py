@@ -88,6 +88,8 @@ class StoreGroup:
         self._taken: defaultdict[str, list[int]] = defaultdict(list)  # numbers of counters since the last rendezvous
         self._taken_lock = threading.Lock()
         self._next_numbers = [0]  # numbers of the next rendezvous: [3, 1] is the second inside the fourth
+        self._num_users = 0
+        self._open_rendezvous: list[Rendezvous] = []
         self._keys_to_delete: list[str] = []
         self._peers = Peers(rank, job_ranks or (), {} if known_processes is None else known_processes)
         self._has_announced = self._has_met = False
@@ -208,6 +210,9 @@ class StoreGroup:
     ) -> Iterator[Rendezvous]:
         """Holds a rendezvous that opens before the block and ends when all ranks have left theirs."""
         rendezvous = self._open(what, conclude)
+        # Users know the outermost operation, below the training loop that it is in.
+        rendezvous.operation = next((outer.what for outer in self._open_rendezvous if not outer.is_watched), what)
+        self._open_rendezvous.append(rendezvous)
         self._next_numbers.append(0)
         process = os.getpid()
         cause: BaseException | None = None
@@ -240,6 +245,7 @@ class StoreGroup:
 
     def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> Outcome:
         inner = self._next_name()
+        self._open_rendezvous.pop()
         self._next_numbers.pop()
         self._next_numbers[-1] += 1
         try:
@@ -350,7 +356,24 @@ class StoreGroup:
         return self._connected().below(name)
 
     def _participant_of(self, store: Store) -> Participant:
-        return Participant(store, self.rank, self.size, self.timeout_seconds, self._store_host, self._peers)
+        return Participant(
+            store, self.rank, self.size, self.timeout_seconds, self._store_host, self._peers, domain=self.domain
+        )
+
+    @property
+    def domain(self) -> str:
+        """Name of the group, the same on its ranks, and which no other group of any of them has."""
+        return getattr(self._connected(), "name", self._path)
+
+    def count_user(self) -> int:
+        """Number of earlier calls: names, by the order of creation, what uses the group apart from its collectives."""
+        self._num_users += 1
+        return self._num_users - 1
+
+    @property
+    def job_ranks(self) -> Sequence[int]:
+        """Number of each rank in the job."""
+        return self._peers.job_ranks or range(self.size)
 
     def _exchange_nonces(self, what: str) -> None:
         """Collective over the group: agrees on keys that no earlier start has used, to prevent replays.

@@ -475,4 +475,5 @@ class _ParamAndGradBucketGroup:
         return self.param_to_bucket[param].names.get(param, f"a parameter of shape {list(param.shape)}")
 
     def _describe(self, what: str) -> str:
-        return f"{what} of bucket {self.buckets[0].bucket_id}"
+        step = f" in step {self.label.step}" if self.label.step else ""
+        return f"{what} of bucket {self.buckets[0].bucket_id}{step}"

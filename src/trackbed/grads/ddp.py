@@ -17,7 +17,7 @@ from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, tu
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
-from trackbed.grads.collectives.protocol import LEFT, MAX_NUMBERS, NO_LABEL
+from trackbed.grads.collectives.protocol import AGREED, EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.initial_values import broadcast_values, compare_values, is_dense, values_of
@@ -305,6 +305,20 @@ class DistributedDataParallel(torch.nn.Module):
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
 
+    def agree(self, flag: bool) -> bool:  # noqa: FBT001  the one thing that is agreed on
+        """Collective over the ranks: returns True on every rank if `flag` is true on any of them.
+
+        For what ranks see at different steps, such as a signal to stop: one that saves while another one trains would
+        wait for it. One exchange, in each step in which it is called.
+
+        Args:
+            flag: what this rank has seen.
+
+        Raises:
+            CollectiveError: another rank failed, or is at another operation.
+        """
+        return bool(self.exchange(np.array([bool(flag)], dtype=np.int64), AGREED).any())
+
     def exchange(
         self, numbers: npt.NDArray[np.int64], label: Label = NO_LABEL, collectives: Collectives | None = None
     ) -> npt.NDArray[np.int64]:
@@ -326,7 +340,7 @@ class DistributedDataParallel(torch.nn.Module):
             msg = f"numbers must be at most {MAX_NUMBERS}, but are {len(numbers)}"
             raise ArgumentError(msg)
         exchange = (collectives or self.dense_collectives).exchange(numbers, label=label)
-        self.waiter.wait(exchange.work, "exchange of numbers")
+        self.waiter.wait(exchange.work, EXCHANGES.get(label, "exchange of numbers"))
         return exchange.read()
 
     def gather_lines(self, lines: list[str], *, of_experts: bool = False) -> list[tuple[int, list[str]]]:
@@ -706,6 +720,7 @@ class DistributedDataParallel(torch.nn.Module):
             begins_next=not self.ddp_config.align_param_gather,
         )
         self.waiter.observer = observer
+        self.waiter.num_issued = self._num_issued
         for number, group in enumerate(groups):
             group.label = Label(0, number)
             group.waiter = self.waiter
@@ -793,7 +808,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.wait_for_params()
         check = StepCheck(self.dense_collectives)
         check.begin(LEFT)
-        check.finish(self.waiter, "end of guarded(), which every rank must have entered")
+        check.finish(self.waiter, "the end of guarded() (every rank must have entered it)")
 
     @property
     def remove_forward_pre_hook_handles(self) -> dict[torch.nn.Module, Any]:
@@ -810,12 +825,22 @@ class DistributedDataParallel(torch.nn.Module):
         """
         guarded = self._messages.guarded(what, max_heartbeat_gap_seconds=float("inf"))
         # A save or load in the block waits over a group of its own, and looks at this step.
-        with guarded as step, self.waiter.inside(step), checking_waits(step.check):
+        counts = {self.waiter.domain: self._num_issued}
+        with (
+            guarded as step,
+            self.waiter.inside(step),
+            checking_waits(step.check),
+            step.watching_waits(counts),
+        ):
             try:
                 yield
             except BaseException:
                 self._give_up(refusal)
                 raise
+
+    def _num_issued(self) -> int:
+        """Number of collectives of gradients and parameters that this rank has issued."""
+        return self.dense_collectives.num_issued() + self.expert_collectives.num_issued()
 
     def _give_up(self, reason: str) -> None:
         """Refuses further steps, and ends operations that are running, for which other ranks may not come."""

@@ -2,10 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trackbed.comm import Group, Step
+from trackbed.comm.crossed_waits import Operation, Wait, begin_wait
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import BackendError, Work
 from trackbed.grads.observer import BucketObserver
@@ -34,9 +35,18 @@ class Waiter:
     def __init__(self, group: Group | None = None) -> None:
         self._group = group
         self._signs = 0
+        count = getattr(group, "count_user", None)
+        self._number = 0 if count is None else count()
         self.step: Step | None = None
         """Guarded step that is running; None if there is none."""
         self.observer: BucketObserver | None = None
+        self.num_issued: Callable[[], int] = lambda: 0
+        """Number of operations that this rank has issued."""
+
+    @property
+    def domain(self) -> str:
+        """Name of the operations that are waited for here, the same on all ranks."""
+        return f"{getattr(self._group, 'domain', '')}/gradients {self._number}"
 
     @contextlib.contextmanager
     def inside(self, step: Step) -> Iterator[None]:
@@ -59,13 +69,15 @@ class Waiter:
                 waited for, as far as they are known.
         """
         start = time.perf_counter()
+        ranks = getattr(self._group, "job_ranks", None)
+        wait = begin_wait(Operation(self.domain, (self.num_issued(),), what, ranks))
         try:
-            self._wait(work, what)
+            self._wait(work, what, wait)
         finally:
             if self.observer is not None:
                 self.observer.waited(start, time.perf_counter())
 
-    def _wait(self, work: Work, what: str) -> None:
+    def _wait(self, work: Work, what: str, wait: Wait) -> None:
         if self._group is None or self._group.size == 1 or work.is_done():
             work.wait()
             return
@@ -89,6 +101,7 @@ class Waiter:
                     # Another rank reports why, or gives no more signs of life.
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
             self._give_sign()
+            wait.check()
             # Hardly any time passes for a machine that was suspended, and all its ranks with it.
             passed = min(time.monotonic() - began, _LONGEST_SLICE_SECONDS)
             elapsed += passed

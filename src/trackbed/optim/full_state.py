@@ -59,7 +59,7 @@ def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter
     """Collective over the ranks of `collectives`: returns the parts of all ranks, in rank order, on every rank."""
     own = _encode(parts)
     sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64), label=OPTIMIZER_STATE)
-    waiter.wait(sizes.work, "exchange of sizes")
+    waiter.wait(sizes.work, "the state of the optimizer")
     found: list[Part] = []
     for rank, (size,) in enumerate(sizes.read().tolist()):
         content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8)

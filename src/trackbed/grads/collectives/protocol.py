@@ -11,7 +11,9 @@ import torch
 from trackbed.errors import CollectiveError
 
 __all__ = [
+    "AGREED",
     "DONE",
+    "EXCHANGES",
     "LEFT",
     "MAX_NUMBERS",
     "NORM",
@@ -51,12 +53,22 @@ LEFT: Final = Label(-1)
 """Label of the exchange with which a rank leaves a training loop."""
 OPTIMIZER_STATE: Final = Label(-2)
 """Label of the exchange with which the state of an optimizer is gathered."""
+AGREED: Final = Label(-6)
+"""Label of the exchange in which ranks agree on a flag."""
 NORM: Final = Label(-3)
 """Label of the exchange of norms."""
 TOKENS: Final = Label(-4)
 """Label of the exchange of the numbers of tokens."""
 USED: Final = Label(-5)
 """Label of the exchange of the parameters that have gradients."""
+
+EXCHANGES: Final = {
+    NORM: "the norm of the gradients",
+    TOKENS: "the number of tokens",
+    USED: "the parameters that have gradients",
+    AGREED: "agree()",
+}
+"""Descriptions of exchanges, by their labels."""
 
 
 class Work(Protocol):
@@ -97,6 +109,10 @@ class Collectives(Protocol):
 
     def size(self) -> int:
         """Number of ranks, at least 1."""
+        ...
+
+    def num_issued(self) -> int:
+        """Number of operations that this rank has issued."""
         ...
 
     def all_reduce(
@@ -187,6 +203,7 @@ _PLACES: Final = {
     OPTIMIZER_STATE.step: "gathers the state of the optimizer",
     NORM.step: "is at the norm of the gradients",
     TOKENS.step: "is at the number of tokens",
+    AGREED.step: "is in agree()",
 }
 
 

@@ -105,6 +105,10 @@ class SharedMemoryCollectives:
         """Number of ranks."""
         return self._size
 
+    def num_issued(self) -> int:
+        """Number of operations that were given to the thread."""
+        return self._meeting.number
+
     def stop(self, reason: str = "the collectives have been stopped") -> None:
         """Ends the operation that is running and all others with an error. Thread-safe."""
         self._meeting.stop(reason)

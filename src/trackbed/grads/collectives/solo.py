@@ -24,6 +24,10 @@ class SoloCollectives:
         """1."""
         return 1
 
+    def num_issued(self) -> int:
+        """0: nothing is waited for."""
+        return 0
+
     def all_reduce(
         self,
         buffers: Sequence[torch.Tensor],

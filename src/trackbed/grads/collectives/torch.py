@@ -79,6 +79,7 @@ class TorchCollectives:
         self._group = process_group
         self._fp32_accumulation = fp32_accumulation
         self._device = device
+        self._num_issued = 0
 
     def rank(self) -> int:
         """Number of this rank in the process group."""
@@ -87,6 +88,10 @@ class TorchCollectives:
     def size(self) -> int:
         """Number of ranks in the process group."""
         return int(self._group.size())
+
+    def num_issued(self) -> int:
+        """Number of operations that were given to torch."""
+        return self._num_issued
 
     def all_reduce(
         self,
@@ -97,7 +102,7 @@ class TorchCollectives:
         label: Label,  # noqa: ARG002  torch cannot carry it
     ) -> Work:
         """Replaces each buffer by the sum over all ranks."""
-        self._backend()
+        self._begin()
         _scale(buffers, scale)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         with self._coalesced(buffers) as coalesced:
@@ -113,7 +118,7 @@ class TorchCollectives:
         label: Label,  # noqa: ARG002  torch cannot carry it
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
-        self._backend()
+        self._begin()
         _scale(buffers, scale)
         shards = [shard_of(buffer, self.rank(), self.size()) for buffer in buffers]
         device = buffers[0].device
@@ -140,7 +145,7 @@ class TorchCollectives:
         label: Label,  # noqa: ARG002  torch cannot carry it
     ) -> Work:
         """Replaces each shard of each buffer by that of the rank that owns it."""
-        self._backend()
+        self._begin()
         with self._coalesced(buffers) as coalesced:
             works = [
                 dist_all_gather_func(
@@ -153,7 +158,7 @@ class TorchCollectives:
     def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
         """Sends a few numbers to all ranks, and the label before them, always as many."""
         size, count = self.size(), len(numbers)
-        self._backend()
+        self._begin()
         device = device_for(self._group, near=self._device)
         row = [*label, *numbers.tolist(), *[0] * (MAX_NUMBERS - count)]
         mine = torch.tensor(row, dtype=torch.int64, device=device)
@@ -172,7 +177,7 @@ class TorchCollectives:
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
-        self._backend()
+        self._begin()
         kinds = backends_of(self._group)
         works, copies = [], []
         for tensor in tensors:
@@ -188,17 +193,18 @@ class TorchCollectives:
         works = [work for work in works if work is not None]
         return TorchWork(works, device_for(self._group, near=self._device), copies) if works else DONE
 
-    def _backend(self) -> str:
-        """Name of the backend.
+    def _begin(self) -> None:
+        """Begins an operation.
 
         Raises:
             CollectiveError: the process group was destroyed.
         """
         try:
-            return dist.get_backend(self._group)
+            dist.get_backend(self._group)
         except (ValueError, RuntimeError) as error:
             msg = "torch.distributed: the process group must exist until training has ended, but was destroyed"
             raise CollectiveError(msg) from error
+        self._num_issued += 1
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Sends the operations of several buffers on a GPU as one."""
