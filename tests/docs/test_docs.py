@@ -199,7 +199,7 @@ def test_documents_are_kept_apart_as_the_page_says(first_hour, monkeypatch):
 
 @pytest.mark.dist
 def test_all_ranks_find_the_loss_of_validation_that_one_would(first_hour):
-    (evaluate,) = snippets("python no-run", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
+    evaluate, _ = snippets("python no-run", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
     train, end = (first_hour / "train.py").read_text(), 'state = {"loader"'
     assert train.count(end) == 1
     program = train.replace(end, evaluate + end).replace("step % 100", "step % 20")
