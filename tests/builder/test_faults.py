@@ -205,11 +205,13 @@ def check_named(ranks, who, *, is_gone):
     """Every other rank raised an error that names this one, within the timeout."""
     words = [f"rank {who} sent no heartbeat for {TIMEOUT_SECONDS} s"]
     if is_gone:  # on this host it is seen at once
-        words += [f"rank {who} has ended (process ", f"ranks 0 and {who} have ended"]
+        words += [f"rank {who} has ended (process "]
+        # Another rank may have raised and ended meanwhile, before the slowest one looked.
+        words += [f"ranks {min(who, other)} and {max(who, other)} have ended" for other in range(len(ranks))]
     if is_gone and who == 0:
         words += ["its host (usually rank 0) cannot be reached", "rank 0 must serve the group's store there"]
     for rank in others(ranks, who):
-        assert any(word in (rank.get("raised") or "") for word in words), ranks
+        assert any(word in (rank.get("raised") or "") for word in words), (rank, words)
     assert max(rank["at"] for rank in others(ranks, who)) - ranks[who]["failed"] < NAMED_SECONDS, ranks
 
 
