@@ -12,6 +12,7 @@ from torch.distributed import PrefixStore
 
 from contracts.group import result_of
 from trackbed.comm import run_ranks, torch_store
+from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_store import TimeoutStore, connect_to, share_store
 from trackbed.errors import CollectiveError
 
@@ -126,3 +127,18 @@ def test_a_store_that_has_gone_is_told_long_before_a_long_timeout(server, monkey
     for error, seconds in run_ranks(2, work, connect=connect, timeout_seconds=1800):
         assert isinstance(error, CollectiveError)
         assert seconds < 20
+
+
+def test_a_host_that_has_ended_is_not_waited_for(server):
+    """A connection through a network may stay open when the host is gone: this one is stopped instead."""
+    process, port = server
+    store = share_store(connect_to("127.0.0.1", port, timeout_seconds=60), "group", timeout_seconds=60)
+    store.set("key", b"value")
+    process.send_signal(signal.SIGSTOP)
+    store.has_host_ended = lambda: True
+    began = time.monotonic()
+    with pytest.raises(StoreUnreachable, match="its process has ended"):
+        store.get("key")
+    with pytest.raises(StoreUnreachable, match="its process has ended"):
+        store.set("key", b"other")
+    assert time.monotonic() - began < 5

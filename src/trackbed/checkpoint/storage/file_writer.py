@@ -179,8 +179,8 @@ class FileWriter:
                     done += self._call(os.pwrite, self._descriptor, view[done:size], start + done)
                 except OSError as error:
                     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-                    if error.errno == errno.EINVAL and 0 <= limit < start + size:
-                        # The system cuts a direct write at the limit, where it is not aligned any more.
+                    # The system cuts a direct write at the limit, where it may not be aligned any more.
+                    if error.errno in (errno.EFBIG, errno.EINVAL) and 0 <= limit < start + size:
                         words = f"{os.strerror(errno.EFBIG)} (the limit of the size of files is {limit:,} bytes)"
                         raise OSError(errno.EFBIG, words, str(self._path)) from error
                     raise
