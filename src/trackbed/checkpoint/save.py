@@ -179,7 +179,7 @@ def _save(
             content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}
             config = CheckpointingConfig("torch_dist", 1)
             contents = {
-                COMMON_NAME: torch_bytes({**described.common, **content}, COMMON_NAME),
+                COMMON_NAME: torch_bytes(described.common_with(content), COMMON_NAME),
                 CONFIG_NAME: config.encode(),
             }
             write_descriptions(partial, plan, found, contents)

@@ -11,7 +11,7 @@ import orjson
 import torch
 
 from trackbed.checkpoint.catalogue import DTYPE_OF
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
+from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, check_key, is_main_replica
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.errors import CheckpointError
 
@@ -117,12 +117,14 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
         object_bytes: size of each object in order; by default zeros.
 
     Raises:
-        CheckpointError: a tensor has elements that cannot be stored: quantized, sparse or without values.
+        CheckpointError: a key is no text, or a tensor has elements that cannot be stored: quantized, sparse or without
+            values.
     """
     keys: dict[str, int] = {}
     rows, boxes = [], []
     sizes = iter(object_bytes)
     for shard in shards:
+        check_key(shard.key)
         key = keys.setdefault(shard.key, len(keys))
         is_main = int(is_main_replica(shard.replica_id))
         if isinstance(shard, ShardedObject):
