@@ -19,7 +19,7 @@ from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plain_tensors import check_same, digesting
 from trackbed.checkpoint.plan_save import plan_balanced
 from trackbed.checkpoint.safe_pickle import torch_bytes
-from trackbed.checkpoint.table import has_elements
+from trackbed.checkpoint.table import is_written
 from trackbed.checkpoint.tree import nested_items_iter
 from trackbed.checkpoint.writing import (
     agree_on_plan,
@@ -161,7 +161,7 @@ def _save(
         if validates and shared_part is not None:
             log_common_differences(shared_part(dict(described.common)), meeting)
     with phases("plan"):
-        shards = list(filter(has_elements, described.shards))
+        shards = list(filter(is_written, described.shards))
         objects = encode_objects(shards)
         plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
     partial = make_partial(folder, meeting)

@@ -13,9 +13,11 @@ from typing import Any, Final
 import torch
 
 from trackbed.checkpoint import ShardedTensor, load
+from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.meeting import Ranks, meet
 from trackbed.checkpoint.parts import is_part
+from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
@@ -89,7 +91,8 @@ def load_sharded_state(
 
     Args:
         folder: folder of the checkpoint.
-        model: model with the same names and shapes.
+        model: model with the same names and shapes. What is empty in it, and extra state of any size, is loaded as it
+            was saved, if the module's own `load_state_dict` takes it.
         optimizer: optimizer of the model. None for the model alone.
         allow_cast: True if tensors of the model may be loaded into types that cannot hold all their values.
         group: the ranks; see `sharded_state`.
@@ -112,9 +115,9 @@ def load_sharded_state(
         entries = _entries(model, meeting.rank)
         stored = {name_in_module(key): key for key in opened.catalogue.tensors}
         stored |= {key: key for key in opened.catalogue.tensors}
-        _check_keys(folder, {name_in_module(key) for key in stored}, common, entries)
-        tensors = {name: one.without_data() for name, one in entries.items() if isinstance(one, ShardedTensor)}
-        wanted: dict[str, Any] = {"model": tensors}
+        extra = _stored_objects(opened.catalogue, entries)
+        _check_keys(folder, {*map(name_in_module, stored), *(f"model.{name}" for name in extra)}, common, entries)
+        wanted: dict[str, Any] = {"model": _wanted_tensors(entries, stored, opened.catalogue, common)}
         if optimizer is not None:
             wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(common, folder), optimizer, meeting.rank)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
@@ -126,6 +129,8 @@ def load_sharded_state(
             optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
         own = {name_in_module(name): name for name in _inner(model).state_dict()}
         values = {name_in_module(name): value for name, value in loaded.get("model", {}).items()}
+        with BoxReader(opened.path, opened.catalogue) as reader:
+            values |= {name: reader.read_object(key) for name, key in extra.items()}
         _inner(model).load_state_dict({own.get(name, name): value for name, value in values.items()})
     loaded.pop("model", None)
     if optimizer is not None:
@@ -280,6 +285,48 @@ def _wanted_parts(
             key: _range_of(name, key, None, _type_of(dtype), span, numel, replica_id) for key, dtype in types.items()
         }
     return wanted
+
+
+def _wanted_tensors(
+    entries: Mapping[str, Any], stored: Mapping[str, str], catalogue: Catalogue, common: Mapping[str, Any]
+) -> dict[str, ShardedTensor]:
+    """Entries of the tensors of the model that are read.
+
+    What is empty in the model, and extra state, is read in the shape and type that it was saved in, as it may have
+    grown: the module's own `load_state_dict` takes or refuses it.
+
+    Args:
+        entries: state of the model.
+        stored: stored keys of tensors, by the keys of the model.
+        catalogue: contents of the checkpoint.
+        common: its common state.
+    """
+    plain = common.get("model", {})
+    plain_names = {name_in_module(name) for name in plain} if isinstance(plain, Mapping) else set()
+    wanted = {}
+    for name, entry in entries.items():
+        key = f"model.{name}"
+        is_tensor = isinstance(entry, ShardedTensor)
+        may_grow = _is_extra_state(name) or (is_tensor and 0 in entry.global_shape)
+        if may_grow and key in stored:
+            tensor = catalogue.tensors[stored[key]]
+            whole = tensor.shape, tensor.shape, (0,) * len(tensor.shape)
+            wanted[name] = ShardedTensor(key, None, tensor.dtype, *whole, None)
+        elif is_tensor and name not in plain_names:
+            wanted[name] = entry.without_data()
+    return wanted
+
+
+def _stored_objects(catalogue: Catalogue, entries: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of objects with extra state, by name: torch's checkpoints have it where it is no tensor."""
+    stored = {name_in_module(key): key for key in catalogue.objects}
+    keys = {name: f"model.{name}" for name in entries if _is_extra_state(name)}
+    return {name: stored[key] for name, key in keys.items() if key in stored}
+
+
+def _is_extra_state(name: str) -> bool:
+    """True for the name of what a module's `get_extra_state` returns."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _type_of(name: object) -> torch.dtype:

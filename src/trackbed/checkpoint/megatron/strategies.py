@@ -201,7 +201,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         shards = list(nested_values(sharded_state_dict))
         with meet("load", error_type=DistributedCheckpointError) as meeting:
             folder = open_for_all(Path(checkpoint_dir), meeting)
-            for shard in shards:
+            for shard in filter(has_elements, shards):
                 require_loadable(shard, folder.catalogue, allow_cast=True)
             for key in sorted(_casts(shards, folder.catalogue)):
                 logger.warning("%s: loaded into another type than that in which it is stored", key)
