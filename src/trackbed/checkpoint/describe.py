@@ -20,7 +20,7 @@ from trackbed.checkpoint.parts import printable
 from trackbed.checkpoint.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 
-__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state"]
+__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state", "places_of_shards"]
 
 Shard = ShardedTensor | ShardedObject
 
@@ -33,6 +33,8 @@ class SavedState:
     """Tensors and objects, in order."""
     common: dict[str, Any]
     """All that is neither sharded nor local."""
+    places: list[str]
+    """Path of each tensor and object."""
 
     def common_with(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the common state with further values, in a container of the same class."""
@@ -108,7 +110,20 @@ def describe_state(state: dict[str, Any]) -> SavedState:
     check_places(built)
     common = _plain_part(built)
     shards: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
-    return SavedState(shards, {} if common is _NO_VALUE else common)
+    return SavedState(shards, {} if common is _NO_VALUE else common, places_of_shards(built))
+
+
+def places_of_shards(tree: Any) -> list[str]:
+    """Path of each shard in a tree, in order."""
+    return [_text(path) for path, leaf in _leaves(tree, ()) if isinstance(leaf, ShardedBase)]
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(below, (*path, key))
+    else:
+        yield path, value
 
 
 def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:

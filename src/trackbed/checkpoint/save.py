@@ -19,6 +19,7 @@ from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plain_tensors import check_same, digesting
 from trackbed.checkpoint.plan_save import plan_balanced
 from trackbed.checkpoint.safe_pickle import torch_bytes
+from trackbed.checkpoint.same_keys import require_distinct
 from trackbed.checkpoint.table import is_written
 from trackbed.checkpoint.tree import nested_items_iter
 from trackbed.checkpoint.writing import (
@@ -161,6 +162,8 @@ def _save(
         if validates and shared_part is not None:
             log_common_differences(shared_part(dict(described.common)), meeting)
     with phases("plan"):
+        if validates:
+            require_distinct(described.shards, described.places, meeting.rank)
         shards = list(filter(is_written, described.shards))
         objects = encode_objects(shards)
         plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
