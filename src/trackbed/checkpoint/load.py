@@ -154,7 +154,7 @@ def load(
             if not shards and folder.catalogue.tensors and meeting.rank == 0:
                 tensors = number_of(len(folder.catalogue.tensors), "sharded tensor")
                 logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", folder.path, tensors)
-        with phases("read"):
+        with phases("read"), folder.naming_replacement():
             values = load_shards(shards, folder, meeting, exchange=exchange)
         with phases("merge"):
             loaded = request.fill(common, values)
