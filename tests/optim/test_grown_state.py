@@ -87,6 +87,17 @@ def test_an_empty_buffer_is_given_what_was_saved_and_taken_by_the_module(tmp_pat
     assert reloaded(Growing(), Growing(), tmp_path / "empty").seen.tolist() == []
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_parameters_that_are_not_initialised_take_what_was_saved(tmp_path):
+    old = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    new = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    trackbed.save(sharded_state(old), tmp_path / "step")
+    load_sharded_state(tmp_path / "step", new)
+    assert all(torch.equal(new.state_dict()[name], value) for name, value in old.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"0\.weight must have values to be saved, but is not initialised"):
+        sharded_state(nn.Sequential(nn.LazyLinear(2)))
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (2, 0)])
 def test_an_empty_tensor_is_refused_by_the_module_as_torch_does(shape, tmp_path):
     def module_of(shape):

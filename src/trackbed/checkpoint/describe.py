@@ -20,7 +20,7 @@ from trackbed.checkpoint.parts import printable
 from trackbed.checkpoint.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 
-__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state", "places_of_shards"]
+__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state"]
 
 Shard = ShardedTensor | ShardedObject
 
@@ -33,8 +33,12 @@ class SavedState:
     """Tensors and objects, in order."""
     common: dict[str, Any]
     """All that is neither sharded nor local."""
-    places: list[str]
-    """Path of each tensor and object."""
+    tree: Any
+    """State with what factories have built."""
+
+    def places(self) -> list[str]:
+        """Path of each tensor and object."""
+        return _places_of_shards(self.tree)
 
     def common_with(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the common state with further values, in a container of the same class."""
@@ -54,6 +58,10 @@ class Request:
     """Values that are not stored."""
     shards: list[Shard] = field(default_factory=list)
     """Tensors and objects of the tree, in order."""
+
+    def places(self) -> list[str]:
+        """Path of each tensor and object."""
+        return _places_of_shards(self.tree)
 
     def only(self, is_kept: Iterable[bool]) -> "Request":
         """Returns the request with some of its tensors and objects, told by a flag for each, in order."""
@@ -85,6 +93,7 @@ class _Kind(enum.Flag):
 
 _NOTHING: Final = _Kind(0)
 _NO_VALUE: Final = object()
+_WITH_MORE: Final = (dict, list, ShardedTensorFactory)
 _KEPT_CONTAINERS: Final = (dict, list, OrderedDict, Counter, defaultdict)
 """Containers in which shards and plain values may lie side by side, and which come back as they are."""
 
@@ -96,8 +105,8 @@ def describe_state(state: dict[str, Any]) -> SavedState:
         state: state dictionary, which is left as it is.
 
     Raises:
-        CheckpointError: it is no dictionary, or contains itself; or it has a shard in a tuple, beside other values in a
-            list, or beside plain values in a container of another class: it could not be loaded.
+        CheckpointError: it is no dictionary, or contains itself; a key is no text; or it has a shard in a tuple, beside
+            other values in a list, or beside plain values in a container of another class: it could not be loaded.
     """
     if not isinstance(state, dict):
         msg = (
@@ -110,10 +119,12 @@ def describe_state(state: dict[str, Any]) -> SavedState:
     check_places(built)
     common = _plain_part(built)
     shards: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
-    return SavedState(shards, {} if common is _NO_VALUE else common, places_of_shards(built))
+    for shard in shards:
+        check_key(shard.key)
+    return SavedState(shards, {} if common is _NO_VALUE else common, built)
 
 
-def places_of_shards(tree: Any) -> list[str]:
+def _places_of_shards(tree: Any) -> list[str]:
     """Path of each shard in a tree, in order."""
     return [_text(path) for path, leaf in _leaves(tree, ()) if isinstance(leaf, ShardedBase)]
 
@@ -153,7 +164,10 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
         return value
     above.add(id(value))
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    copied = [(key, _built_tree(below, (*path, key), above)) for key, below in pairs]
+    copied = [
+        (key, _built_tree(below, (*path, key), above) if isinstance(below, _WITH_MORE) else below)
+        for key, below in pairs
+    ]
     above.discard(id(value))
     if not is_kept:
         _check_only_shards(value, copied, path)
@@ -310,11 +324,16 @@ def _check(value: Any, path: tuple[Any, ...]) -> _Kind:
 
 
 def _has_shard(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_shard, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(map(_has_shard, value))
-    return isinstance(value, ShardedBase | LocalNonpersistentObject)
+    """True if there is a shard in containers, at any depth."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, ShardedBase | LocalNonpersistentObject):
+            return True
+        if isinstance(found, dict | list | tuple | set | frozenset) and id(found) not in seen:
+            seen.add(id(found))
+            waiting += found.values() if isinstance(found, dict) else found
+    return False
 
 
 def _text(path: tuple[Any, ...]) -> str:

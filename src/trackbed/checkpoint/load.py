@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from trackbed.checkpoint.catalogue import Catalogue
-from trackbed.checkpoint.describe import describe_request, places_of_shards
+from trackbed.checkpoint.describe import describe_request
 from trackbed.checkpoint.exchange import Exchange, parse_exchange
 from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.loading import load_shards, require_loadable
@@ -148,7 +148,7 @@ def load(
             for shard in shards:
                 require_loadable(shard, folder.catalogue, allow_cast=allow_cast)
             if validate_access_integrity:
-                require_distinct(shards, places_of_shards(request.tree), meeting.rank)
+                require_distinct(shards, request.places, meeting.rank)
                 require_valid(table, "load parts with validate_access_integrity=False")
             common = folder.load_common()
             if not shards and folder.catalogue.tensors and meeting.rank == 0:

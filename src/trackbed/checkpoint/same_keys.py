@@ -1,7 +1,7 @@
 """Entries of one rank that have one key, and cannot be one tensor or object: an error that says where they are."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -22,19 +22,21 @@ _ADVICE: Final = (
 )
 
 
-def require_distinct(shards: Sequence[Shard], places: Sequence[str], rank: int) -> None:
+def require_distinct(shards: Sequence[Shard], places: Callable[[], Sequence[str]], rank: int) -> None:
     """Checks the entries of a rank that have the same key.
 
     Args:
         shards: tensors and objects.
-        places: path of each in the state.
+        places: returns the path of each in the state.
         rank: number of the rank.
 
     Raises:
         CheckpointError: two contradict each other, or are main replicas of the same elements.
     """
+    if len({shard.key for shard in shards}) == len(shards):
+        return
     groups: defaultdict[str, list[tuple[Shard, str]]] = defaultdict(list)
-    for shard, place in zip(shards, places, strict=True):
+    for shard, place in zip(shards, places(), strict=True):
         if has_elements(shard):
             groups[shard.key].append((shard, place))
     for key, group in groups.items():

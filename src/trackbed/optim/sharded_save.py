@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trackbed.checkpoint import ShardedTensor, load
 from trackbed.checkpoint.catalogue import Catalogue
@@ -66,6 +67,10 @@ def sharded_state(
         _check(model, optimizer, prefix)
         meeting.group.agree("sharded_state", _arguments(optimizer, prefix))
         states = _entries(model, meeting.rank, prefix)
+        lazy = [name for name, value in states.items() if is_lazy(value)]
+        if lazy:
+            msg = f"{lazy[0]} must have values to be saved, but is not initialised: call the model first"
+            raise ArgumentError(msg)
         if meeting.rank > 0:
             names = _names_of_parameters(model)
             states = {name: value for name, value in states.items() if name in names}
@@ -209,9 +214,11 @@ def _inner(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _entries(model: torch.nn.Module, rank: int, prefix: str) -> dict[str, Any]:
-    """The state of the model, with entries in the place of its tensors."""
+    """The state of the model, with entries in the place of its tensors, but for those that are not initialised."""
     return {
-        name: _whole_tensor(name, value, rank, prefix) if isinstance(value, torch.Tensor) else value
+        name: value
+        if is_lazy(value) or not isinstance(value, torch.Tensor)
+        else _whole_tensor(name, value, rank, prefix)
         for name, value in ((name_in_module(key), value) for key, value in _inner(model).state_dict().items())
     }
 
@@ -303,8 +310,8 @@ def _wanted_tensors(
 ) -> dict[str, ShardedTensor]:
     """Entries of the tensors of the model that are read.
 
-    What is empty in the model, and extra state, is read in the shape and type that it was saved in, as it may have
-    grown: the module's own `load_state_dict` takes or refuses it.
+    What is empty or not initialised in the model, and extra state, is read in the shape and type that it was saved in,
+    as it may have grown: the module's own `load_state_dict` takes or refuses it.
 
     Args:
         entries: state of the model.
@@ -318,7 +325,7 @@ def _wanted_tensors(
     for name, entry in entries.items():
         key = f"{prefix}model.{name}"
         is_tensor = isinstance(entry, ShardedTensor)
-        may_grow = _is_extra_state(name) or (is_tensor and 0 in entry.global_shape)
+        may_grow = _is_extra_state(name) or is_lazy(entry) or (is_tensor and 0 in entry.global_shape)
         if may_grow and key in stored:
             tensor = catalogue.tensors[stored[key]]
             whole = tensor.shape, tensor.shape, (0,) * len(tensor.shape)

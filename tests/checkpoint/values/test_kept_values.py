@@ -66,7 +66,10 @@ ATOMS = {
     "UTC": dt.UTC,
 }
 NUMPY = {
-    **{f"scalar of {np.dtype(kind)}": np.zeros((), kind)[()] + np.ones((), kind) for kind in "bhilBHILefdgFDG"},
+    **{
+        f"scalar of {kind}": np.zeros((), kind)[()] + np.ones((), kind)
+        for kind in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
+    },
     "bool": np.bool_(False),
     "text": np.str_("é"),
     "empty text": np.str_(""),

@@ -5,6 +5,7 @@ import collections
 import datetime as dt
 import decimal
 import re
+import types
 import zoneinfo
 
 import numpy as np
@@ -55,10 +56,14 @@ PLAIN_FORMS = {
     "a tuple that changes": (Scaled([1, 2]), "tuple(value)", tuple),
     "an exception": (ValueError("x"), "str(value)", str),
     "an exception of the system": (OSError(1, "x"), "str(value)", str),
-    "a large number": (2**3000, "its text", str),
+    "a large number": (2**3000, "str(value)", str),
     "an array of objects": (np.array([1, None], dtype=object), "value.tolist()", lambda value: value.tolist()),
     "a structured array": (np.zeros(2, [("a", "i4")]), "value.tolist()", lambda value: value.tolist()),
     "a record of NumPy": (np.zeros(2, [("a", "i4")])[0], "value.tolist()", lambda value: list(value.tolist())),
+    "a mapping": (types.MappingProxyType({"a": 1}), "dict(value)", dict),
+    "the values of a dictionary": ({"a": 1}.values(), "list(value)", list),
+    "a memoryview": (memoryview(b"a"), "bytes(value)", bytes),
+    "a function without a name": (lambda: 1, "its name", lambda value: value.__name__),
     "a time in a zone of another class": (
         dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")),
         "value.astimezone(datetime.timezone.utc)",
@@ -183,7 +188,7 @@ def test_a_state_of_another_class_is_refused(tmp_path):
     assert "state: m must be a plain list" in refused({"m": listed}, tmp_path / "step")
 
 
-@pytest.mark.parametrize("key", [5, None, 1.5, (1, 2), b"w", torch.ones(1), "\udc80", "a\ud800b", True])
+@pytest.mark.parametrize("key", [5, None, 1.5, (1, 2), [1], {}, b"w", torch.ones(1), "\udc80", "a\ud800b", True])
 def test_a_key_that_is_no_text_is_refused_with_the_key(key, tmp_path):
     tensor = torch.ones(2)
     entries = {
@@ -225,6 +230,13 @@ def test_keys_of_dictionaries_may_be_anything_that_is_kept(tmp_path):
     value = {5: {None: 1}, "\udc80": torch.ones(20_000), (1, "a"): {"b": b""}, 1.5: [2]}
     run_ranks(2, lambda group: save(value, tmp_path / "step", group=group))
     assert is_same(load(tmp_path / "step", group=SOLO), value)
+
+
+def test_a_tuple_that_contains_itself_is_refused_with_its_place(tmp_path):
+    inner = []
+    ring = (inner, 1)
+    inner.append(ring)
+    assert "common.pt: x must be a value that" in refused({"x": ring}, tmp_path / "step")
 
 
 def test_a_container_that_contains_itself_is_refused_with_its_place(tmp_path):

@@ -105,6 +105,16 @@ def pickle_module(replaced: Mapping[int, torch.Tensor]) -> Any:
     return SimpleNamespace(Pickler=Pickler, __name__="pickle")
 
 
+class _LongLong:
+    """Pickles as the type of `np.longlong` or `np.ulonglong`, which NumPy writes as that of 64 bits."""
+
+    def __init__(self, char: str) -> None:
+        self._char = char
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.dtype, (self._char, False, True)
+
+
 def _reduced(value: Any) -> Any:
     """How a value is pickled; NotImplemented where pickle's own way is read back.
 
@@ -120,6 +130,8 @@ def _reduced(value: Any) -> Any:
         return deque, (list(value),) if value.maxlen is None else (list(value), value.maxlen)
     if kind is dt.datetime or kind is dt.time:
         return value.__reduce_ex__(4)  # protocols below 4 lose `fold`
+    if kind is np.longlong or kind is np.ulonglong:
+        return value.__reduce__()[0], (_LongLong(value.dtype.char), value.tobytes())
     if isinstance(value, Enum):
         return kind, (value._value_,)  # by value: some versions of Python write a call of getattr
     if isinstance(value, _CONTAINERS) and kind not in _FILLED:

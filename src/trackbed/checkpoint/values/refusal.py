@@ -5,7 +5,7 @@ import datetime as dt
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set, ValuesView
 from io import BytesIO
 from pickle import PicklingError, UnpicklingError
 from typing import Any, Final
@@ -60,7 +60,7 @@ def _sentence(value: Any, problem: Exception) -> str:
     if isinstance(problem, RecursionError):
         return "must be nested less deeply, or not contain itself"
     if not isinstance(problem, UnpicklingError):
-        return f"must be a value that can be pickled, but: {problem}"
+        return f"must be a value that can be pickled, but: {problem}: save {_plain_form(value)}, or leave it out"
     if type(value) is np.ndarray or isinstance(value, np.generic):
         kept = "an array or a scalar of numbers, bool, text, bytes or times"
         return f"must be {kept}, but is of {value.dtype}: save value.tolist()"
@@ -155,10 +155,13 @@ def _plain_form(value: Any) -> str:
         (list, "list(value)"),
         ((np.ndarray, np.generic), "value.tolist()"),
         (BaseException, "str(value)"),
-        ((int, *_FUNCTIONS, type), "its text or its name"),
+        (int, "str(value)"),
+        ((*_FUNCTIONS, type), "its name"),
         (tuple, "tuple(value)"),
         ((set, frozenset), "set(value)"),
-        (range, "list(value)"),
+        ((range, Set, ValuesView), "list(value)"),
+        (Mapping, "dict(value)"),
+        (memoryview, "bytes(value)"),
         (dt.tzinfo, "the time in a zone of datetime, as value.astimezone(datetime.timezone.utc)"),
     ]
     found = next((form for kinds, form in forms if isinstance(value, kinds)), None)
