@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import PosixPath
 from signal import Signals
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -67,9 +67,14 @@ class UnknownObject:
 
     class_name = ""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None
+    arguments: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *arguments: Any) -> Self:
+        """Keeps the arguments. Pickles call either the class or this method."""
+        made = super().__new__(cls)
+        made.arguments, made.state = arguments, None
+        return made
 
     def __setstate__(self, state: Any) -> None:
         """Keeps the state."""
@@ -87,7 +92,7 @@ class UnknownObject:
         return f"<{self.class_name} {self.arguments} {self.state}>"
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.class_name, getattr(self, "arguments", ()), getattr(self, "state", None)
+        return self.class_name, self.arguments, self.state
 
 
 def stand_in(name: str) -> type[UnknownObject]:
