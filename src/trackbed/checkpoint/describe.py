@@ -163,11 +163,9 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
     if not is_kept and not _has_shard(value):
         return value
     above.add(id(value))
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    copied = [
-        (key, _built_tree(below, (*path, key), above) if isinstance(below, _WITH_MORE) else below)
-        for key, below in pairs
-    ]
+    copied = []
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value):  # few frames for each level
+        copied.append((key, _built_tree(below, (*path, key), above) if isinstance(below, _WITH_MORE) else below))
     above.discard(id(value))
     if not is_kept:
         _check_only_shards(value, copied, path)
@@ -209,10 +207,11 @@ def _plain_part(value: Any) -> Any:
         return _NO_VALUE
     if type(value) not in _KEPT_CONTAINERS:
         return value
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    kept = [
-        (key, below) for key, below in ((key, _plain_part(below)) for key, below in pairs) if below is not _NO_VALUE
-    ]
+    kept = []
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+        part = _plain_part(below)
+        if part is not _NO_VALUE:
+            kept.append((key, part))
     return _same_container(value, kept) if kept or not value else _NO_VALUE
 
 

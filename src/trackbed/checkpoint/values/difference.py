@@ -7,6 +7,7 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from trackbed.checkpoint.parts import printable
@@ -26,7 +27,7 @@ def first_difference(saved: Any, loaded: Any) -> str | None:
 
 
 def _difference(saved: Any, loaded: Any, place: str, seen: set[int]) -> str | None:
-    if isinstance(saved, torch.Tensor):
+    if isinstance(saved, torch.Tensor | np.ndarray):
         return None
     if type(saved) is not type(loaded):
         return place

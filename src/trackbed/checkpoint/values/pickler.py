@@ -6,14 +6,13 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from trackbed.checkpoint.values.rebuild import FACTORY_KINDS
+from trackbed.checkpoint.values.rebuild import FACTORY_KINDS, SCALAR_KINDS
 
 __all__ = ["PROTOCOL", "RefusedError", "Survey", "pickle_module", "survey"]
 
@@ -43,8 +42,6 @@ class RefusedError(Exception):
 class Survey:
     """What a pickle of a value would have."""
 
-    content: bytes
-    """Pickle without the elements of tensors, in whose places are their attributes."""
     tensors: list[torch.Tensor] = field(default_factory=list)
     """Plain tensors and parameters."""
     storages: list[Any] = field(default_factory=list)
@@ -53,21 +50,33 @@ class Survey:
     """True if there are values of classes of the program that are equal by what they hold."""
 
 
-def survey(value: Any) -> Survey:
-    """Looks through all that a pickle of a value would have. Writes no element of a tensor.
+def survey(value: Any, stream: Any = None) -> Survey:
+    """Looks through all that a pickle of a value would have.
+
+    Args:
+        value: value.
+        stream: takes a pickle with the attributes of tensors in their places, and nothing in those of arrays; None for
+            none.
 
     Raises:
         RefusedError: something would come back as another value.
         PicklingError, TypeError, AttributeError, ValueError, RuntimeError: something cannot be pickled.
     """
-    stream, found = BytesIO(), Survey(b"")
-    _SurveyPickler(stream, found).dump(value)
-    found.content = stream.getvalue()
+    found = Survey()
+    _SurveyPickler(_Nowhere() if stream is None else stream, found).dump(value)
     return found
 
 
+class _Nowhere:
+    """A stream that takes all."""
+
+    def write(self, content: Any) -> int:
+        """Drops some bytes."""
+        return len(content)
+
+
 class _SurveyPickler(pickle.Pickler):
-    def __init__(self, stream: BytesIO, found: Survey) -> None:
+    def __init__(self, stream: Any, found: Survey) -> None:
         super().__init__(stream, PROTOCOL)
         self._found = found
 
@@ -83,6 +92,8 @@ class _SurveyPickler(pickle.Pickler):
         if type(value) in _PLAIN_TENSORS:
             self._found.tensors.append(value)
             return (OrderedDict, (), dict(vars(value))) if vars(value) else (OrderedDict, ())
+        if type(value) is np.ndarray and value.dtype.kind in SCALAR_KINDS:
+            return OrderedDict, ()
         if isinstance(value, _WITH_EQUALITY) and type(value) not in _FILLED and not isinstance(value, np.generic):
             self._found.has_own_classes = True
         return _reduced(value)

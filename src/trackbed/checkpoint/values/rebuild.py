@@ -11,6 +11,7 @@ import numpy as np
 __all__ = [
     "FACTORY_KINDS",
     "FACTORY_STAND_INS",
+    "SCALAR_KINDS",
     "FactoryStandIn",
     "rebuild_bytes",
     "rebuild_defaultdict",
@@ -21,7 +22,7 @@ __all__ = [
 
 FACTORY_KINDS: Final[tuple[type, ...]] = (bool, int, float, str, list, dict, set)
 """Factories that a `defaultdict` may have, besides None."""
-_SCALAR_KINDS: Final = "biufcSUmM"
+SCALAR_KINDS: Final = "biufcSUmM"
 """Kinds of NumPy's types whose elements are numbers, text, bytes or times."""
 _SCALAR: Final[Any] = np.float64(0).__reduce__()[0]
 
@@ -93,7 +94,7 @@ def rebuild_numpy_scalar(dtype: np.dtype[Any], content: bytes) -> Any:
         ValueError: it has another number of bytes.
     """
     _require(content, bytes, "NumPy scalar")
-    if not isinstance(dtype, np.dtype) or dtype.kind not in _SCALAR_KINDS or dtype.subdtype is not None:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in SCALAR_KINDS or dtype.subdtype is not None:
         msg = f"NumPy scalar: must be a number, text, bytes or a time, found the type {dtype!r}"
         raise TypeError(msg)
     if len(content) != dtype.itemsize:

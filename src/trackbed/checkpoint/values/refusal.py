@@ -74,10 +74,10 @@ def _sentence(value: Any, problem: Exception) -> str:
 def _problem(value: Any, allowed: Iterable[Any] = ()) -> Exception | None:
     """Error that keeps a value from being saved; None if there is none."""
     try:
-        surveyed = survey(value)
-        content, has_defaultdicts = surveyed.content, b"defaultdict" in surveyed.content
+        surveyed = survey(value, stream := BytesIO())
+        has_defaultdicts = b"defaultdict" in stream.getvalue()
         with allowing(*allowed, with_defaultdicts=has_defaultdicts):
-            found = _Reader(BytesIO(content)).load()  # type: ignore[no-untyped-call]
+            found = _Reader(BytesIO(stream.getvalue())).load()  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001  what classes of the program raise when they are read is of any kind
         return error
     is_compared = (surveyed.has_own_classes or has_defaultdicts) and not isinstance(value, torch.Tensor)
