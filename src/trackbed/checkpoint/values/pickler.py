@@ -3,7 +3,6 @@
 import datetime as dt
 import pickle
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from trackbed.checkpoint.values.rebuild import FACTORY_KINDS, SCALAR_KINDS
+from trackbed.checkpoint.values.storages import Copies, copy_of, has_plain_storage
 
 __all__ = ["PROTOCOL", "RefusedError", "Survey", "pickle_module", "survey"]
 
@@ -89,7 +89,7 @@ class _SurveyPickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Puts the attributes of a plain tensor in its place."""
-        if type(value) in _PLAIN_TENSORS:
+        if type(value) in _PLAIN_TENSORS and has_plain_storage(value):
             self._found.tensors.append(value)
             return (OrderedDict, (), dict(vars(value))) if vars(value) else (OrderedDict, ())
         if type(value) is np.ndarray and value.dtype.kind in SCALAR_KINDS:
@@ -99,17 +99,17 @@ class _SurveyPickler(pickle.Pickler):
         return _reduced(value)
 
 
-def pickle_module(replaced: Mapping[int, torch.Tensor]) -> Any:
+def pickle_module(copies: Copies) -> Any:
     """Module that `torch.save` takes as its `pickle_module`.
 
     Args:
-        replaced: tensors that are written in the places of others, by the identity of these.
+        copies: memory in which tensors are written, from `own_memory`.
     """
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
             if type(value) in _PLAIN_TENSORS:
-                other = replaced.get(id(value))
+                other = copy_of(value, copies)
                 return NotImplemented if other is None else other.__reduce_ex__(PROTOCOL)  # type: ignore[no-untyped-call]
             return _reduced(value)
 

@@ -4,69 +4,87 @@
 share memory still share it when they are loaded. Offsets, sizes and strides are in bytes where they are not a tensor's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from math import prod
 from typing import Any, Final
 
 import torch
 
-__all__ = ["own_memory"]
+__all__ = ["copy_of", "has_plain_storage", "own_memory"]
 
 _DEVICES: Final = ("cpu", "cuda")
 
 View = tuple[int, tuple[int, ...], tuple[int, ...], int]
 """Offset, shape and strides of a tensor in elements, and the size of an element."""
+Key = tuple[int, View]
+"""Identity of a storage, and a view of it."""
+Copies = Mapping[Key, tuple[torch.Tensor, View]]
+"""Memory of each view that has memory of its own, and the view of that."""
 
 
-def own_memory(tensors: Iterable[torch.Tensor], storages: Iterable[Any]) -> dict[int, torch.Tensor]:
-    """Copies tensors that use only a part of their storages.
+def has_plain_storage(tensor: torch.Tensor) -> bool:
+    """True for a tensor that is a view of one storage, or has no values; its pickle has no tensors in it."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def own_memory(tensors: Iterable[torch.Tensor], storages: Iterable[Any]) -> Copies:
+    """Copies the elements of tensors that use only a part of their storages.
 
     Args:
-        tensors: plain tensors and parameters, which must live as long as the result is used.
+        tensors: tensors for which `has_plain_storage` is true, which must live as long as the result is used.
         storages: storages that are written whole.
 
     Returns:
-        Copies by the identity of the tensors, with the same values, attributes and common memory. Those that use all
-        of their storage are not among them.
+        Memory of views of storages that are not used as a whole, with the same values, and shared where they are.
     """
     whole = {getattr(storage, "_untyped_storage", storage)._cdata for storage in storages}  # noqa: SLF001  its identity
-    groups: dict[int, dict[int, torch.Tensor]] = {}
+    groups: dict[int, dict[View, torch.Tensor]] = {}
     for tensor in tensors:
-        if tensor.layout is torch.strided and tensor.device.type in _DEVICES and not tensor.is_quantized:
-            key = tensor.untyped_storage()._cdata  # noqa: SLF001
-            if key not in whole:
-                groups.setdefault(key, {})[id(tensor)] = tensor
-    copies: dict[int, torch.Tensor] = {}
-    for group in groups.values():
-        copies |= _copies(list(group.values()))
+        if tensor.device.type in _DEVICES:
+            storage, view = _key(tensor)
+            if storage not in whole:
+                groups.setdefault(storage, {})[view] = tensor
+    copies: dict[Key, tuple[torch.Tensor, View]] = {}
+    for storage, group in groups.items():
+        copies |= {(storage, view): copy for view, copy in _copies(list(group), next(iter(group.values()))).items()}
     return copies
 
 
-def _copies(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of the tensors of one storage."""
-    num_bytes = tensors[0].untyped_storage().nbytes()
-    if any(tensor.nbytes == num_bytes and tensor.is_contiguous() for tensor in tensors):
+def copy_of(tensor: torch.Tensor, copies: Copies) -> torch.Tensor | None:
+    """A tensor with the class, the values and the attributes of another one; None if that uses all of its storage."""
+    if not copies or not has_plain_storage(tensor) or tensor.device.type not in _DEVICES:
+        return None
+    found = copies.get(_key(tensor))
+    return None if found is None else _like(tensor, *found)
+
+
+def _copies(views: Sequence[View], example: torch.Tensor) -> dict[View, tuple[torch.Tensor, View]]:
+    """Memory of the views of one storage, which a tensor has."""
+    num_bytes = example.untyped_storage().nbytes()
+    if any(_is_row_major(view) and _num_bytes(view) == num_bytes for view in views):
         return {}
-    found: dict[int, torch.Tensor] = {}
-    # Tensors whose ranges of bytes do not overlap share nothing.
-    ordered = sorted(tensors, key=lambda tensor: _range(_view(tensor)))
-    ends, numbers = 0, list[int]()
-    for tensor in ordered:
-        start, stop = _range(_view(tensor))
-        numbers.append(numbers[-1] + (start >= ends) if numbers else 0)
-        ends = max(ends, stop)
+    found: dict[View, tuple[torch.Tensor, View]] = {}
+    # Views whose ranges of bytes do not overlap share nothing.
+    ordered = sorted(views, key=_range)
+    end, numbers = 0, list[int]()
+    for view in ordered:
+        start, stop = _range(view)
+        numbers.append(numbers[-1] + (start >= end) if numbers else 0)
+        end = max(end, stop)
     for _, part in groupby(zip(numbers, ordered, strict=True), key=lambda pair: pair[0]):
-        found |= _copies_of_range([tensor for _, tensor in part], num_bytes)
+        found |= _copies_of_range([view for _, view in part], example, num_bytes)
     return found
 
 
-def _copies_of_range(tensors: Sequence[torch.Tensor], num_bytes: int) -> dict[int, torch.Tensor]:
-    """Copies of tensors whose ranges overlap; none if they use the whole storage."""
-    views = [_view(tensor) for tensor in tensors]
+def _copies_of_range(
+    views: Sequence[View], example: torch.Tensor, num_bytes: int
+) -> dict[View, tuple[torch.Tensor, View]]:
+    """Memory of views whose ranges overlap; none if they use the whole storage."""
     unit = max(view[3] for view in views)
     start = min(_range(view)[0] for view in views) // unit * unit
     stop = max(_range(view)[1] for view in views)
-    source = _bytes_of_storage(tensors[0])
+    source = _bytes_of_storage(example)
     packed = _packed(views, start, stop)
     if packed is not None:
         is_used, places = packed
@@ -77,7 +95,7 @@ def _copies_of_range(tensors: Sequence[torch.Tensor], num_bytes: int) -> dict[in
     else:
         memory = source[start:stop].clone()
         places = [(offset - start // size, shape, strides, size) for offset, shape, strides, size in views]
-    return {id(tensor): _like(tensor, memory, place) for tensor, place in zip(tensors, places, strict=True)}
+    return {view: (memory, place) for view, place in zip(views, places, strict=True)}
 
 
 def _packed(views: Sequence[View], start: int, stop: int) -> tuple[torch.Tensor, list[View]] | None:
@@ -92,24 +110,23 @@ def _packed(views: Sequence[View], start: int, stop: int) -> tuple[torch.Tensor,
         Which elements of the range are used, and the views in their own memory. None if all are, or if a view of the
         rest is no view any more.
     """
-    distinct = set(views)
     size = views[0][3]
-    if any(view[3] != size for view in distinct) or all(_is_dense(view) for view in distinct):
+    if any(view[3] != size for view in views) or all(_is_dense(view) for view in views):
         return None
     first, count = start // size, (stop - start) // size
     is_used = torch.zeros(count, dtype=torch.bool, device="cpu")
-    for offset, shape, strides, _ in distinct:
+    for offset, shape, strides, _ in views:
         is_used.as_strided(_without_repeats(shape, strides), strides, offset - first).fill_(True)  # noqa: FBT003
     if bool(is_used.all()):
         return None
     place_of = is_used.cumsum(0) - 1
-    moved: dict[View, View] = {}
-    for view in distinct:
+    places = []
+    for view in views:
         place = _place_in(place_of, view, first)
         if place is None:
             return None
-        moved[view] = place
-    return is_used, [moved[view] for view in views]
+        places.append(place)
+    return is_used, places
 
 
 def _place_in(place_of: torch.Tensor, view: View, first: int) -> View | None:
@@ -133,9 +150,25 @@ def _place_in(place_of: torch.Tensor, view: View, first: int) -> View | None:
     return (begin, shape, steps, size) if is_regular else None
 
 
-def _view(tensor: torch.Tensor) -> View:
+def _key(tensor: torch.Tensor) -> Key:
     offset = int(tensor.storage_offset()) if tensor.numel() else 0
-    return offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
+    view = offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
+    return tensor.untyped_storage()._cdata, view  # noqa: SLF001  its identity
+
+
+def _num_bytes(view: View) -> int:
+    return prod(view[1]) * view[3]
+
+
+def _is_row_major(view: View) -> bool:
+    """True if the elements lie one after the other, in order."""
+    _, shape, strides, _ = view
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != expected:
+            return False
+        expected *= length
+    return True
 
 
 def _range(view: View) -> tuple[int, int]:
