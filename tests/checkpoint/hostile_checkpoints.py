@@ -184,6 +184,7 @@ HOSTILE = {
     "a surrogate in the common state": common(lambda: {"\udc80\n": 1, 5: 2}),
     "a sparse tensor": common(lambda: {"x": torch.zeros(3).to_sparse()}),
     "very many zeros": called(bytes, VERY_LARGE),
+    "very many zeros in a bytearray": called(bytearray, 1 << 34),
     "bytes of a list": called(bytes, [1, 2]),
     "a factory for a value": common(lambda: {"x": int, "y": Call(collections.defaultdict, int, {})}),
     "a factory that is called": called(str, b"a"),

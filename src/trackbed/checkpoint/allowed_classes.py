@@ -19,9 +19,11 @@ from typing import Any, Final, Self
 
 import numpy as np
 import torch
+from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.values.rebuild import (
     FACTORY_STAND_INS,
+    rebuild_bytearray,
     rebuild_bytes,
     rebuild_defaultdict,
     rebuild_deque,
@@ -54,6 +56,7 @@ _DATA: Final[tuple[Any, ...]] = (
     (rebuild_frozenset, "builtins.frozenset"),
     (rebuild_deque, "collections.deque"),
 )
+_BYTEARRAY: Final = "builtins.bytearray"
 _DEFAULTDICT: Final = "collections.defaultdict"
 _OF_DEFAULTDICTS: Final[tuple[Any, ...]] = ((rebuild_defaultdict, _DEFAULTDICT), *FACTORY_STAND_INS)
 """Names for pickles with a defaultdict alone: in others `int` is a class that is not allowed."""
@@ -137,8 +140,30 @@ def allowing(*others: Any, with_defaultdicts: bool = False) -> Iterator[None]:
         # But for defaultdict: torch's reader cannot fill one, and the class could not take a stand-in.
         is_hidden = with_defaultdicts and _DEFAULTDICT in names
         hidden = [one for one in present if _name_of(one) == _DEFAULTDICT] if is_hidden else []
-        with _without(hidden), torch.serialization.safe_globals([*added, *(_OF_DEFAULTDICTS[:1] if hidden else ())]):
+        with (
+            _without(hidden),
+            _guarded_bytearray(),
+            torch.serialization.safe_globals([*added, *(_OF_DEFAULTDICTS[:1] if hidden else ())]),
+        ):
             yield
+
+
+@contextlib.contextmanager
+def _guarded_bytearray() -> Iterator[None]:
+    """Has `bytearray` take contents alone inside the block: torch allows the class, which makes zeros of a number.
+
+    What torch allows itself counts more than what is added to its list, so the entry is exchanged there.
+    """
+    allowed = torch_unpickler._get_allowed_globals()  # noqa: SLF001  there is no public one
+    present = allowed.get(_BYTEARRAY)
+    if present is None:
+        yield
+        return
+    allowed[_BYTEARRAY] = rebuild_bytearray
+    try:
+        yield
+    finally:
+        allowed[_BYTEARRAY] = present
 
 
 def _name_of(allowed: Any) -> str:

@@ -25,7 +25,7 @@ def call(name, *arguments):
 
 
 def text(value):
-    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+    return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
 
 
 def name(full):
@@ -58,6 +58,9 @@ HOSTILE = {
     "bytes of a list": call("builtins.bytes", b"](K\x01e"),
     "bytes of text": call("builtins.bytes", text("a"), text("ascii")),
     "many zeros under an old name": call("__builtin__.bytes", b"J\xff\xff\xff\x7f"),
+    "many zeros in a bytearray": call("builtins.bytearray", b"J\xff\xff\xff\x7f"),
+    "a bytearray of a list": call("builtins.bytearray", b"](K\x01e"),
+    "a bytearray of a bytearray": call("builtins.bytearray", call("builtins.bytearray")),
     "a factory that is called": call("builtins.str", b"K\x01"),
     "a list of text": call("builtins.list", text("abc")),
     "a number of text": call("builtins.int", text("9" * 100)),
@@ -184,6 +187,22 @@ def test_the_list_of_the_program_is_as_before_after_an_error():
             raise KeyError
         assert {collections.defaultdict, int} <= set(torch.serialization.get_safe_globals())
     assert set(torch.serialization.get_safe_globals()) == set(before)
+
+
+def test_torchs_own_list_is_as_before():
+    allowed = torch._weights_only_unpickler._get_allowed_globals()
+    before = dict(allowed)
+    assert before["builtins.bytearray"] is bytearray
+    for value in (bytearray(), bytearray(b"a\xff")):
+        assert load_torch_item(archive(pickle.dumps(value, 2)), "x") == value
+    with pytest.raises(CheckpointError):
+        load_torch_item(archive(b"\x80\x02" + HOSTILE["many zeros in a bytearray"] + b"."), "x")
+    assert dict(allowed) == before
+
+
+def test_a_bytearray_of_older_versions_of_python_is_read():
+    content = b"\x80\x02" + call("__builtin__.bytearray", text("a\xff"), text("latin-1")) + b"."
+    assert load_torch_item(archive(content), "x") == bytearray(b"a\xff")
 
 
 def test_scalars_of_both_names_are_read():

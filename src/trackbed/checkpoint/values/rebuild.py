@@ -13,6 +13,7 @@ __all__ = [
     "FACTORY_STAND_INS",
     "SCALAR_KINDS",
     "FactoryStandIn",
+    "rebuild_bytearray",
     "rebuild_bytes",
     "rebuild_defaultdict",
     "rebuild_deque",
@@ -43,6 +44,19 @@ FACTORY_STAND_INS: Final = tuple((FactoryStandIn(kind), f"builtins.{kind.__name_
 def rebuild_bytes() -> bytes:
     """Empty bytes, which pickles of protocol 2 write as a call. Others are written as text."""
     return b""
+
+
+def rebuild_bytearray(content: Any = b"", encoding: str | None = None) -> bytearray:
+    """A bytearray of bytes, or of text with its encoding.
+
+    Raises:
+        TypeError: an argument is another, such as a number of zeros.
+    """
+    if encoding is None:
+        _require(content, bytes, "bytearray")
+        return bytearray(content)
+    _require(content, str, "bytearray")
+    return bytearray(content, encoding)
 
 
 def rebuild_frozenset(elements: list[Any]) -> frozenset[Any]:
