@@ -62,9 +62,9 @@ def save(
     Ranks that have copies of the same shard divide the writing among themselves. The state dictionary is not changed.
 
     Args:
-        sharded_state_dict: dictionary with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for
-            each object of one rank, and plain tensors and values, which rank 0 writes. Plain values come back equal and
-            of their class, or are refused with their place. Plain tensors of 64 KiB or more must be the same on all
+        sharded_state_dict: dictionary with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject`
+            for each object of one rank, and plain tensors and values, which rank 0 writes. Plain values come back equal
+            and of their class, or are refused with their place. Plain tensors of 64 KiB or more must be the same on all
             ranks that have them, and `DTensor`s are refused.
         checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
             is replaced, where the file system can exchange two folders.
