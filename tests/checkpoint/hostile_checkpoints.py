@@ -1,5 +1,7 @@
 """Checkpoints that are hostile, or odd: each is a folder that a function makes of a whole one."""
 
+import collections
+import datetime as dt
 import json
 import pickle
 import shutil
@@ -8,6 +10,7 @@ import sys
 import warnings
 import zlib
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -112,6 +115,21 @@ def deep_key():
     return {value: 1}
 
 
+class Call:
+    """Pickles as a call."""
+
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def called(function, *arguments):
+    """A common state with a call, beside a defaultdict."""
+    return common(lambda: {"x": Call(function, *arguments), "y": Call(collections.defaultdict, None, {})})
+
+
 def config(content):
     """Another `metadata.json`."""
     return "megatron", lambda folder: (folder / "metadata.json").write_text(content)
@@ -165,6 +183,20 @@ HOSTILE = {
     "a deep key": common(deep_key),
     "a surrogate in the common state": common(lambda: {"\udc80\n": 1, 5: 2}),
     "a sparse tensor": common(lambda: {"x": torch.zeros(3).to_sparse()}),
+    "very many zeros": called(bytes, VERY_LARGE),
+    "very many zeros in a bytearray": called(bytearray, 1 << 34),
+    "bytes of a list": called(bytes, [1, 2]),
+    "a factory for a value": common(lambda: {"x": int, "y": Call(collections.defaultdict, int, {})}),
+    "a factory that is called": called(str, b"a"),
+    "a defaultdict of a function": called(collections.defaultdict, Call, {}),
+    "a defaultdict of a list": called(collections.defaultdict, None, [1]),
+    "a deque of a very large length": called(collections.deque, [1], VERY_LARGE),
+    "a deque of text": called(collections.deque, "text"),
+    "a frozenset of text": called(frozenset, "text"),
+    "a very large scalar": called(np.float64(0).__reduce__()[0], np.dtype("V1000000000")),
+    "a scalar of an object": called(np.float64(0).__reduce__()[0], np.dtype("O"), [1]),
+    "a scalar of few bytes": called(np.float64(0).__reduce__()[0], np.dtype("f8"), b"a"),
+    "a time of odd bytes": called(dt.datetime, b"\xff" * 10),
     "a list for the common state": common(lambda: [1]),
     "a list of formats": config("[1]"),
     "another format": config('{"sharded_backend": "zarr"}'),

@@ -1,10 +1,12 @@
 """Classes that pickles of checkpoints may have, besides those that torch and the program allow.
 
 They hold data alone. Jobs of Megatron-LM save their arguments and the states of their random numbers with them, and
-`import megatron.core` allows them, too.
+`import megatron.core` allows them, too. Names whose class would do more than hold data, such as `bytes`, which makes as
+many zeros as it is told, stand for functions of `values/rebuild.py`.
 """
 
 import contextlib
+import datetime as dt
 import threading
 from argparse import Namespace
 from collections.abc import Iterator
@@ -13,10 +15,21 @@ from io import BytesIO
 from pathlib import PosixPath
 from signal import Signals
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
+from torch import _weights_only_unpickler as torch_unpickler
+
+from trackbed.checkpoint.values.rebuild import (
+    FACTORY_STAND_INS,
+    rebuild_bytearray,
+    rebuild_bytes,
+    rebuild_defaultdict,
+    rebuild_deque,
+    rebuild_frozenset,
+    rebuild_numpy_scalar,
+)
 
 __all__ = ["UnknownObject", "allowing", "naming_unknown", "stand_in", "unknown_names"]
 
@@ -27,12 +40,26 @@ _DATA: Final[tuple[Any, ...]] = (
     PosixPath,
     Signals,
     SimpleNamespace,
+    dt.date,
+    dt.datetime,
+    dt.time,
+    dt.timedelta,
+    dt.timezone,
     np.dtype,
     np.ndarray,
     (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),  # as NumPy 1 writes it
     (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
-    *(type(np.dtype(kind)) for kind in "?bhilqBHILQefdFD"),
+    *(type(np.dtype(kind)) for kind in "?bhilqBHILQefdgFDGSUMm"),
+    (rebuild_numpy_scalar, "numpy.core.multiarray.scalar"),
+    (rebuild_numpy_scalar, "numpy._core.multiarray.scalar"),
+    (rebuild_bytes, "builtins.bytes"),
+    (rebuild_frozenset, "builtins.frozenset"),
+    (rebuild_deque, "collections.deque"),
 )
+_BYTEARRAY: Final = "builtins.bytearray"
+_DEFAULTDICT: Final = "collections.defaultdict"
+_OF_DEFAULTDICTS: Final[tuple[Any, ...]] = ((rebuild_defaultdict, _DEFAULTDICT), *FACTORY_STAND_INS)
+"""Names for pickles with a defaultdict alone: in others `int` is a class that is not allowed."""
 _LOCK: Final = threading.Lock()
 """Held while torch's list of allowed classes has more than before."""
 _NAMES: Final[ContextVar[set[str] | None]] = ContextVar("unknown_names", default=None)
@@ -43,9 +70,14 @@ class UnknownObject:
 
     class_name = ""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None
+    arguments: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *arguments: Any) -> Self:
+        """Keeps the arguments. Pickles call either the class or this method."""
+        made = super().__new__(cls)
+        made.arguments, made.state = arguments, None
+        return made
 
     def __setstate__(self, state: Any) -> None:
         """Keeps the state."""
@@ -63,7 +95,7 @@ class UnknownObject:
         return f"<{self.class_name} {self.arguments} {self.state}>"
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.class_name, getattr(self, "arguments", ()), getattr(self, "state", None)
+        return self.class_name, self.arguments, self.state
 
 
 def stand_in(name: str) -> type[UnknownObject]:
@@ -92,10 +124,63 @@ def unknown_names() -> set[str] | None:
 
 
 @contextlib.contextmanager
-def allowing(*others: Any) -> Iterator[None]:
-    """Allows classes of data, and others, for a `torch.load` inside the block."""
+def allowing(*others: Any, with_defaultdicts: bool = False) -> Iterator[None]:
+    """Allows classes of data, and others, for a `torch.load` inside the block.
+
+    Args:
+        others: further classes, or pairs of a class and its name.
+        with_defaultdicts: True to allow defaultdicts and their factories, which are loaded as stand-ins.
+    """
+    data = (*_DATA, *(_OF_DEFAULTDICTS if with_defaultdicts else ()))
     with _LOCK:
-        # What the program has allowed stays allowed afterwards.
+        # What the program has allowed stays allowed afterwards, and has its meaning inside the block.
         present = torch.serialization.get_safe_globals()
-        with torch.serialization.safe_globals([one for one in (*_DATA, *others) if one not in present]):
+        names = set(map(_name_of, present))
+        added = [one for one in (*data, *others) if one not in present and _name_of(one) not in names]
+        # But for defaultdict: torch's reader cannot fill one, and the class could not take a stand-in.
+        is_hidden = with_defaultdicts and _DEFAULTDICT in names
+        hidden = [one for one in present if _name_of(one) == _DEFAULTDICT] if is_hidden else []
+        with (
+            _without(hidden),
+            _guarded_bytearray(),
+            torch.serialization.safe_globals([*added, *(_OF_DEFAULTDICTS[:1] if hidden else ())]),
+        ):
             yield
+
+
+@contextlib.contextmanager
+def _guarded_bytearray() -> Iterator[None]:
+    """Has `bytearray` take contents alone inside the block: torch allows the class, which makes zeros of a number.
+
+    What torch allows itself counts more than what is added to its list, so the entry is exchanged there.
+    """
+    allowed = torch_unpickler._get_allowed_globals()  # noqa: SLF001  there is no public one
+    present = allowed.get(_BYTEARRAY)
+    if present is None:
+        yield
+        return
+    allowed[_BYTEARRAY] = rebuild_bytearray
+    try:
+        yield
+    finally:
+        allowed[_BYTEARRAY] = present
+
+
+def _name_of(allowed: Any) -> str:
+    """Name in pickles of an entry of torch's list of allowed classes."""
+    return allowed[1] if isinstance(allowed, tuple) else f"{allowed.__module__}.{allowed.__qualname__}"
+
+
+@contextlib.contextmanager
+def _without(hidden: list[Any]) -> Iterator[None]:
+    """Takes entries off torch's list of allowed classes inside the block."""
+    if not hidden:
+        yield
+        return
+    kept = [one for one in torch.serialization.get_safe_globals() if one not in hidden]
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(kept)
+    try:
+        yield
+    finally:
+        torch.serialization.add_safe_globals(hidden)

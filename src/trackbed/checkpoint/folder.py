@@ -1,10 +1,12 @@
 """Folder of a checkpoint: its files, how they are opened, and how they appear."""
 
+import errno
 import logging
 import os
 import re
 import shutil
 import stat
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +17,7 @@ from trackbed.checkpoint.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.other_saves import naming_other_programs, naming_replacement, read_side
 from trackbed.checkpoint.safe_pickle import load_torch_item
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
 from trackbed.checkpoint.storage.box_reader import BoxReader
@@ -49,6 +52,7 @@ _OWN_NAMES: Final = (CONFIG_NAME, METADATA_NAME, SIDE_NAME, COMMON_NAME, "integr
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
 """Object in which Megatron Core 0.19 keeps what 0.16 has in `common.pt`."""
 _BACKENDS: Final = ("torch_dist",)
+_MOST_NAME_BYTES: Final = 255  # of every file system of Linux but few
 
 
 def data_name(rank: int, number: int = 0) -> str:
@@ -75,12 +79,20 @@ class CheckpointFolder:
         common = {} if self.common_row is None else {_COMMON_OBJECT: self.common_row}
         return replace(self.catalogue, objects={**self.catalogue.objects, **common})
 
+    def naming_replacement(self) -> AbstractContextManager[None]:
+        """Tells a checkpoint that is damaged from one that has been replaced since it was opened, in errors."""
+        return naming_replacement(self.path, self.side)
+
     def load_common(self) -> dict[str, Any]:
         """Loads the state that is not sharded.
 
         Raises:
             CheckpointError: it is damaged, or has classes that are not allowed.
         """
+        with self.naming_replacement():
+            return self._load_common()
+
+    def _load_common(self) -> dict[str, Any]:
         content = maybe_read_file(self.path, COMMON_NAME)
         if content is None:
             if self.is_plain:
@@ -124,10 +136,11 @@ def open_folder(path: Path) -> CheckpointFolder:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    side = _read_side(path)
+    side = read_side(path)
     if side is not None:
-        for name, stored in side.files.items():
-            _check_size(path, name, stored.num_bytes)
+        with naming_other_programs(path, side):
+            for name, stored in side.files.items():
+                _check_size(path, name, stored.num_bytes)
         return CheckpointFolder(path, side.catalogue, side)
     config = maybe_load_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
@@ -148,7 +161,9 @@ def open_folder(path: Path) -> CheckpointFolder:
 
 
 def _hint_of_others(path: Path) -> str:
-    """Names the last checkpoint in a folder of checkpoints."""
+    """Names the last checkpoint in a folder of checkpoints, or another format of the files."""
+    if any(path.glob("*.safetensors")):
+        return "; its files are in the format of safetensors, which safetensors.torch.load_file reads"
     others = sorted(one.parent.name for one in path.glob(f"*/{METADATA_NAME}"))
     return f"; {others[-1]} in it is one" if others else ""
 
@@ -188,8 +203,9 @@ def _open_whole(path: Path) -> CheckpointFolder:
     opened = open_folder(path)
     if opened.side is not None:
         # A strategy that is used alone writes no `metadata.json`.
-        for name in sorted({METADATA_NAME, CONFIG_NAME} & opened.side.files.keys()):
-            opened.check(name, maybe_read_file(path, name) or b"")
+        with naming_other_programs(path, opened.side):
+            for name in sorted({METADATA_NAME, CONFIG_NAME} & opened.side.files.keys()):
+                opened.check(name, maybe_read_file(path, name) or b"")
     return opened
 
 
@@ -231,15 +247,10 @@ def load_common(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or has classes that are not allowed.
     """
-    side = _read_side(path)
+    side = read_side(path)
     if side is None and (path / COMMON_NAME).exists():
         return CheckpointFolder(path, EMPTY, None).load_common()
     return open_folder(path).load_common()
-
-
-def _read_side(path: Path) -> SideFile | None:
-    content = maybe_read_file(path, SIDE_NAME)
-    return None if content is None else SideFile.decode(content)
 
 
 def _take_over_others(final: Path, partial: Path) -> None:
@@ -294,10 +305,20 @@ def target_folder(path: str | Path) -> Path:
     """Absolute path of a folder that is to become a checkpoint.
 
     Raises:
-        ArgumentError: it is an address; it is the working directory of this process, which would be left in a removed
-            folder; or it is no checkpoint, and has files that a checkpoint would replace.
+        ArgumentError: it is an address; its name is too long; it is the working directory of this process, which would
+            be left in a removed folder; a volume is mounted there; or it is no checkpoint, and has files that a
+            checkpoint would replace.
     """
     found = local_folder(path).absolute()
+    num_bytes = len(os.fsencode(found.name))
+    if num_bytes > _MOST_NAME_BYTES:
+        msg = (
+            f"checkpoint_dir: the name of the folder must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: "
+            f"{found.name[:40]!r}..."
+        )
+        raise ArgumentError(msg)
+    if found.is_dir() and os.path.ismount(found):
+        raise ArgumentError(_mounted(found))
     if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
         msg = f"checkpoint_dir: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not"
         raise ArgumentError(msg)
@@ -309,6 +330,13 @@ def target_folder(path: str | Path) -> Path:
     return found
 
 
+def _mounted(path: Path) -> str:
+    return (
+        f"checkpoint_dir: must be a folder that can be replaced, but a volume is mounted at {path}: save into a folder "
+        f"below it, such as {path / 'step-0000100'}"
+    )
+
+
 def commit_checkpoint(partial: Path, final: Path) -> None:
     """Makes the files of a partial folder the checkpoint `final`: whole, or not at all.
 
@@ -317,9 +345,18 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
     `metadata.json` last, without which it is no checkpoint.
 
     Raises:
-        CheckpointError: a folder has the name of a file of the checkpoint.
+        CheckpointError: a folder has the name of a file of the checkpoint, or a volume is mounted at `final`.
         OSError: a file cannot be renamed or flushed.
     """
+    try:
+        _commit(partial, final)
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.EXDEV) and final.is_dir():
+            raise CheckpointError(_mounted(final)) from error  # some mounts are seen only when they refuse
+        raise
+
+
+def _commit(partial: Path, final: Path) -> None:
     if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
         if final.is_dir() and is_checkpoint(final):
             _take_over_others(final, partial)

@@ -23,6 +23,7 @@ from trackbed.checkpoint.megatron.strictness import (
     parse_strict_flag,
 )
 from trackbed.checkpoint.phases import Observer, Phases
+from trackbed.checkpoint.same_keys import require_distinct
 from trackbed.checkpoint.table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import ArgumentError
@@ -147,12 +148,13 @@ def load(
             for shard in shards:
                 require_loadable(shard, folder.catalogue, allow_cast=allow_cast)
             if validate_access_integrity:
+                require_distinct(shards, request.places, meeting.rank)
                 require_valid(table, "load parts with validate_access_integrity=False")
             common = folder.load_common()
             if not shards and folder.catalogue.tensors and meeting.rank == 0:
                 tensors = number_of(len(folder.catalogue.tensors), "sharded tensor")
                 logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", folder.path, tensors)
-        with phases("read"):
+        with phases("read"), folder.naming_replacement():
             values = load_shards(shards, folder, meeting, exchange=exchange)
         with phases("merge"):
             loaded = request.fill(common, values)

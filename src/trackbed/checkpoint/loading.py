@@ -26,7 +26,7 @@ Shard = ShardedTensor | ShardedObject
 
 
 def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) -> None:
-    """Checks that a shard can be loaded.
+    """Checks that a shard can be loaded. A tensor without elements need not be stored, as older checkpoints lack them.
 
     Raises:
         CheckpointError: it is not stored, or in another shape or type.
@@ -36,16 +36,18 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
             msg = f"{shard.unique_key}: must be an object of the checkpoint, but is not there"
             raise CheckpointError(msg)
         return
-    if not has_elements(shard):
-        return
     stored = catalogue.tensors.get(shard.key)
     if stored is None:
+        if not has_elements(shard):
+            return
         msg = f"{shard.key}: must be a tensor of the checkpoint, but is not there"
         raise CheckpointError(msg)
     wanted = tuple(shard.global_shape)
     if wanted != stored.shape and not (shard.allow_shape_mismatch and len(wanted) == len(stored.shape)):
         msg = f"{shard.key}: must have the shape {wanted} that is wanted, but is stored as {stored.shape}"
         raise CheckpointError(msg)
+    if not has_elements(shard):
+        return
     if not allow_cast and not is_exact_cast(stored.dtype, shard.dtype):
         msg = (
             f"{shard.key}: values of {stored.dtype} must be loaded into a type that can hold them, but are wanted in "

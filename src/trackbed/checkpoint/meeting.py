@@ -24,7 +24,7 @@ from trackbed.cancellation import check_wait
 from trackbed.comm import SOLO, Group, Step
 from trackbed.comm.step import Stopped
 from trackbed.comm.torch import TorchGroup, current_group, device_for
-from trackbed.errors import CheckpointError, CollectiveError
+from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
 
 __all__ = ["Meeting", "Ranks", "current_meeting", "meet", "meet_among"]
@@ -164,6 +164,7 @@ def meet(
 
     Raises:
         CheckpointError: a rank failed; the message has the rank, and its error.
+        ArgumentError: this process does not belong to the group.
     """
     outer = _current.get()
     if outer is not None and (group is None or group is outer.group or group is outer.process_group):
@@ -221,11 +222,21 @@ def meet_among(
 
 
 def _ranks(group: Ranks) -> tuple[Group, Any]:
-    """Group and process group of the same ranks."""
+    """Group and process group of the same ranks.
+
+    Raises:
+        ArgumentError: this process does not belong to the group, or it is no group.
+    """
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     ranks: Any = world if group is None else group
     if hasattr(ranks, "guarded"):
         return ranks, None
+    if isinstance(ranks, int) and world is not None:  # torch gives a number to ranks that are not members
+        msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
+        raise ArgumentError(msg)
+    if ranks is not None and not callable(getattr(ranks, "size", None)):
+        msg = f"group: must be a process group of torch, a comm.Group or None, but is of {type(ranks).__name__}"
+        raise ArgumentError(msg)
     if ranks is None or ranks.size() == 1:
         return SOLO, None
     if ranks is world:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.errors import CheckpointError
 
-__all__ = ["check_whole", "check_whole_shards", "is_part", "tensors_in"]
+__all__ = ["check_whole", "check_whole_shards", "elements_of", "is_part", "printable", "search", "tensors_in"]
 
 _ATTRIBUTES_OF_PARTS: Final = ("to_local", "local_shards", "__create_chunk_list__", "__create_write_items__")
 """Attributes of `DTensor`, of torch's `ShardedTensor`, and of tensors that tell `torch.distributed.checkpoint` which
@@ -80,35 +80,66 @@ def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         value: value, which is left as it is.
         path: path of the value; keys, positions and attributes below it are joined by dots.
     """
-    return _search(value, path, set())
+    above: dict[int, Any] = {}
+    return _search(value, _is_array, path, above, above.pop)
 
 
-def _search(value: Any, path: str, above: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields what `tensors_in` does.
-
-    Args:
-        value: value.
-        path: its path.
-        above: identities of the containers that it lies in, which are not searched again.
-    """
-    if isinstance(value, _PLAIN):
-        return
-    if (
+def _is_array(value: Any) -> bool:
+    return (
         isinstance(value, torch.Tensor)
         or is_part(value)
         or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
-    ):
+    )
+
+
+def search(value: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yields the values for which `is_wanted` is true, at any depth, each once, with a path; see `tensors_in`.
+
+    A value that lies in many places is searched once, so that a file cannot make this take longer than it is long.
+    """
+    return _search(value, is_wanted, "", {}, lambda _: None)
+
+
+def printable(key: object) -> str:
+    r"""Text of a key or place for errors, without surrogates, which cannot be printed or sent to other ranks.
+
+    >>> print(printable(chr(0xDC80)))
+    \udc80
+    """
+    return str(key).encode("utf-8", "backslashreplace").decode()
+
+
+def _search(
+    value: Any,
+    is_wanted: Callable[[Any], bool],
+    path: str,
+    entered: dict[int, Any],
+    leave: Callable[[int], Any],
+) -> Iterator[tuple[str, Any]]:
+    """Yields the values for which `is_wanted` is true, each with its path.
+
+    Args:
+        value: value.
+        is_wanted: true for the values that are yielded, which are not searched.
+        path: its path.
+        entered: containers by identity, which are not searched again.
+        leave: called with the identity of a container that has been searched.
+    """
+    if isinstance(value, _PLAIN):
+        return
+    if is_wanted(value):
         yield path, value
         return
-    if id(value) in above:
+    if id(value) in entered:
         return
-    above.add(id(value))
-    for name, below in _elements(value):
-        yield from _search(below, f"{path}.{name}" if path else str(name), above)
-    above.discard(id(value))
+    entered[id(value)] = value
+    for name, below in elements_of(value):
+        place = f"{path}.{printable(name)}" if path else printable(name)
+        yield from _search(below, is_wanted, place, entered, leave)
+    leave(id(value))
 
 
-def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
+def elements_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yields what a container or an object has directly, each with its key, position or attribute."""
     if isinstance(value, Mapping):
         yield from value.items()

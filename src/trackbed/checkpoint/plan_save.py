@@ -1,6 +1,6 @@
 """Assignment of shards to the ranks that write them: pure, and the same on every rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -75,16 +75,18 @@ def plan_balanced(table: Table, num_ranks: int) -> Assignment:
     A shard costs its bytes and a fixed amount. Large ones are cut along their first axis with several elements. Copies
     of tensors are equal, so any will do; an object is written by its main replica.
 
+    Of a tensor that has no elements on any rank, the first rank that has it writes its box.
+
     Deterministic: the largest part goes to the rank with the least so far, of those that have the shard.
 
     Args:
         table: shards of all ranks, without problems.
         num_ranks: number of ranks.
     """
+    empty = _without_elements(table)
     rows = np.flatnonzero((table.shape > 0).all(axis=1) & ((table.is_main == 1) | ~table.is_object))
     if not len(rows):
-        none = np.zeros(0, dtype=np.int64)
-        return Assignment(none, none, none, none, none)
+        return empty
     rows, first = group_copies(table, rows)
     end = np.append(first[1:], len(rows))
     is_written = np.maximum.reduceat(table.is_main[rows], first) == 1
@@ -99,7 +101,24 @@ def plan_balanced(table: Table, num_ranks: int) -> Assignment:
     shard = shard[order]
     place = assign_least_loaded(costs[order], first[shard], end[shard], table.rank[rows], num_ranks)
     chosen = rows[place]
-    return Assignment(chosen, table.rank[chosen], start[order], stop[order], axis[order])
+    return _joined(Assignment(chosen, table.rank[chosen], start[order], stop[order], axis[order]), empty)
+
+
+def _without_elements(table: Table) -> Assignment:
+    """Has the first box of each tensor that has no elements written by its rank."""
+    rows = np.flatnonzero((table.global_shape == 0).any(axis=1))
+    keys, first = np.unique(table.key[rows], return_index=True)
+    of_others = table.key[(table.global_shape > 0).all(axis=1)]
+    rows = rows[first[~np.isin(keys, of_others)]]
+    zeros = np.zeros(len(rows), dtype=np.int64)
+    return Assignment(rows, table.rank[rows], zeros, zeros, zeros - 1)
+
+
+def _joined(one: Assignment, other: Assignment) -> Assignment:
+    if not len(other.row):
+        return one
+    names = (field.name for field in fields(Assignment))
+    return Assignment(*(np.concatenate([getattr(one, name), getattr(other, name)]) for name in names))
 
 
 def _cut(table: Table, examples: Int64s, num_holders: Int64s, mean: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:

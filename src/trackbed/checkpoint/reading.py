@@ -55,7 +55,7 @@ class TensorReader:
         except RuntimeError as error:
             msg = f"{self._key}: {prod(shape):,} elements of {self.dtype} must fit into memory, but do not"
             raise CheckpointError(msg) from error
-        with BoxReader(self._folder.path, self._folder.catalogue) as reader:
+        with self._folder.naming_replacement(), BoxReader(self._folder.path, self._folder.catalogue) as reader:
             reader.read_box(self._key, target, first)
         return target[tuple(0 if axis in dropped else slice(None) for axis in range(len(shape)))]
 
@@ -133,7 +133,7 @@ class Checkpoint(Mapping[str, TensorReader]):
         """
         if unique_key not in self._folder.catalogue.objects:
             raise KeyError(unique_key)
-        with BoxReader(self._folder.path, self._folder.catalogue) as reader:
+        with self._folder.naming_replacement(), BoxReader(self._folder.path, self._folder.catalogue) as reader:
             return reader.read_object(unique_key)
 
     def load_common(self) -> dict[str, Any]:

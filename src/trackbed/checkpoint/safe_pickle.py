@@ -2,28 +2,31 @@
 
 import contextlib
 import pickletools
-import re
 from collections.abc import Iterator, Mapping
 from io import BytesIO
-from pickle import PicklingError, UnpicklingError
+from pickle import UnpicklingError
 from typing import Any, Final
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
+import numpy as np
 import torch
 from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.allowed_classes import allowing, stand_in, unknown_names
+from trackbed.checkpoint.parts import search
+from trackbed.checkpoint.values.difference import first_difference
+from trackbed.checkpoint.values.pickler import RefusedError, pickle_module, survey
+from trackbed.checkpoint.values.rebuild import FactoryStandIn
+from trackbed.checkpoint.values.refusal import PICKLE_ERRORS, class_in, refusal, without_advice
+from trackbed.checkpoint.values.storages import own_memory
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
 __all__ = ["load_torch_item", "torch_bytes"]
 
-_GLOBAL: Final = re.compile(r"GLOBAL ([\w.<>]+)|(?:class|operand|global)[^\w]*([\w<>]+\.[\w.<>]+)")
 _READ_BYTES: Final = 4 << 20
 _MOST_PROTOCOL: Final = 3
 """Protocol of pickles from which torch's own loader understands only some operations."""
-_PICKLE_ERRORS: Final = (PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
-"""Errors of values that cannot be pickled."""
 
 
 def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: bool = True) -> Any:
@@ -40,50 +43,62 @@ def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: 
     try:
         if checks_members and bytes(content[:4]) == b"PK\3\4":
             _check_members(content, where)
-        _check_protocol(content, where)
-        return _load(content)
+        pickles = list(_pickles(content))
+        _check_protocol(pickles, where)
+        with_defaultdicts = any(b"defaultdict" in pickle for pickle in pickles)
+        found = _load(content, with_defaultdicts=with_defaultdicts)
+        if with_defaultdicts:
+            _check_factories(found, where)
     except CheckpointError:
         raise
     # The errors of torch, which advise to load any class, are not shown.
     except UnpicklingError as error:
-        name = _class_in(error)
+        name = class_in(error)
         if name is None:
-            msg = f"{where}: must be a pickle of allowed classes, but cannot be read: {_without_advice(error)}"
+            msg = f"{where}: must be a pickle of allowed classes, but cannot be read: {without_advice(error)}"
             raise CheckpointError(msg) from None
         raise CheckpointError(_refusal(where, name)) from None
     except Exception as error:  # noqa: BLE001  damaged and hostile pickles raise errors of any kind
-        found = f"{type(error).__name__}: {_without_advice(error)}"
+        found = f"{type(error).__name__}: {without_advice(error)}"
         msg = f"{where}: must be what torch.save writes, but cannot be read: {found}"
         raise CheckpointError(msg) from None
+    return found
+
+
+def _check_factories(value: Any, where: str) -> None:
+    """Checks that factories lie in defaultdicts alone: a class as a value would be loaded as its stand-in.
+
+    Raises:
+        CheckpointError: one lies elsewhere.
+    """
+    stops = FactoryStandIn, torch.Tensor, np.ndarray
+    for _, found in search(value, lambda one: isinstance(one, stops)):
+        if isinstance(found, FactoryStandIn):
+            raise CheckpointError(_refusal(where, f"builtins.{found.kind.__name__}"))
+        if isinstance(found, torch.Tensor):
+            _check_factories(vars(found), where)
 
 
 def _refusal(where: str, name: str) -> str:
-    return (
-        f"{where}: must be made of classes that are allowed, but has {name.rpartition('.')[2]!r} ({name}): if you "
-        f"trust it, call torch.serialization.add_safe_globals([{name}]) first"
-    )
+    module, _, short = name.rpartition(".")
+    if module == "exceptions":  # the name that protocol 2 has for those of Python, which torch does not find
+        advice = "no reader of torch's takes exceptions: save str(value) where it was made"
+    else:
+        advice = f"if you trust it, call torch.serialization.add_safe_globals([{name}]) first"
+    return f"{where}: must be made of classes that are allowed, but has {short!r} ({name}): {advice}"
 
 
-def _without_advice(error: Exception) -> str:
-    """First sentences of an error, without what torch says about its argument `weights_only`."""
-    text = str(error)
-    cause = text.rpartition("WeightsUnpickler error:")[2].strip() or text
-    lines = [line.strip() for line in cause.splitlines() if line.strip()]
-    said = [line for line in lines if "weights_only" not in line and "weights-only" not in line.lower()]
-    return said[0] if said else "it is not a pickle that can be read safely"
-
-
-def _check_protocol(content: bytes | memoryview, where: str) -> None:
+def _check_protocol(pickles: list[bytes], where: str) -> None:
     """Checks that pickles have a protocol that torch's loader understands.
 
     Raises:
         CheckpointError: one has another; names the first class that is not allowed, if there is one.
     """
-    for pickle in _pickles(content):
+    for pickle in pickles:
         protocol = pickle[1] if pickle[:1] == b"\x80" and len(pickle) > 1 else 0
         if protocol <= _MOST_PROTOCOL:
             continue
-        with allowing():  # torch has no public names for these
+        with allowing(with_defaultdicts=True):  # torch has no public names for these
             allowed = {*torch_unpickler._get_allowed_globals(), *_user_globals()}  # noqa: SLF001
         unknown = next((name for name in _globals_of(BytesIO(pickle)) if name not in allowed), None)
         if unknown is not None:
@@ -145,33 +160,29 @@ def _globals_of_one(stream: BytesIO) -> Iterator[str]:
             strings.append(argument)
 
 
-def _load(content: bytes | memoryview) -> Any:
+def _load(content: bytes | memoryview, *, with_defaultdicts: bool) -> Any:
     """Loads a pickle. Inside `naming_unknown` each class that is not allowed is replaced by one that is its name."""
     stand_ins: list[tuple[Any, str]] = []
     while True:
         try:
-            with allowing(*stand_ins):
+            with allowing(*stand_ins, with_defaultdicts=with_defaultdicts):
                 return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
         except UnpicklingError as error:
-            name, names = _class_in(error), unknown_names()
+            name, names = class_in(error), unknown_names()
             if name is None or names is None or name in (known for _, known in stand_ins):
                 raise
             names.add(name)
             stand_ins.append((stand_in(name), name))
 
 
-def _class_in(error: UnpicklingError) -> str | None:
-    """Name of the class that is not allowed; None if that is not the reason."""
-    found = _GLOBAL.search(str(error))
-    return None if found is None else next(filter(None, found.groups()))
-
-
-def torch_bytes(value: Any, where: str) -> bytes:
+def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> bytes:
     """Bytes that `torch.save` writes.
 
     Args:
         value: value.
         where: name of file or item, for errors.
+        writes_storages: True to write the whole storages of tensors, as `torch.save` does; False to write the elements
+            that the value uses.
 
     Raises:
         CheckpointError: the value cannot be pickled, or has a class that is not allowed, so that it could not be
@@ -179,24 +190,18 @@ def torch_bytes(value: Any, where: str) -> bytes:
     """
     stream = BytesIO()
     try:
-        torch.save(value, stream)
-    except _PICKLE_ERRORS as error:
-        place = _place_of_failure(value) if isinstance(value, dict) else ""  # the lists of one are our own
-        msg = f"{where}: {place}must be a value that can be pickled, but: {error}"
-        raise CheckpointError(msg) from error
-    load_torch_item(stream.getbuffer(), where, checks_members=False)
+        found = survey(value)
+        copies = {} if writes_storages else own_memory(found.tensors, found.storages)
+        torch.save(value, stream, pickle_module=pickle_module(copies))
+        loaded = load_torch_item(stream.getbuffer(), where, checks_members=False)
+    except RefusedError as error:
+        raise CheckpointError(refusal(value, where) or f"{where}: {error}") from None
+    except (CheckpointError, *PICKLE_ERRORS) as error:
+        msg = refusal(value, where) or f"{where}: must be a value that can be pickled, but: {error}"
+        raise CheckpointError(msg) from (None if isinstance(error, CheckpointError) else error)
+    if found.has_own_classes and first_difference(value, loaded) is not None:
+        raise CheckpointError(refusal(value, where) or f"{where}: must come back as it is, but does not")
     return stream.getvalue()
-
-
-def _place_of_failure(value: Any, place: str = "") -> str:
-    """Place of the first value in dictionaries and lists that cannot be pickled, with a blank; empty for the top."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, below in pairs:
-        try:
-            torch.save(below, BytesIO())
-        except _PICKLE_ERRORS:
-            return _place_of_failure(below, f"{place}.{key}" if place else str(key))
-    return f"{place} " if place else ""
 
 
 def _check_members(content: bytes | memoryview, where: str) -> None:

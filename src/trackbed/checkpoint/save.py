@@ -19,7 +19,8 @@ from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plain_tensors import check_same, digesting
 from trackbed.checkpoint.plan_save import plan_balanced
 from trackbed.checkpoint.safe_pickle import torch_bytes
-from trackbed.checkpoint.table import has_elements
+from trackbed.checkpoint.same_keys import require_distinct
+from trackbed.checkpoint.table import is_written
 from trackbed.checkpoint.tree import nested_items_iter
 from trackbed.checkpoint.writing import (
     agree_on_plan,
@@ -61,9 +62,10 @@ def save(
     Ranks that have copies of the same shard divide the writing among themselves. The state dictionary is not changed.
 
     Args:
-        sharded_state_dict: state with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for
-            each object of one rank, and plain tensors and values, which rank 0 writes. Plain tensors of 64 KiB or more
-            must be the same on all ranks that have them, and `DTensor`s are refused.
+        sharded_state_dict: dictionary with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject`
+            for each object of one rank, and plain tensors and values, which rank 0 writes. Plain values come back equal
+            and of their class, or are refused with their place. Plain tensors of 64 KiB or more must be the same on all
+            ranks that have them, and `DTensor`s are refused.
         checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
             is replaced, where the file system can exchange two folders.
         sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
@@ -161,7 +163,9 @@ def _save(
         if validates and shared_part is not None:
             log_common_differences(shared_part(dict(described.common)), meeting)
     with phases("plan"):
-        shards = list(filter(has_elements, described.shards))
+        if validates:
+            require_distinct(described.shards, described.places, meeting.rank)
+        shards = list(filter(is_written, described.shards))
         objects = encode_objects(shards)
         plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
     partial = make_partial(folder, meeting)
@@ -179,7 +183,7 @@ def _save(
             content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}
             config = CheckpointingConfig("torch_dist", 1)
             contents = {
-                COMMON_NAME: torch_bytes({**described.common, **content}, COMMON_NAME),
+                COMMON_NAME: torch_bytes(described.common_with(content), COMMON_NAME),
                 CONFIG_NAME: config.encode(),
             }
             write_descriptions(partial, plan, found, contents)

@@ -11,11 +11,11 @@ import orjson
 import torch
 
 from trackbed.checkpoint.catalogue import DTYPE_OF
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
+from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, check_key, is_main_replica
 from trackbed.checkpoint.meeting import Meeting
 from trackbed.errors import CheckpointError
 
-__all__ = ["DTYPES", "Table", "gather_table", "has_elements", "join_tables", "tabulate"]
+__all__ = ["DTYPES", "Table", "gather_table", "has_elements", "is_written", "join_tables", "tabulate"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -104,8 +104,17 @@ class Table:
 
 
 def has_elements(shard: ShardedTensor | ShardedObject) -> bool:
-    """True for all but a tensor without elements, which belongs to no rank and is not stored."""
+    """True for all but a tensor without elements, which belongs to no rank."""
     return isinstance(shard, ShardedObject) or 0 not in shard.local_shape
+
+
+def is_written(shard: ShardedTensor | ShardedObject) -> bool:
+    """True for shards with elements, and for those of tensors that have none anywhere, which can be stored."""
+    if isinstance(shard, ShardedObject) or has_elements(shard):
+        return True
+    data = shard.data
+    is_dense = data is not None and data.layout is torch.strided and data.device.type != "meta"
+    return 0 in shard.global_shape and is_dense and _has_stored_type(shard)
 
 
 def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_bytes: Sequence[int] = ()) -> Table:
@@ -117,12 +126,14 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
         object_bytes: size of each object in order; by default zeros.
 
     Raises:
-        CheckpointError: a tensor has elements that cannot be stored: quantized, sparse or without values.
+        CheckpointError: a key is no text, or a tensor has elements that cannot be stored: quantized, sparse or without
+            values.
     """
     keys: dict[str, int] = {}
     rows, boxes = [], []
     sizes = iter(object_bytes)
     for shard in shards:
+        check_key(shard.key)
         key = keys.setdefault(shard.key, len(keys))
         is_main = int(is_main_replica(shard.replica_id))
         if isinstance(shard, ShardedObject):
@@ -151,12 +162,16 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
 def _check_type(shard: ShardedTensor) -> None:
     """Raises CheckpointError unless the elements of a tensor can be stored as they are."""
     data = shard.data
-    if str(shard.dtype).removeprefix("torch.") not in DTYPE_OF:
+    if not _has_stored_type(shard):
         msg = f"{shard.key}: must be of a type whose elements are their values, but is of {shard.dtype}"
         raise CheckpointError(msg)
     if data is not None and (data.layout is not torch.strided or data.device.type == "meta"):
         msg = f"{shard.key}: must be a dense tensor with values, but is {data.layout} on {data.device}"
         raise CheckpointError(msg)
+
+
+def _has_stored_type(shard: ShardedTensor) -> bool:
+    return str(shard.dtype).removeprefix("torch.") in DTYPE_OF
 
 
 def gather_table(meeting: Meeting, own: Table) -> tuple[Table, int]:

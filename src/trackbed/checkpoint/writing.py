@@ -75,14 +75,18 @@ _OBJECT_STEP: Final = 64 << 10
 _last_plans: Final[WeakKeyDictionary[Any, _LastPlan]] = WeakKeyDictionary()
 
 
-def encode_objects(shards: Sequence[Shard]) -> dict[int, bytes]:
+def encode_objects(shards: Sequence[Shard], *, writes_storages: bool = False) -> dict[int, bytes]:
     """Bytes of the objects that this rank may write, by their place among the shards.
+
+    Args:
+        shards: shards of this rank.
+        writes_storages: see `torch_bytes`.
 
     Raises:
         CheckpointError: one has a class that is not allowed, so that it could not be loaded.
     """
     return {
-        number: torch_bytes([shard.data], shard.unique_key)
+        number: torch_bytes([shard.data], shard.unique_key, writes_storages=writes_storages)
         for number, shard in enumerate(shards)
         if isinstance(shard, ShardedObject) and is_main_replica(shard.replica_id)
     }

@@ -25,6 +25,7 @@ from trackbed.grads.issue_order import IssueOrder
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.options import check_options, with_bucket_size
+from trackbed.grads.outer_state import add_metadata_of_module, restore_names
 from trackbed.grads.ownership import claim
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
 from trackbed.grads.parameters import (
@@ -529,7 +530,9 @@ class DistributedDataParallel(torch.nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state of the model, with the names of the model. Waits for parameters that are being gathered."""
         self.wait_for_params()
-        return self.module.state_dict(*args, **kwargs)
+        state = self.module.state_dict(*args, **kwargs)
+        add_metadata_of_module(state, kwargs.get("prefix", ""))
+        return state
 
     def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> Any:  # noqa: FBT001, FBT002
         """State of the model for a checkpoint, as Megatron Core's modules give it."""
@@ -552,6 +555,21 @@ class DistributedDataParallel(torch.nn.Module):
             raise ArgumentError(msg)
         self.wait_for_params()
         return self.module.load_state_dict(state_dict, strict=strict)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Mapping[str, Any], *others: Any
+    ) -> None:
+        """Loads a part of the state of a module around the wrapper, in which names are those of `state_dict`.
+
+        Raises:
+            ArgumentError: `assign` would replace the parameters.
+        """
+        if local_metadata.get("assign_to_params_buffers"):
+            msg = "assign must be False, because parameters have to stay in the buffers, but is True"
+            raise ArgumentError(msg)
+        self.wait_for_params()
+        restore_names(state_dict, prefix, self.module.state_dict().keys())
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuses to be copied or pickled: process groups and memory of other ranks cannot be.

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trackbed.checkpoint import ShardedTensor, load
+from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.folder import local_folder, open_for_all
+from trackbed.checkpoint.mapping import check_key
 from trackbed.checkpoint.meeting import Ranks, meet
 from trackbed.checkpoint.parts import is_part
+from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
@@ -31,7 +35,7 @@ _PARTS: Final = "parts"
 
 
 def sharded_state(
-    model: torch.nn.Module, optimizer: DataParallelOptimizer | None = None, *, group: Ranks = None
+    model: torch.nn.Module, optimizer: DataParallelOptimizer | None = None, *, group: Ranks = None, prefix: str = ""
 ) -> dict[str, Any]:
     """Collective over the ranks: returns the state of a model and its optimizer, for a save by all ranks together.
 
@@ -46,9 +50,11 @@ def sharded_state(
         optimizer: optimizer of the model. None for the model alone.
         group: the ranks that have the model, as a `comm.Group` or a process group of torch; by default those of the
             wrapper, for another module those of `torch.distributed`, or this process alone.
+        prefix: text before all keys, such as "generator.", so that several models fit into one checkpoint:
+            `{**sharded_state(one, prefix="generator."), **sharded_state(other, prefix="average.")}`.
 
     Returns:
-        State with the keys "model", and "optimizer" if there is one.
+        State with the keys "model", and "optimizer" if there is one, after the prefix.
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message. The optimizer is of another class or
@@ -58,21 +64,25 @@ def sharded_state(
     """
     model = _uncompiled(model)
     with meet("sharded_state", _ranks_of(model, group)) as meeting:
-        _check(model, optimizer)
-        meeting.group.agree("sharded_state", _arguments(optimizer))
-        states = _entries(model, meeting.rank)
+        _check(model, optimizer, prefix)
+        meeting.group.agree("sharded_state", _arguments(optimizer, prefix))
+        states = _entries(model, meeting.rank, prefix)
+        lazy = [name for name, value in states.items() if is_lazy(value)]
+        if lazy:
+            msg = f"{lazy[0]} must have values to be saved, but is not initialised: call the model first"
+            raise ArgumentError(msg)
         if meeting.rank > 0:
             names = _names_of_parameters(model)
             states = {name: value for name, value in states.items() if name in names}
         if optimizer is None:
-            return {"model": states}
+            return {f"{prefix}model": states}
         common, parts = optimizer.split_state_dict()
         is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
         params = _named_parameters(optimizer)
         for part in parts:
-            entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else meeting.rank)
+            entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else meeting.rank, prefix)
             common["state"].setdefault(part.name, {})[part.key] = entry
-        return {"model": states, "optimizer": common}
+        return {f"{prefix}model": states, f"{prefix}optimizer": common}
 
 
 def load_sharded_state(
@@ -82,6 +92,7 @@ def load_sharded_state(
     *,
     allow_cast: bool = False,
     group: Ranks = None,
+    prefix: str = "",
 ) -> dict[str, Any]:
     """Collective over the ranks: loads what `sharded_state` has saved into a model and its optimizer.
 
@@ -89,10 +100,12 @@ def load_sharded_state(
 
     Args:
         folder: folder of the checkpoint.
-        model: model with the same names and shapes.
+        model: model with the same names and shapes. What is empty in it, and extra state of any size, is loaded as it
+            was saved, if the module's own `load_state_dict` takes it.
         optimizer: optimizer of the model. None for the model alone.
         allow_cast: True if tensors of the model may be loaded into types that cannot hold all their values.
         group: the ranks; see `sharded_state`.
+        prefix: text before the keys, with which the state was saved. Only these are read and checked.
 
     Returns:
         All other plain values of the checkpoint, such as "step", and "optimizer" if no optimizer was given. `load`
@@ -105,36 +118,45 @@ def load_sharded_state(
     """
     model = _uncompiled(model)
     with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
-        _check(model, optimizer)
-        meeting.group.agree("load_sharded_state", _arguments(optimizer))
+        _check(model, optimizer, prefix)
+        meeting.group.agree("load_sharded_state", _arguments(optimizer, prefix))
         opened = open_for_all(local_folder(folder), meeting)
         common = opened.load_common()
-        entries = _entries(model, meeting.rank)
+        entries = _entries(model, meeting.rank, prefix)
         stored = {name_in_module(key): key for key in opened.catalogue.tensors}
         stored |= {key: key for key in opened.catalogue.tensors}
-        _check_keys(folder, {name_in_module(key) for key in stored}, common, entries)
-        tensors = {name: one.without_data() for name, one in entries.items() if isinstance(one, ShardedTensor)}
-        wanted: dict[str, Any] = {"model": tensors}
+        plain, of_model, of_optimizer = common.get(f"{prefix}model", {}), f"{prefix}model", f"{prefix}optimizer"
+        extra = _stored_objects(opened.catalogue, entries, prefix)
+        found = {*map(name_in_module, stored), *(f"{prefix}model.{name}" for name in extra)}
+        _check_keys(folder, found, plain, entries, prefix)
+        wanted: dict[str, Any] = {of_model: _wanted_tensors(entries, stored, opened.catalogue, plain, prefix)}
         if optimizer is not None:
-            wanted["optimizer"] = {_PARTS: _wanted_parts(_saved_optimizer(common, folder), optimizer, meeting.rank)}
+            saved = _saved_optimizer(common, folder, of_optimizer)
+            wanted[of_optimizer] = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
         loaded: dict[str, Any] = load(
             wanted, folder, validate_access_integrity=False, allow_cast=allow_cast, rename=stored
         )
         if optimizer is not None:
-            state = {"state": {}, **loaded["optimizer"]}  # without tensors it may be empty, and is not stored then
+            state = {"state": {}, **loaded[of_optimizer]}  # without tensors it may be empty, and is not stored then
             optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
         own = {name_in_module(name): name for name in _inner(model).state_dict()}
-        values = {name_in_module(name): value for name, value in loaded.get("model", {}).items()}
+        values = {name_in_module(name): value for name, value in loaded.get(of_model, {}).items()}
+        with BoxReader(opened.path, opened.catalogue) as reader:
+            values |= {name: reader.read_object(key) for name, key in extra.items()}
         _inner(model).load_state_dict({own.get(name, name): value for name, value in values.items()})
-    loaded.pop("model", None)
+    loaded.pop(of_model, None)
     if optimizer is not None:
-        del loaded["optimizer"]
+        del loaded[of_optimizer]
     return loaded
 
 
-def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None) -> None:
+def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, prefix: str) -> None:
     """Checks the arguments of both functions."""
+    if not isinstance(prefix, str) or "model" in prefix.split("."):
+        msg = f"prefix must be text without the part 'model', which begins the names of a model, but is {prefix!r}"
+        raise ArgumentError(msg)
+    check_key(prefix)
     if not isinstance(model, torch.nn.Module):
         msg = f"model must be a module of torch, but is of {type(model).__name__}"
         raise ArgumentError(msg)
@@ -162,9 +184,10 @@ def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None) -> N
             raise ArgumentError(msg)
 
 
-def _arguments(optimizer: DataParallelOptimizer | None) -> str:
+def _arguments(optimizer: DataParallelOptimizer | None, prefix: str) -> str:
     """Text about the arguments that must be the same on all ranks."""
-    return "called without an optimizer" if optimizer is None else "called with an optimizer"
+    called = "called without an optimizer" if optimizer is None else "called with an optimizer"
+    return f"{called} and the prefix {prefix!r}" if prefix else called
 
 
 def _ranks_of(model: torch.nn.Module, group: Ranks) -> Ranks:
@@ -190,18 +213,20 @@ def _inner(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
 
 
-def _entries(model: torch.nn.Module, rank: int) -> dict[str, Any]:
-    """The state of the model, with entries in the place of its tensors."""
+def _entries(model: torch.nn.Module, rank: int, prefix: str) -> dict[str, Any]:
+    """The state of the model, with entries in the place of its tensors, but for those that are not initialised."""
     return {
-        name: _whole_tensor(name, value, rank) if isinstance(value, torch.Tensor) else value
+        name: value
+        if is_lazy(value) or not isinstance(value, torch.Tensor)
+        else _whole_tensor(name, value, rank, prefix)
         for name, value in ((name_in_module(key), value) for key, value in _inner(model).state_dict().items())
     }
 
 
 def _names_of_parameters(model: torch.nn.Module) -> set[str]:
     """Names of the parameters in the state of the model, each name of one that is used in several places."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else _inner(model)
-    return {name_in_module(name) for name, _ in inner.named_parameters(remove_duplicate=False)}
+    state = _inner(model).state_dict(keep_vars=True)
+    return {name_in_module(name) for name, value in state.items() if isinstance(value, torch.nn.Parameter)}
 
 
 def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Parameter]:
@@ -209,7 +234,7 @@ def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Pa
     return {name_in_module(name): param for name, param in optimizer.model.module.named_parameters()}
 
 
-def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
+def _whole_tensor(name: str, value: torch.Tensor, rank: int, prefix: str) -> ShardedTensor:
     """Entry of a tensor of the model, which all ranks have."""
     if is_part(value):
         msg = (
@@ -219,47 +244,44 @@ def _whole_tensor(name: str, value: torch.Tensor, rank: int) -> ShardedTensor:
         raise ArgumentError(msg)
     shape = tuple(value.shape)
     return ShardedTensor(
-        f"model.{name}", value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank
+        f"{prefix}model.{name}", value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank
     )
 
 
-def _part_of_tensor(part: Part, numel: int, replica_id: int) -> ShardedTensor:
+def _part_of_tensor(part: Part, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
     """Entry of this rank's part of a tensor of the optimizer."""
-    return _range_of(
-        part.name, part.key, part.value.reshape(-1), part.value.dtype, part.span or (0, 0), numel, replica_id
-    )
+    key = _optimizer_key(part.name, part.key, prefix)
+    return _range_of(key, part.value.reshape(-1), part.value.dtype, part.span or (0, 0), numel, replica_id)
+
+
+def _optimizer_key(name: str, key: str, prefix: str) -> str:
+    """Key of a tensor of the optimizer."""
+    return f"{prefix}optimizer.state.{key}.{name}"
 
 
 def _range_of(
-    name: str,
-    key: str,
-    data: torch.Tensor | None,
-    dtype: torch.dtype,
-    span: tuple[int, int],
-    numel: int,
-    replica_id: int,
+    key: str, data: torch.Tensor | None, dtype: torch.dtype, span: tuple[int, int], numel: int, replica_id: int
 ) -> ShardedTensor:
     start, stop = span
-    return ShardedTensor(
-        f"optimizer.state.{key}.{name}", data, dtype, (stop - start,), (numel,), (start,), None, replica_id
-    )
+    return ShardedTensor(key, data, dtype, (stop - start,), (numel,), (start,), None, replica_id)
 
 
-def _saved_optimizer(common: Mapping[str, Any], folder: str | Path) -> Mapping[str, Any]:
+def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -> Mapping[str, Any]:
     """State of the optimizer in the common state of a checkpoint."""
-    saved = common.get("optimizer")
+    saved = common.get(name)
     if not isinstance(saved, Mapping) or not isinstance(saved.get("divided"), Mapping):
-        found = f"of {type(saved).__name__}" if "optimizer" in common else "none"
+        found = f"of {type(saved).__name__}" if name in common else "none"
+        where = "" if name == "optimizer" else f" as {name!r}"
         msg = (
-            f"{folder}: must have a state of the optimizer that sharded_state saved, found {found}: read another with "
-            "trackbed.load, and give it to load_full_state_dict"
+            f"{folder}: must have a state of the optimizer that sharded_state saved{where}, found {found}: read "
+            "another with trackbed.load, and give it to load_full_state_dict"
         )
         raise CheckpointError(msg)
     return saved
 
 
 def _wanted_parts(
-    saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int
+    saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int, prefix: str
 ) -> dict[str, dict[str, ShardedTensor]]:
     """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
     params = _named_parameters(optimizer)
@@ -277,9 +299,52 @@ def _wanted_parts(
         span = spans.get(name, (0, numel))
         replica_id = 0 if is_sharded and name in spans else rank
         wanted[name] = {
-            key: _range_of(name, key, None, _type_of(dtype), span, numel, replica_id) for key, dtype in types.items()
+            key: _range_of(_optimizer_key(name, key, prefix), None, _type_of(dtype), span, numel, replica_id)
+            for key, dtype in types.items()
         }
     return wanted
+
+
+def _wanted_tensors(
+    entries: Mapping[str, Any], stored: Mapping[str, str], catalogue: Catalogue, plain: Any, prefix: str
+) -> dict[str, ShardedTensor]:
+    """Entries of the tensors of the model that are read.
+
+    What is empty or not initialised in the model, and extra state, is read in the shape and type that it was saved in,
+    as it may have grown: the module's own `load_state_dict` takes or refuses it.
+
+    Args:
+        entries: state of the model.
+        stored: stored keys of tensors, by the keys of the model.
+        catalogue: contents of the checkpoint.
+        plain: plain values of the model in it.
+        prefix: text before the keys.
+    """
+    plain_names = {name_in_module(name) for name in plain} if isinstance(plain, Mapping) else set()
+    wanted = {}
+    for name, entry in entries.items():
+        key = f"{prefix}model.{name}"
+        is_tensor = isinstance(entry, ShardedTensor)
+        may_grow = _is_extra_state(name) or is_lazy(entry) or (is_tensor and 0 in entry.global_shape)
+        if may_grow and key in stored:
+            tensor = catalogue.tensors[stored[key]]
+            whole = tensor.shape, tensor.shape, (0,) * len(tensor.shape)
+            wanted[name] = ShardedTensor(key, None, tensor.dtype, *whole, None)
+        elif is_tensor and name not in plain_names:
+            wanted[name] = entry.without_data()
+    return wanted
+
+
+def _stored_objects(catalogue: Catalogue, entries: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    """Keys of objects with extra state, by name: torch's checkpoints have it where it is no tensor."""
+    stored = {name_in_module(key): key for key in catalogue.objects}
+    keys = {name: f"{prefix}model.{name}" for name in entries if _is_extra_state(name)}
+    return {name: stored[key] for name, key in keys.items() if key in stored}
+
+
+def _is_extra_state(name: str) -> bool:
+    """True for the name of what a module's `get_extra_state` returns."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _type_of(name: object) -> torch.dtype:
@@ -290,32 +355,40 @@ def _type_of(name: object) -> torch.dtype:
     return found
 
 
-def _check_keys(folder: str | Path, stored: set[str], common: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+def _check_keys(folder: str | Path, stored: set[str], plain: Any, entries: Mapping[str, Any], prefix: str) -> None:
     """Checks that the checkpoint and the model have the same tensors and values.
 
     Args:
         folder: folder of the checkpoint, for errors.
         stored: keys of its tensors.
-        common: its common state.
+        plain: plain values of the model in it.
         entries: state of the model. Tensors without elements need not be stored.
+        prefix: text before the keys.
     """
-    own = {f"model.{name}" for name in entries}
+    start = f"{prefix}model."
+    own = {f"{start}{name}" for name in entries}
     empty = {one.key for one in entries.values() if isinstance(one, ShardedTensor) and 0 in one.global_shape}
-    others = common.get("model", {})
-    found = {key for key in stored if key.startswith("model.")}
+    found = {key for key in stored if key.startswith(start)}
     if own - empty and not found:
         msg = (
-            f"{folder}: must be a checkpoint of sharded_state, but has no model.* tensors: `trackbed ckpt ls` lists "
-            "those that it has, and trackbed.open_checkpoint reads them"
+            f"{folder}: must be a checkpoint of sharded_state, but has no {start}* tensors{_hint_of_prefixes(stored)}: "
+            "`trackbed ckpt ls` lists those that it has, and trackbed.open_checkpoint reads them"
         )
         raise CheckpointError(msg)
-    found |= {f"model.{name_in_module(name)}" for name in others} if isinstance(others, Mapping) else set()
+    found |= {f"{start}{name_in_module(name)}" for name in plain} if isinstance(plain, Mapping) else set()
     if own - empty - found:
         msg = f"{folder}: must have every tensor of the model, but lacks {_first_of(own - empty - found)}"
         raise CheckpointError(msg)
     if found - own:
         msg = f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(found - own)}"
         raise CheckpointError(msg)
+
+
+def _hint_of_prefixes(stored: set[str]) -> str:
+    """Names the prefixes of models in a checkpoint, such as "generator."."""
+    starts = {key.partition("model.")[0] for key in stored if "model." in key}
+    found = sorted(start for start in starts if not start or start.endswith("."))
+    return f", but some with the prefix {', '.join(map(repr, found[:5]))}" if found else ""
 
 
 def _first_of(keys: set[str]) -> str:

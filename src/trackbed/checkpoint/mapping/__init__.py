@@ -1,6 +1,6 @@
 """Local pieces of global tensors and objects, in the place of values in a state dictionary."""
 
-from trackbed.checkpoint.mapping.base import ReplicaId, ShardedBase, is_main_replica
+from trackbed.checkpoint.mapping.base import ReplicaId, ShardedBase, check_key, is_main_replica
 from trackbed.checkpoint.mapping.factory import ShardedTensorFactory, apply_factories, apply_factory_merges
 from trackbed.checkpoint.mapping.local import LocalNonpersistentObject
 from trackbed.checkpoint.mapping.object import ShardedObject
@@ -15,5 +15,6 @@ __all__ = [
     "ShardedTensorFactory",
     "apply_factories",
     "apply_factory_merges",
+    "check_key",
     "is_main_replica",
 ]

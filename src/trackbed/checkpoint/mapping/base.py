@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
-__all__ = ["ReplicaId", "ShardedBase", "StateDict", "is_main_replica"]
+from trackbed.errors import CheckpointError
+
+__all__ = ["ReplicaId", "ShardedBase", "StateDict", "check_key", "is_main_replica"]
 
 StateDict = dict[str, Any]
 ReplicaId = int | tuple[int, ...]
@@ -29,6 +31,22 @@ class ShardedBase(ABC):
     @abstractmethod
     def without_data(self) -> Self:
         """Returns a copy whose data is None."""
+
+
+def check_key(key: object) -> None:
+    """Checks that a key can be stored.
+
+    Raises:
+        CheckpointError: it is no text, or has surrogates, which no encoding of text has.
+    """
+    if not isinstance(key, str):
+        msg = f"key of an entry: must be text, found {key!r}, of {type(key).__name__}: give str(key)"
+        raise CheckpointError(msg)
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        msg = f"key of an entry: must be text that UTF-8 can encode, found {key!r} with a lone surrogate"
+        raise CheckpointError(msg) from error
 
 
 def is_main_replica(replica_id: ReplicaId) -> bool:

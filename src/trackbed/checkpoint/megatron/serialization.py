@@ -111,7 +111,7 @@ def save(
             check_main_replicas(entries)
         partial = make_partial(folder, meeting)
         contents = {
-            COMMON_NAME: torch_bytes(common, COMMON_NAME),
+            COMMON_NAME: torch_bytes(common, COMMON_NAME, writes_storages=True),
             CONFIG_NAME: CheckpointingConfig(strategy.backend, strategy.version).encode(),
         }
 

@@ -105,7 +105,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         folder = Path(checkpoint_dir).absolute()  # the working directory may change until the request is executed
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
-            objects = encode_objects(shards)
+            objects = encode_objects(shards, writes_storages=True)
             plan = agree_on_plan(meeting, shards, objects, main_replicas, validates=False)
             write = FileWrite(folder, shard_values(shards, objects, plan, meeting.rank), meeting.rank)
             names = self._files_of(plan, meeting.rank)
@@ -201,7 +201,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         shards = list(nested_values(sharded_state_dict))
         with meet("load", error_type=DistributedCheckpointError) as meeting:
             folder = open_for_all(Path(checkpoint_dir), meeting)
-            for shard in shards:
+            for shard in filter(has_elements, shards):
                 require_loadable(shard, folder.catalogue, allow_cast=True)
             for key in sorted(_casts(shards, folder.catalogue)):
                 logger.warning("%s: loaded into another type than that in which it is stored", key)
@@ -276,7 +276,10 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
         """
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             if meeting.rank == 0:
-                write_new(Path(checkpoint_dir) / COMMON_NAME, torch_bytes(common_state_dict, COMMON_NAME))
+                write_new(
+                    Path(checkpoint_dir) / COMMON_NAME,
+                    torch_bytes(common_state_dict, COMMON_NAME, writes_storages=True),
+                )
 
     def can_handle_sharded_objects(self) -> bool:  # type: ignore[override]  # true where programs read it as a property
         """True."""

@@ -21,6 +21,8 @@ __all__ = ["BoxReader"]
 
 _SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
 """End of the unique key of a `ShardedObject`: its place and its grid."""
+_HEAD_BYTES: Final = 10
+_MOST_HEADER_BYTES: Final = 100_000_000  # of files of safetensors
 
 Numbers = tuple[int, ...]
 
@@ -151,8 +153,14 @@ class BoxReader:
 
     def _read_foreign(self, key: str, row: int, size: Numbers) -> torch.Tensor:
         """Reads a whole box that torch wrote."""
-        where = f"{self._file_of(row)}: {key}"
-        found = load_torch_item(self._read_item(row, key), where)
+        where, content = f"{self._file_of(row)}: {key}", self._read_item(row, key)
+        if _is_safetensors(self._reader(row).first_bytes(_HEAD_BYTES)):
+            msg = (
+                f"{where}: must be written by torch.save, but the file is in the format of safetensors: read it with "
+                "safetensors.torch.load_file, or save with SerializationFormat.TORCH_SAVE, the default"
+            )
+            raise CheckpointError(msg)
+        found = load_torch_item(content, where)
         wanted = self._catalogue.tensors[key].dtype, size
         if not isinstance(found, torch.Tensor) or (found.dtype, tuple(found.shape)) != wanted:
             what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
@@ -175,6 +183,11 @@ class BoxReader:
                 FileReader.open(self._folder, self._catalogue.files[number])
             )
         return self._readers[number]
+
+
+def _is_safetensors(head: bytes) -> bool:
+    """True if a file begins with the length of a description in JSON, and the description."""
+    return len(head) == _HEAD_BYTES and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < _MOST_HEADER_BYTES
 
 
 def _holds_bytes(tensor: torch.Tensor) -> bool:

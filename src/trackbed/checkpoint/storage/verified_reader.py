@@ -52,6 +52,10 @@ class FileReader:
         finally:
             os.close(descriptor)
 
+    def first_bytes(self, num_bytes: int) -> bytes:
+        """First bytes of the file; fewer if it is shorter."""
+        return os.pread(self._descriptor, num_bytes, 0)
+
     def require(self, start: int, num_bytes: int, what: str) -> None:
         """Checks that the file has some bytes, before memory is taken for them.
 

@@ -1,0 +1,128 @@
+"""Functions that pickles of checkpoints call in the place of classes of data.
+
+Each takes data alone, and no more memory than its arguments have: none multiplies, formats or calls what it is given.
+"""
+
+from collections import defaultdict, deque
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = [
+    "FACTORY_KINDS",
+    "FACTORY_STAND_INS",
+    "SCALAR_KINDS",
+    "FactoryStandIn",
+    "rebuild_bytearray",
+    "rebuild_bytes",
+    "rebuild_defaultdict",
+    "rebuild_deque",
+    "rebuild_frozenset",
+    "rebuild_numpy_scalar",
+]
+
+FACTORY_KINDS: Final[tuple[type, ...]] = (bool, int, float, str, list, dict, set)
+"""Factories that a `defaultdict` may have, besides None."""
+SCALAR_KINDS: Final = "biufcSUmM"
+"""Kinds of NumPy's types whose elements are numbers, text, bytes or times."""
+_SCALAR: Final[Any] = np.float64(0).__reduce__()[0]
+
+
+class FactoryStandIn:
+    """Stands for a factory while a pickle is read, so that the pickle cannot call it."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+
+FACTORY_STAND_INS: Final = tuple((FactoryStandIn(kind), f"builtins.{kind.__name__}") for kind in FACTORY_KINDS)
+"""Stand-ins with the names that pickles have."""
+
+
+def rebuild_bytes() -> bytes:
+    """Empty bytes, which pickles of protocol 2 write as a call. Others are written as text."""
+    return b""
+
+
+def rebuild_bytearray(content: Any = b"", encoding: str | None = None) -> bytearray:
+    """A bytearray of bytes, or of text with its encoding.
+
+    Raises:
+        TypeError: an argument is another, such as a number of zeros.
+    """
+    if encoding is None:
+        _require(content, bytes, "bytearray")
+        return bytearray(content)
+    _require(content, str, "bytearray")
+    return bytearray(content, encoding)
+
+
+def rebuild_frozenset(elements: list[Any]) -> frozenset[Any]:
+    """A frozenset of the elements of a list.
+
+    Raises:
+        TypeError: it is no list.
+    """
+    _require(elements, list, "frozenset")
+    return frozenset(elements)
+
+
+def rebuild_deque(elements: list[Any] | tuple[()] = (), maxlen: int | None = None) -> deque[Any]:
+    """A deque of the elements of a list.
+
+    Raises:
+        TypeError: an argument is another.
+        ValueError: `maxlen` is negative.
+    """
+    if elements != ():
+        _require(elements, list, "deque")
+    return deque(elements, maxlen)
+
+
+def rebuild_defaultdict(factory: Any = None, contents: dict[Any, Any] | None = None) -> defaultdict[Any, Any]:
+    """A defaultdict of one of the factories that hold data.
+
+    Args:
+        factory: None, the stand-in of a factory, or the factory itself where the program has allowed it.
+        contents: its items.
+
+    Raises:
+        TypeError: an argument is another.
+    """
+    kind = factory.kind if isinstance(factory, FactoryStandIn) else factory
+    if kind is not None and kind not in FACTORY_KINDS:
+        msg = f"defaultdict: the factory must be None or one of {_names(FACTORY_KINDS)}, found {kind!r}"
+        raise TypeError(msg)
+    if contents is not None:
+        _require(contents, dict, "defaultdict")
+    return defaultdict(kind, contents or {})
+
+
+def rebuild_numpy_scalar(dtype: np.dtype[Any], content: bytes) -> Any:
+    """A NumPy scalar, of its bytes.
+
+    Raises:
+        TypeError: the type is no `dtype` of numbers, text, bytes or times.
+        ValueError: it has another number of bytes.
+    """
+    _require(content, bytes, "NumPy scalar")
+    if not isinstance(dtype, np.dtype) or dtype.kind not in SCALAR_KINDS or dtype.subdtype is not None:
+        msg = f"NumPy scalar: must be a number, text, bytes or a time, found the type {dtype!r}"
+        raise TypeError(msg)
+    if len(content) != dtype.itemsize:
+        msg = f"NumPy scalar: {dtype!r} must have {dtype.itemsize:,} bytes, found {len(content):,}"
+        raise ValueError(msg)
+    return _SCALAR(dtype, content)
+
+
+def _require(value: object, kind: type, what: str) -> None:
+    """Raises TypeError unless a value is of a class, and of no other class below it."""
+    if type(value) is not kind:
+        msg = f"{what}: must be made of a {kind.__name__}, found {type(value).__name__}"
+        raise TypeError(msg)
+
+
+def _names(kinds: tuple[type, ...]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds)

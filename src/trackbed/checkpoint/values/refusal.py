@@ -1,0 +1,185 @@
+"""Errors about values that cannot be saved, or not as they are: where they lie, and what to do."""
+
+import dataclasses
+import datetime as dt
+import re
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set, ValuesView
+from io import BytesIO
+from pickle import PicklingError, UnpicklingError
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import _weights_only_unpickler as torch_unpickler
+
+from trackbed.checkpoint.allowed_classes import allowing
+from trackbed.checkpoint.parts import elements_of, printable
+from trackbed.checkpoint.values.difference import first_difference
+from trackbed.checkpoint.values.pickler import RefusedError, survey
+
+__all__ = ["PICKLE_ERRORS", "class_in", "refusal", "without_advice"]
+
+PICKLE_ERRORS: Final = (PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
+"""Errors of values that cannot be pickled."""
+_GLOBAL: Final = re.compile(r"GLOBAL ([\w.<>]+)|(?:class|operand|global)[^\w]*([\w<>]+\.[\w.<>]+)")
+_NEVER_REFUSED: Final = (str, bytes, bool, float, complex, types.NoneType)
+_ATOMS: Final = (int, float, complex, str, bytes, np.ndarray, np.generic, BaseException, type)
+"""Values that are named as they are, and not by what pickle makes of them."""
+_FUNCTIONS: Final = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+class _Reader(torch_unpickler.Unpickler):
+    """Reads the pickle of a survey, which has no elements of tensors."""
+
+    def persistent_load(self, pid: Any) -> None:
+        """Reads a storage, which is not there."""
+
+
+def refusal(value: Any, where: str) -> str | None:
+    """Says what in a value cannot be saved, and what to do; None if there is nothing.
+
+    Args:
+        value: value that is pickled.
+        where: name of file or item.
+    """
+    root = value[0] if type(value) is list and len(value) == 1 else value  # objects are saved in lists of one
+    problem = _problem(root)
+    if problem is None:
+        return None
+    path, culprit, problem = _innermost(root, problem)
+    place = f"{'.'.join(path)} " if path else ""
+    return f"{where}: {place}{_sentence(culprit, problem)}"
+
+
+def _sentence(value: Any, problem: Exception) -> str:
+    """What a value must be, what it is, and what to do."""
+    if isinstance(problem, RefusedError):
+        return f"{problem}: save {_plain_form(value)}"
+    if isinstance(problem, RecursionError):
+        return "must be nested less deeply, or not contain itself"
+    if not isinstance(problem, UnpicklingError):
+        return f"must be a value that can be pickled, but: {problem}: save {_plain_form(value)}, or leave it out"
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        kept = "an array or a scalar of numbers, bool, text, bytes or times"
+        return f"must be {kept}, but is of {value.dtype}: save value.tolist()"
+    name = _name(_named(value))
+    if class_in(problem) is None:
+        return f"must be a value that comes back, but this {name} does not, {without_advice(problem)}: {_advice(value)}"
+    short = name.rpartition(".")[2]
+    return f"must be made of classes that are allowed, but has {short!r} ({name}): {_advice(value)}"
+
+
+def _problem(value: Any, allowed: Iterable[Any] = ()) -> Exception | None:
+    """Error that keeps a value from being saved; None if there is none."""
+    try:
+        surveyed = survey(value, stream := BytesIO())
+        has_defaultdicts = b"defaultdict" in stream.getvalue()
+        with allowing(*allowed, with_defaultdicts=has_defaultdicts):
+            found = _Reader(BytesIO(stream.getvalue())).load()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001  what classes of the program raise when they are read is of any kind
+        return error
+    is_compared = (surveyed.has_own_classes or has_defaultdicts) and not isinstance(value, torch.Tensor)
+    if is_compared and (place := first_difference(value, found)) is not None:
+        return UnpicklingError(f"it comes back as another value{' at ' + place if place else ''}")
+    return None
+
+
+def _innermost(value: Any, problem: Exception) -> tuple[list[str], Any, Exception]:
+    """Place, value and error of the first value in another one that cannot be saved, and has no such value in it."""
+    path: list[str] = []
+    above = {id(value)}
+    while True:
+        for name, below in _elements(value):
+            if type(below) in _NEVER_REFUSED or id(below) in above:
+                continue
+            found = _problem(below)
+            if found is not None:
+                path.append(printable(name))
+                above.add(id(below))
+                value, problem = below, found
+                break
+        else:
+            return path, value, problem
+
+
+def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields what a container or an object has directly, each with its key, position or attribute."""
+    if isinstance(value, _ATOMS):
+        return
+    if isinstance(value, torch.Tensor):
+        yield from vars(value).items()
+        return
+    if isinstance(value, dict):
+        yield from ((f"key {number}", key) for number, key in enumerate(value))
+    yield from elements_of(value)
+
+
+def _named(value: Any) -> Any:
+    """The class or function that the error names."""
+    return value if isinstance(value, (type, *_FUNCTIONS)) else type(value)
+
+
+def _name(named: Any) -> str:
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _advice(value: Any) -> str:
+    """What to do about a value whose class is not allowed."""
+    named = _named(value)
+    if "<locals>" not in named.__qualname__:
+        for allowed in ([named], _constructors(value), [named, *_constructors(value)]):
+            if allowed and _problem(value, allowed) is None:
+                names = ", ".join(map(_name, allowed))
+                other = f", or save {_plain_form(value)}" if isinstance(value, dict | list | deque) else ""
+                return f"if you trust it, call torch.serialization.add_safe_globals([{names}]) first{other}"
+    return f"save {_plain_form(value)}"
+
+
+def _constructors(value: Any) -> list[Any]:
+    """Function that a pickle calls to make an object."""
+    try:
+        reduced = value.__reduce_ex__(2)
+    except Exception:  # noqa: BLE001  what cannot be pickled has none
+        return []
+    has_one = isinstance(reduced, tuple) and hasattr(reduced[0], "__qualname__") and hasattr(reduced[0], "__module__")
+    return [reduced[0]] if has_one else []
+
+
+def _plain_form(value: Any) -> str:
+    """What to save in the place of a value."""
+    forms: list[tuple[Any, str]] = [
+        (dict, "dict(value)"),
+        (deque, "collections.deque(value)"),
+        (list, "list(value)"),
+        ((np.ndarray, np.generic), "value.tolist()"),
+        (BaseException, "str(value)"),
+        (int, "str(value)"),
+        ((*_FUNCTIONS, type), "its name"),
+        (tuple, "tuple(value)"),
+        ((set, frozenset), "set(value)"),
+        ((range, Set, ValuesView), "list(value)"),
+        (Mapping, "dict(value)"),
+        (memoryview, "bytes(value)"),
+        (dt.tzinfo, "the time in a zone of datetime, as value.astimezone(datetime.timezone.utc)"),
+    ]
+    found = next((form for kinds, form in forms if isinstance(value, kinds)), None)
+    if found is None and dataclasses.is_dataclass(value):
+        return "dataclasses.asdict(value)"
+    return found or "what it consists of, as numbers, text, tensors, lists and dictionaries"
+
+
+def class_in(error: UnpicklingError) -> str | None:
+    """Name of the class that is not allowed; None if that is not the reason."""
+    found = _GLOBAL.search(str(error))
+    return None if found is None else next(filter(None, found.groups()))
+
+
+def without_advice(error: Exception) -> str:
+    """First sentence of an error, without what torch says about its argument `weights_only`."""
+    text = str(error)
+    cause = text.rpartition("WeightsUnpickler error:")[2].strip() or text
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
+    said = [line for line in lines if "weights_only" not in line and "weights-only" not in line.lower()]
+    return said[0] if said else "it is not a pickle that can be read safely"
