@@ -12,7 +12,7 @@ import torch
 from trackbed.errors import GradientError
 from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
 
-__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused", "turned_like"]
+__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused"]
 
 Parameter = torch.nn.Parameter
 Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
@@ -105,20 +105,6 @@ def check_not_fused(param: Parameter) -> None:
             "zero_grad_buffer() before each step's first backward pass, or use trackbed.DataParallelOptimizer"
         )
         raise GradientError(msg)
-
-
-def turned_like(param: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Views a contiguous vector in the shape of a tensor, with the tensor's strides if it is dense.
-
-    Args:
-        param: tensor, of any strides.
-        vector: `[param.numel()]` vector.
-    """
-    strides = param.stride()
-    order = sorted(range(param.dim()), key=lambda dim: (-strides[dim], dim))
-    if param.permute(order).is_contiguous():
-        return vector.as_strided(param.shape, param.stride())
-    return vector.view(param.shape)
 
 
 class AutomaticReduction:

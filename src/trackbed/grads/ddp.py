@@ -12,8 +12,8 @@ import torch
 from trackbed.cancellation import checking_waits
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options
-from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, turned_like
+from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options, describe_orders
+from trackbed.grads.automatic_reduction import AutomaticReduction, PassState
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
@@ -22,6 +22,7 @@ from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.initial_values import broadcast_values, compare_values, is_dense, values_of
 from trackbed.grads.issue_order import IssueOrder
+from trackbed.grads.memory_order import turned_like
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.options import check_options, with_bucket_size
@@ -634,8 +635,18 @@ class DistributedDataParallel(torch.nn.Module):
         if compares_buffers:
             dense += values_of(self.module, of_experts=False).describe_buffers()
             of_experts += values_of(self.module, of_experts=True).describe_buffers()
-        agree(self._messages, describe_options(self.ddp_config, **more) + dense)
-        agree(self._expert_messages, of_experts)
+        takes_orders = compares_buffers and not self.ddp_config.use_distributed_optimizer
+        must_have_same_orders = takes_orders and self._has_gradients_of_torch()  # autograd decides them there
+        for lines, wants_experts, messages in (
+            (describe_options(self.ddp_config, **more) + dense, False, self._messages),
+            (of_experts, True, self._expert_messages),
+        ):
+            params = [(n, p) for n, p in named if takes_orders and p.requires_grad and is_expert(p) == wants_experts]
+            orders = describe_orders(params)
+            checked, compared = (lines + orders, []) if must_have_same_orders else (lines, orders)
+            if agree(messages, checked, may_differ=compared):
+                for _, param in params:
+                    param.main_grad = turned_like(param, param.main_grad.view(-1))  # type: ignore[attr-defined]
         for part, ranks, messages in (
             (self._dense, self.dp_cp_group, self._messages),
             (self._experts, self.expt_dp_group, self._expert_messages),
@@ -735,8 +746,6 @@ class DistributedDataParallel(torch.nn.Module):
         )
 
     def _new_automatic_reduction(self) -> AutomaticReduction:
-        for param in self.params_with_grad:
-            param.main_grad = turned_like(param, param.main_grad.view(-1))  # type: ignore[attr-defined]
         is_missing_allowed = self.allow_unused or not self.ddp_config.overlap_grad_reduce
         return AutomaticReduction(
             self.params_with_grad,

@@ -18,10 +18,22 @@ import torch
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
+from trackbed.grads.memory_order import arranged_like
 from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
-__all__ = ["MAIN", "WHERE", "Part", "State", "assemble", "check_covered", "cut_state", "gather_parts", "parts_of"]
+__all__ = [
+    "MAIN",
+    "WHERE",
+    "Part",
+    "State",
+    "arranged_state",
+    "assemble",
+    "check_covered",
+    "cut_state",
+    "gather_parts",
+    "parts_of",
+]
 
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
@@ -91,7 +103,17 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
         shape = params[part.name].shape
         tensor = state.setdefault(part.key, torch.empty(shape, dtype=part.value.dtype, device=part.value.device))
         tensor.view(-1)[slice(*part.span)] = part.value.reshape(-1)
-    return whole
+    return {name: arranged_state(state, params[name]) for name, state in whole.items()}
+
+
+def arranged_state(state: Mapping[str, Any], like: torch.Tensor) -> State:
+    """Returns a state whose tensors lie in memory as the parameter, or the part of one, that has their shape."""
+    return {
+        key: arranged_like(value, like)
+        if isinstance(value, torch.Tensor) and value.shape == like.shape and value.layout is torch.strided
+        else value
+        for key, value in state.items()
+    }
 
 
 def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> None:
@@ -130,7 +152,7 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
         elif value.shape == piece.param.shape and key != "step":
             part = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
             dtype = piece.main.dtype if value.is_floating_point() else value.dtype  # as torch's optimizers load it
-            cut[key] = part.to(piece.main.device, dtype, copy=True)
+            cut[key] = arranged_like(part.to(piece.main.device, dtype, copy=True), piece.main)
         elif value.numel() == 1 or piece.is_whole:
             cut[key] = value.clone()
         else:

@@ -14,6 +14,7 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives.protocol import NORM
+from trackbed.grads.memory_order import arranged_like, fills_memory
 from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.parameters import is_expert, name_in_module
 from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
@@ -24,6 +25,7 @@ from trackbed.optim.full_state import (
     WHERE,
     Part,
     State,
+    arranged_state,
     assemble,
     check_covered,
     cut_state,
@@ -127,6 +129,9 @@ class DataParallelOptimizer:
             group["params"] = [piece.main for piece in pieces]
             self._pieces += pieces
         self._group_sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._scattered = [piece for piece in self._pieces if not fills_memory(piece.main)]
+        """Pieces whose memory has gaps or overlaps."""
+        self._check_fused()
         self._frozen_states: dict[str, State] = {}
         """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
         optimizer.state.clear()
@@ -248,6 +253,9 @@ class DataParallelOptimizer:
                 check_state(piece.name, {MAIN: mains.get(piece.name)}, {MAIN: piece.main}, piece.main.shape)
         self._loss_scale.load_state_dict(scale)
         self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
+        for piece in self._pieces:
+            if piece.main in self.optimizer.state:
+                self.optimizer.state[piece.main] = arranged_state(self.optimizer.state[piece.main], piece.main)
         self._frozen_states = copy.deepcopy(dict(state.get("frozen", {})))
         self._num_steps = state.get("num_steps", 0)
         self._origins = dict.fromkeys(self._origins, f"that of a rank after {self._num_steps} steps")
@@ -446,7 +454,9 @@ class DataParallelOptimizer:
                 self.optimizer.state[piece.main] = cuts[piece.name]
         trained = set(self.model.params_with_grad)
         self._frozen_states = {
-            name: copy.deepcopy(dict(state)) for name, state in whole.items() if self._params[name] not in trained
+            name: copy.deepcopy(arranged_state(state, self._params[name]))
+            for name, state in whole.items()
+            if self._params[name] not in trained
         }
         # As at the end of torch's own load_state_dict: this converts states of earlier versions.
         self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
@@ -533,6 +543,19 @@ class DataParallelOptimizer:
                 f"{found} tensors in place of {self._group_sizes}: add groups before DataParallelOptimizer is built"
             )
             raise ArgumentError(msg)
+        self._check_fused()
+
+    def _check_fused(self) -> None:
+        """Checks that no fused kernel, which would write into gaps, updates a parameter that has some."""
+        for piece in self._scattered:
+            for group in self.optimizer.param_groups:
+                if group.get("fused") and any(piece.main is main for main in group["params"]):
+                    msg = (
+                        f"optimizer: {piece.name} must fill its memory for fused=True, but has the shape "
+                        f"{list(piece.main.shape)} with the strides {list(piece.main.stride())}: leave fused out, or "
+                        "give the model a parameter without gaps and overlaps, as clone() makes them"
+                    )
+                    raise ArgumentError(msg)
 
     def _layout(self) -> str:
         """Digest of the layout: which elements of which parameters this rank's pieces are."""
@@ -542,12 +565,13 @@ class DataParallelOptimizer:
 
 def _placed(state: Mapping[str, Any], main: torch.Tensor) -> State:
     """The state of a piece, on its device, and in its type where the values are of floating point."""
-    return {
+    placed = {
         key: value.to(main.device, main.dtype if value.is_floating_point() else value.dtype)
         if isinstance(value, torch.Tensor) and value.shape == main.shape and key != "step"
         else value
         for key, value in state.items()
     }
+    return arranged_state(placed, main)
 
 
 def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
@@ -558,4 +582,4 @@ def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
         if is_low_precision(piece.gradient):
             for factor in factors:
                 gradient *= factor
-    return gradient
+    return arranged_like(gradient, piece.main) if piece.is_turned else gradient
