@@ -104,6 +104,8 @@ class _ParamAndGradBucketGroup:
         """Gradients of each parameter that have arrived since `reset`, in backward passes that are to be reduced."""
         self.has_arrived = [False] * len(self._params)
         """True for each parameter of which a gradient has arrived in `main_grad` since `reset`; hooks keep the list."""
+        self.counts_written = False
+        """True if a gradient that the program has written into `main_grad` counts as arrived once it is reduced."""
         self._expected = [1] * len(self._params)
         self._num_incomplete = len(self._params)
         """Number of parameters with fewer gradients than expected."""
@@ -152,6 +154,17 @@ class _ParamAndGradBucketGroup:
         """Names of the parameters without a gradient since `reset`, but for those that are frozen."""
         pairs = zip(self._params, self._counts, strict=True)
         return [self._name(slot) for slot, (param, count) in enumerate(pairs) if not count and param.requires_grad]
+
+    def without_gradient(self) -> list[Parameter]:
+        """Parameters that require a gradient, and have none since `reset`: none has arrived, and it is all zero."""
+        if all(self.has_arrived):
+            return []
+        pairs = zip(self._params, self.has_arrived, strict=True)
+        return [
+            param
+            for param, has_arrived in pairs
+            if not has_arrived and param.requires_grad and not bool(param.main_grad.any())  # type: ignore[attr-defined]
+        ]
 
     def drop_reduction(self) -> None:
         """Forgets a reduction that is running, for which other ranks may never come."""
@@ -261,6 +274,8 @@ class _ParamAndGradBucketGroup:
             )
             raise GradientError(msg)
         config = self.ddp_config
+        if self.counts_written and not all(self.has_arrived):
+            self._count_written()
         if config.check_for_nan_in_grad or config.check_for_large_grads:
             self.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
         self.is_issued = True
@@ -319,6 +334,14 @@ class _ParamAndGradBucketGroup:
             return None
         pairs = zip(self.buckets, self._versions, self._count_changes(), strict=True)
         return next((bucket.bucket_id for bucket, old, new in pairs if old != new), None)
+
+    def _count_written(self) -> None:
+        """Counts gradients that the program has written. A sum of theirs over the ranks may be zero."""
+        lacking = set(self.without_gradient())
+        self.has_arrived[:] = [
+            has_arrived or param not in lacking
+            for param, has_arrived in zip(self._params, self.has_arrived, strict=True)
+        ]
 
     def _count_changes(self) -> list[int]:
         return [bucket.grad_data._version for bucket in self.buckets]  # noqa: SLF001  torch has no public name for it

@@ -3,6 +3,7 @@
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -40,6 +41,7 @@ from trackbed.grads.part import Part
 from trackbed.grads.process_groups import ProcessGroups, messages_of
 from trackbed.grads.separate_memory import check_separate
 from trackbed.grads.step_check import StepCheck
+from trackbed.grads.unused import lacked_by_all
 from trackbed.grads.waiting import Waiter
 from trackbed.plural import number_of
 
@@ -77,7 +79,9 @@ class DistributedDataParallel(torch.nn.Module):
             of `torch.distributed`, or for this process if it is the only one.
         expert_process_group: ranks with the same experts, that is, those parameters whose attribute `allreduce` is
             False; None for `process_group`.
-        allow_unused: True to treat missing gradients as zeros; otherwise they are an error with `overlap_grad_reduce`.
+        allow_unused: True to allow missing gradients, which count as zeros where another rank has one; otherwise they
+            are an error with `overlap_grad_reduce`. A `DataParallelOptimizer` leaves a parameter alone for which no
+            rank has one, but not in code for Megatron Core.
         observer: receives the events of buckets, such as `Timeline()`.
         broadcast: False to compare the values of all ranks, by digests, instead of copying those of rank 0. Of experts,
             the ranks of `expert_process_group` have the same. Not for Megatron Core's arguments.
@@ -160,6 +164,7 @@ class DistributedDataParallel(torch.nn.Module):
             elif broadcast is not None:
                 msg = "broadcast must be left out with the arguments of Megatron Core, but is given: broadcast_params()"
                 raise ArgumentError(msg)
+        self._leaves_unused_alone = not is_megatrons_form and ddp_config.num_distributed_optimizer_instances == 1
         self._is_finished = False
         self._is_used = False
         self._is_released = False
@@ -330,6 +335,30 @@ class DistributedDataParallel(torch.nn.Module):
         self.waiter.wait(exchange.work, "exchange of numbers")
         return exchange.read()
 
+    def lacking_gradients(self, *, of_experts: bool) -> list[int]:
+        """Numbers of the parameters without a gradient on this rank since `zero_grad_buffer`, for `unused_params`.
+
+        With the arguments of Megatron Core none is: missing gradients are zeros there.
+
+        Args:
+            of_experts: True for the parameters of experts, False for all others.
+        """
+        return (self._experts if of_experts else self._dense).lacking() if self._leaves_unused_alone else []
+
+    def unused_params(
+        self, lacking: list[int], counts: npt.NDArray[np.int64], *, of_experts: bool
+    ) -> list[torch.nn.Parameter]:
+        """Collective over the ranks if each of them lacks a gradient: parameters for which no rank has one.
+
+        Args:
+            lacking: result of `lacking_gradients`.
+            counts: `[ranks]` length of this result on each rank.
+            of_experts: True for the parameters of experts, and the ranks that share them.
+        """
+        part = self._experts if of_experts else self._dense
+        exchange = partial(self.exchange, collectives=part.collectives)
+        return [part.params[number] for number in lacked_by_all(lacking, counts, len(part.params), exchange)]
+
     def gather_lines(self, lines: list[str], *, of_experts: bool = False) -> list[tuple[int, list[str]]]:
         """Collective over the ranks that share one optimizer: returns number and lines of text of each.
 
@@ -348,13 +377,15 @@ class DistributedDataParallel(torch.nn.Module):
                 `broadcast_params` or by a state that was loaded. Its steps call `start_param_sync`.
         """
         if self._automatic is not None:
-            self._is_finished = self._automatic.leave()
+            self._is_finished, found = self._automatic.leave()
             self._automatic = None
-            for group in self._groups():
-                group.has_arrived[:] = [self._is_finished] * len(group.has_arrived)
+            for param in found:
+                group = self.param_to_bucket_group[param]
+                group.has_arrived[group.slot_of(param)] = True
         self._optimizer = weakref.ref(optimizer)
         for group in self._groups():
             group.is_gathered_by_step = True
+            group.counts_written = self._leaves_unused_alone
 
     def unseen_gradient(self, param: torch.nn.Parameter) -> str | None:
         """Error text for a step of torch's that finds None in `grad` of a parameter.
@@ -788,7 +819,7 @@ class DistributedDataParallel(torch.nn.Module):
             msg = (
                 f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but {missing[0]} "
                 f"in bucket {bucket_id}{more} none from a backward pass outside no_sync(): pass allow_unused=True to "
-                "DistributedDataParallel to take it as zero"
+                "DistributedDataParallel to train without it"
             )
             raise GradientError(msg)
 

@@ -109,6 +109,7 @@ class DataParallelOptimizer:
         self._loss_scale = LossScale(loss_scale)
         self._params = {name_in_module(name): param for name, param in model.module.named_parameters()}
         names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
+        self._names = names
         check_known(optimizer, names)
         found = pieces_of(model)
         self._group_names = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
@@ -178,10 +179,11 @@ class DataParallelOptimizer:
         self._check_groups()
         self.model.take_gradients(self)
         scale = self._loss_scale.value
-        norm = self._norm() / scale
+        norm, unused = self._agree_on_update()
+        norm /= scale
         is_finite = math.isfinite(norm)
         if is_finite:
-            self._update(self._factors(norm, scale))
+            self._update(self._factors(norm, scale), unused)
             self._num_steps += 1
         self._loss_scale.update(is_finite=is_finite)
         return StepReport(not is_finite, norm, scale)
@@ -482,19 +484,28 @@ class DataParallelOptimizer:
             if piece.is_copied and main is not None:
                 piece.main.copy_(main.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape))
 
-    def _norm(self) -> float:
-        """Norm of the reduced gradients of the whole model, the same bits for every layout and number of ranks.
+    def _agree_on_update(self) -> tuple[float, set[str]]:
+        """Collective over the ranks: returns the norm of the gradients, and names of parameters without a gradient.
 
-        Beside the numbers of which it is made, the ranks exchange digests of what they are about to do.
+        The norm is that of the reduced gradients of the whole model, the same bits for every layout and number of
+        ranks. Beside the numbers of which it is made, the ranks exchange digests of what they are about to do, and how
+        many gradients they lack. Only if each lacks some, they also exchange which.
         """
         own = SquareSum.of(shared_gradients(self.model)).numbers()
-        dense, experts = (self._describe_update(of_experts=of_experts) for of_experts in (False, True))
-        rows = self.model.exchange(np.concatenate([own, digests_of(dense)]), NORM)
-        check_same(dense, rows[:, len(own) :], self.model.gather_lines)
-        if self.model.expert_parallel_buffers:
-            of_experts = self.model.exchange(digests_of(experts), NORM, self.model.expert_collectives)
-            check_same(experts, of_experts, partial(self.model.gather_lines, of_experts=True))
-        return SquareSum.total(rows[:, : len(own)]).norm()
+        norm, unused = math.nan, set[str]()
+        for of_experts in (False, True) if self.model.expert_parallel_buffers else (False,):
+            texts = self._describe_update(of_experts=of_experts)
+            lacking = self.model.lacking_gradients(of_experts=of_experts)
+            sums = own[:0] if of_experts else own
+            collectives = self.model.expert_collectives if of_experts else self.model.dense_collectives
+            numbers = np.concatenate([sums, [len(lacking)], digests_of(texts)])
+            rows = self.model.exchange(numbers, NORM, collectives)
+            check_same(texts, rows[:, len(sums) + 1 :], partial(self.model.gather_lines, of_experts=of_experts))
+            params = self.model.unused_params(lacking, rows[:, len(sums)], of_experts=of_experts)
+            unused.update(self._names[param] for param in params)
+            if not of_experts:
+                norm = SquareSum.total(rows[:, : len(sums)]).norm()
+        return norm, unused
 
     def _describe_update(self, *, of_experts: bool) -> dict[str, list[str]]:
         groups = self._names_of[of_experts]
@@ -513,16 +524,17 @@ class DataParallelOptimizer:
             factors.append(clip)
         return [float(np.float32(factor)) for factor in factors]
 
-    def _update(self, factors: list[float]) -> None:
-        """Multiplies the gradients, updates the pieces, and gathers the parameters."""
+    def _update(self, factors: list[float], unused: set[str]) -> None:
+        """Multiplies the gradients, updates the pieces of all parameters but the unused, and gathers the parameters."""
         for gradients in owned_gradients(self.model):
             if not is_low_precision(gradients):
                 for factor in factors:
                     gradients *= factor
         try:
             for piece in self._pieces:
-                # As without a wrapper, a parameter that is frozen later stays as it is.
-                piece.main.grad = _gradient_of(piece, factors) if piece.param.requires_grad else None
+                # As without a wrapper, a parameter that is frozen later, or has no gradient, stays as it is.
+                is_updated = piece.param.requires_grad and piece.name not in unused
+                piece.main.grad = _gradient_of(piece, factors) if is_updated else None
             self.model.is_updating = True
             self.optimizer.step()
         finally:
