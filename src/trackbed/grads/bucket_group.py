@@ -110,6 +110,8 @@ class _ParamAndGradBucketGroup:
         self._num_incomplete = len(self._params)
         """Number of parameters with fewer gradients than expected."""
         self._norms = NormHistory()
+        self._param_versions: list[int] | None = None
+        """How often each parameter had been written when its gather began; None if none runs that is watched."""
         self._versions: list[int] | None = None
         """How often the gradients of each bucket had been changed when their reduction began; None if none runs."""
 
@@ -373,6 +375,8 @@ class _ParamAndGradBucketGroup:
         self.param_gather_handle = work
         if force_sync or not self.ddp_config.overlap_param_gather:
             self.wait_for_params()
+        elif self.is_gathered_by_step and self._num_ranks > 1:
+            self._param_versions = [param._version for param in self._params]  # noqa: SLF001  as for gradients
 
     def finish_param_sync(self, skip_next_bucket_dispatch: bool = False) -> None:  # noqa: FBT001, FBT002
         """Waits until the parameters are gathered, which begins here if it has not yet, and begins the next gather.
@@ -407,10 +411,25 @@ class _ParamAndGradBucketGroup:
             following.start_param_sync()
 
     def wait_for_params(self) -> None:
-        """Waits for a gather that is running, if any."""
-        if self.param_gather_handle is not None:
-            self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
-            self.param_gather_handle = None
+        """Waits for a gather that is running, if any.
+
+        Raises:
+            GradientError: a parameter was written meanwhile, which the gather may have overwritten.
+            CollectiveError: the gather failed.
+        """
+        if self.param_gather_handle is None:
+            return
+        self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
+        self.param_gather_handle = None
+        before, self._param_versions = self._param_versions, None
+        for slot, version in enumerate(before or ()):
+            if self._params[slot]._version != version:  # noqa: SLF001  as for gradients
+                msg = (
+                    f"rank {self.collectives.rank()}: parameters must stay as they are while they are gathered, but "
+                    f"{self._name(slot)} was written through an old reference, and what was written may be lost: call "
+                    "wait_for_params() of the wrapper first, or take the parameter from its module"
+                )
+                raise GradientError(msg)
 
     def _note_old_params(self) -> None:
         """Has the next forward pass gather the parameters, unless the optimizer's step does."""

@@ -373,7 +373,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Has an optimizer take over from any other one, which from then on refuses to step.
 
         Args:
-            optimizer: object with a method `reload_model_params`, called whenever parameters were replaced by
+            optimizer: object with a method `note_model_params`, called whenever parameters were replaced by
                 `broadcast_params` or by a state that was loaded. Its steps call `start_param_sync`.
         """
         if self._automatic is not None:
@@ -452,7 +452,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Tells the optimizer that parameters were replaced."""
         optimizer = self._attached()
         if optimizer is not None:
-            optimizer.reload_model_params()
+            optimizer.note_model_params()
 
     def release(self) -> None:
         """Lets go of the model, which another wrapper takes over."""

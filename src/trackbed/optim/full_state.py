@@ -59,9 +59,9 @@ class Part:
         return replace(self, value=self.value.new_empty(0))
 
 
-def parts_of(piece: Piece, own: Mapping[str, Any]) -> Iterator[Part]:
-    """Yields the values of the state of a piece, with its main parameter if that is a copy."""
-    main = {MAIN: piece.main.detach()} if piece.is_copied else {}
+def parts_of(piece: Piece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[Part]:
+    """Yields the values of the state of a piece, with the value of its main parameter if that is a copy."""
+    main = {MAIN: main_value} if piece.is_copied else {}
     for key, value in {**own, **main}.items():
         is_part = isinstance(value, torch.Tensor) and value.shape == piece.main.shape and key != "step"
         yield Part(piece.name, key, value, (piece.start, piece.stop) if is_part else None)

@@ -19,6 +19,7 @@ from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.parameters import is_expert, name_in_module
 from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
 from trackbed.optim.arguments import check_kinds, check_known
+from trackbed.optim.copies import Copies
 from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.full_state import (
     MAIN,
@@ -130,6 +131,7 @@ class DataParallelOptimizer:
             group["params"] = [piece.main for piece in pieces]
             self._pieces += pieces
         self._group_sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._copies = Copies(self._pieces, model.wait_for_params)
         self._scattered = [piece for piece in self._pieces if not fills_memory(piece.main)]
         """Pieces whose memory has gaps or overlaps."""
         self._check_fused()
@@ -177,6 +179,8 @@ class DataParallelOptimizer:
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
         self._check_groups()
+        self.model.check_attached(self)
+        self._copies.take_over()
         self.model.take_gradients(self)
         scale = self._loss_scale.value
         norm, unused = self._agree_on_update()
@@ -192,13 +196,16 @@ class DataParallelOptimizer:
     def reload_model_params(self) -> None:
         """Copies the parameters of 16 bits to their copies in float32, except where the copy rounds to the same value.
 
-        The wrapper calls it after it has loaded or broadcast parameters. Call it after you change parameters in another
-        way.
+        Each step and each state does so by itself for parameters that were written in a way that torch counts, such as
+        a load of any part of the model, or `copy_`. Call it after you write through `param.data`, which torch does not
+        count.
         """
-        for piece in self._pieces:
-            if piece.is_copied:
-                is_same = piece.main.to(piece.data.dtype) == piece.data
-                piece.main.copy_(torch.where(is_same, piece.main, piece.data))
+        self.note_model_params()
+        self._copies.take_over()
+
+    def note_model_params(self) -> None:
+        """Has the next step or state look at all parameters of 16 bits, as if each had been written."""
+        self._copies.note_written()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this rank, for `load_state_dict` on the same number of ranks with the same layout.
@@ -213,7 +220,7 @@ class DataParallelOptimizer:
             "num_ranks": size,
             "layout": self._layout(),
             "optimizer": self.optimizer.state_dict(),
-            "main_params": {piece.name: piece.main.detach() for piece in self._pieces if piece.is_copied},
+            "main_params": {piece.name: self._copies.value_of(piece) for piece in self._pieces if piece.is_copied},
             "loss_scale": self._loss_scale.state_dict(),
             "num_steps": self._num_steps,
             "frozen": copy.deepcopy(self._frozen_states),
@@ -373,7 +380,11 @@ class DataParallelOptimizer:
 
     def _parts(self) -> list[Part]:
         """Values of the states of this rank's pieces."""
-        return [part for piece in self._pieces for part in parts_of(piece, self.optimizer.state.get(piece.main, {}))]
+        return [
+            part
+            for piece in self._pieces
+            for part in parts_of(piece, self.optimizer.state.get(piece.main, {}), self._copies.value_of(piece))
+        ]
 
     def _gathered(self, parts: list[Part]) -> list[Part]:
         """Collective over the ranks: the parts of all ranks, where the optimizer is sharded."""
