@@ -140,7 +140,7 @@ def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> 
 
 
 def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
-    """Cuts the state of a piece from that of its parameter, as copies.
+    """Cuts the state of a piece from that of its parameter, as views.
 
     Raises:
         ArgumentError: the parameter is sharded, and a tensor has neither its shape nor a single element.
@@ -150,11 +150,9 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
         if not isinstance(value, torch.Tensor):
             cut[key] = value
         elif value.shape == piece.param.shape and key != "step":
-            part = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
-            dtype = piece.main.dtype if value.is_floating_point() else value.dtype  # as torch's optimizers load it
-            cut[key] = arranged_like(part.to(piece.main.device, dtype, copy=True), piece.main)
+            cut[key] = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
         elif value.numel() == 1 or piece.is_whole:
-            cut[key] = value.clone()
+            cut[key] = value
         else:
             msg = f"{piece.name}: {key!r} must have the shape {list(piece.param.shape)}, but has {list(value.shape)}"
             raise ArgumentError(msg)

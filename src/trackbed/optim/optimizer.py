@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -45,12 +45,14 @@ from trackbed.optim.state_check import (
     warn_of_missing,
     with_module_names,
 )
+from trackbed.optim.state_types import check_types, fitted, restored
 from trackbed.optim.step_placement import place_steps
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
 
 _VERSION: Final = 1
 _EPSILON: Final = 1e-6
+_EXPECTED_MAIN: Final = {MAIN: torch.zeros(2, dtype=torch.float32, device="cpu")}
 _NAMES: Final = ("params", "param_names")
 _SMALLEST_NORM: Final = 1e-30
 
@@ -139,7 +141,7 @@ class DataParallelOptimizer:
         """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
         optimizer.state.clear()
         states = {names[param]: state for param, state in before.items()}
-        self._set_states({piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}, states)
+        self._set_states(self._cut(states, self._expected_states(optimizer.param_groups)), states)
         model.attach_optimizer(self)
         watch_steps(model, ((piece.main, piece.param) for piece in self._pieces))
 
@@ -226,13 +228,18 @@ class DataParallelOptimizer:
             "frozen": copy.deepcopy(self._frozen_states),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_cast: bool = False) -> None:
         """Loads a state of this rank, and sets the 16-bit parameters that it updates from their copies in float32.
 
         Load the state of the model, too: the parameters that other ranks update come from there.
 
+        Args:
+            state: result of `state_dict`.
+            allow_cast: True to round values where torch's optimizer needs another type; see `load_full_state_dict`.
+
         Raises:
-            ArgumentError: the state is of another version, number of ranks or layout; the message has both values.
+            ArgumentError: the state is of another version, number of ranks or layout; the message has both values. Or
+                it does not fit this optimizer, see `load_full_state_dict`.
         """
         own = {"version": _VERSION, "num_ranks": self.model.dp_cp_group.size(), "layout": self._layout()}
         for key, value in own.items():
@@ -250,21 +257,22 @@ class DataParallelOptimizer:
             msg = f"{WHERE}: parameter groups must have {self._group_sizes} tensors, but have {list(map(len, numbers))}"
             raise ArgumentError(msg)
         pieces = iter(self._pieces)
-        self._check_loaded(
-            groups,
-            [
-                [(piece.name, states.get(key, {}), piece.main.shape) for key, piece in zip(group, pieces, strict=False)]
-                for group in numbers
-            ],
-        )
+        members = [
+            [(piece.name, states.get(key, {}), piece.main.shape) for key, piece in zip(group, pieces, strict=False)]
+            for group in numbers
+        ]
+        expected = self._expected_states(groups)
+        self._check_loaded(groups, members, expected, allow_cast=allow_cast)
+        given = {name: found for group in members for name, found, _ in group}
         for piece in self._pieces:
             if piece.is_copied:
-                check_state(piece.name, {MAIN: mains.get(piece.name)}, {MAIN: piece.main}, piece.main.shape)
+                check_state(piece.name, {MAIN: mains.get(piece.name)}, _EXPECTED_MAIN, piece.main.shape)
         self._loss_scale.load_state_dict(scale)
         self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
         for piece in self._pieces:
             if piece.main in self.optimizer.state:
-                self.optimizer.state[piece.main] = arranged_state(self.optimizer.state[piece.main], piece.main)
+                loaded = self.optimizer.state[piece.main]
+                self.optimizer.state[piece.main] = restored(piece, loaded, given[piece.name], expected[piece.name])
         self._frozen_states = copy.deepcopy(dict(state.get("frozen", {})))
         self._num_steps = state.get("num_steps", 0)
         self._origins = dict.fromkeys(self._origins, f"that of a rank after {self._num_steps} steps")
@@ -298,7 +306,7 @@ class DataParallelOptimizer:
         whole = assemble([part for part in found if part.span is None], self._params)
         return self._full_state(whole) | {"divided": divided}, [part for part in own if part.span is not None]
 
-    def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_full_state_dict(self, state: Mapping[str, Any], *, allow_cast: bool = False) -> None:
         """Loads the complete state of an optimizer. Not collective.
 
         The state is the result of `full_state_dict`, or that of an optimizer of torch. Its parameters are named, or
@@ -309,21 +317,29 @@ class DataParallelOptimizer:
         Parameters of 16 bits are set from `main_param` where the state has it, and a dynamic loss scale from
         `loss_scale`. A parameter without a state begins anew, with a warning if others have one.
 
+        Tensors keep their types, but for those of 16 bits beside copies in float32, which become float32. torch's own
+        optimizers need the type of the parameter, or float32 beside a copy.
+
         Args:
             state: complete state, the same on every rank.
+            allow_cast: True to round values where torch's optimizer needs another type; otherwise that is an error.
 
         Raises:
-            ArgumentError: the state does not fit this optimizer: its parameter groups differ, or an option or a tensor
-                is missing or of another shape. The message names what differs, and nothing is loaded.
+            ArgumentError: the state does not fit this optimizer: its parameter groups differ, an option or a tensor
+                is missing or of another shape, or a value would change. The message names what differs, and nothing is
+                loaded.
         """
         groups, states = self._checked_fields(by_name(state, self._group_names))
         scale = field_of(state, "loss_scale", Mapping) if "loss_scale" in state else None
         params = self._params
+        expected = self._expected_states(groups)
         self._check_loaded(
             groups,
             [[(name, states.get(name, {}), params[name].shape) for name in names] for names in self._group_names],
+            expected,
+            allow_cast=allow_cast,
         )
-        cuts = {piece.name: cut_state(piece, states.get(piece.name, {})) for piece in self._pieces}
+        cuts = self._cut(states, expected)
         if scale is not None:
             self._loss_scale.load_state_dict(scale)
         for cut in cuts.values():
@@ -337,13 +353,16 @@ class DataParallelOptimizer:
         """First element of each parameter that this rank updates, and the element after its last one."""
         return {piece.name: (piece.start, piece.stop) for piece in self._pieces}
 
-    def load_split_state_dict(self, state: Mapping[str, Any], parts: Mapping[str, State]) -> None:
+    def load_split_state_dict(
+        self, state: Mapping[str, Any], parts: Mapping[str, State], *, allow_cast: bool = False
+    ) -> None:
         """Loads the result of `split_state_dict`, of any number of ranks. Not collective.
 
         Args:
             state: state without the tensors that are divided among the ranks, the same on every rank.
             parts: these tensors by parameter name and key, one-dimensional: the elements of `spans`, and all elements
                 of a parameter that was frozen when the model was wrapped.
+            allow_cast: True to round values where torch's optimizer needs another type; see `load_full_state_dict`.
 
         Raises:
             ArgumentError: the state does not fit this optimizer. The message names what differs, and nothing is loaded.
@@ -361,19 +380,22 @@ class DataParallelOptimizer:
             own = {key: value.view(piece.main.shape) for key, value in parts.get(piece.name, {}).items()}
             cuts[piece.name] = cut_state(piece, whole.get(piece.name, {})) | own
         pieces = {piece.name: piece for piece in self._pieces}
+        expected = self._expected_states(groups)
         self._check_loaded(
             groups,
             [
                 [(name, cuts[name], pieces[name].main.shape) for name in names if name in pieces]
                 for names in self._group_names
             ],
+            expected,
+            allow_cast=allow_cast,
         )
         if scale is not None:
             self._loss_scale.load_state_dict(scale)
         mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
         self._set_options(groups)
         self._set_states(
-            {name: _placed(cut, pieces[name].main) for name, cut in cuts.items()}, {**dict(whole), **frozen}
+            {name: fitted(pieces[name], cut, expected[name]) for name, cut in cuts.items()}, {**dict(whole), **frozen}
         )
         self._set_origins("a sharded one", whole)
         self._set_mains(mains)
@@ -434,20 +456,48 @@ class DataParallelOptimizer:
             own = {name: states[name] for group in names for name in group if name in states}
             self._origins[of_experts] = f"{kind} ({digest_of_state(own):08x})"
 
-    def _check_loaded(self, groups: list[State], members: list[list[tuple[str, Any, torch.Size]]]) -> None:
+    def _expected_states(self, groups: Sequence[State]) -> dict[str, Mapping[str, torch.Tensor]]:
+        """Result of `expected_state` for each parameter, with the options of the parameter groups of a state."""
+        found: dict[str, Mapping[str, torch.Tensor]] = {}
+        for own, other, names in zip(self.optimizer.param_groups, groups, self._group_names, strict=False):
+            of_dims: dict[int, Mapping[str, torch.Tensor]] = {}
+            for name in names:
+                num_dims = self._params[name].dim()
+                if num_dims not in of_dims:
+                    of_dims[num_dims] = expected_state(self.optimizer, {**own, **other}, num_dims)
+                found[name] = of_dims[num_dims]
+        return found
+
+    def _cut(self, states: Mapping[str, State], expected: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, State]:
+        """State of each piece, as copies, from those of whole parameters."""
+        return {
+            piece.name: fitted(piece, cut_state(piece, states.get(piece.name, {})), expected[piece.name])
+            for piece in self._pieces
+        }
+
+    def _check_loaded(
+        self,
+        groups: list[State],
+        members: list[list[tuple[str, Any, torch.Size]]],
+        expected: Mapping[str, Mapping[str, torch.Tensor]],
+        *,
+        allow_cast: bool,
+    ) -> None:
         """Checks states that are about to be loaded.
 
         Args:
             groups: parameter groups of the state.
             members: name, state and shape of each parameter of each group.
+            expected: result of `_expected_states`.
+            allow_cast: True if values may be rounded.
         """
         check_options(self.optimizer, groups)
-        for own, other, group in zip(self.optimizer.param_groups, groups, members, strict=True):
-            expected = expected_state(self.optimizer, {**own, **other})
-            for name, state, shape in group:
-                check_state(name, state, expected, shape)
-                if MAIN in state:
-                    check_state(name, {MAIN: state[MAIN]}, {MAIN: torch.zeros(2)}, shape)
+        for name, state, shape in (member for group in members for member in group):
+            check_state(name, state, expected[name], shape)
+            if MAIN in state:
+                check_state(name, {MAIN: state[MAIN]}, _EXPECTED_MAIN, shape)
+            if not allow_cast:
+                check_types(name, state, expected[name], self._params[name], type(self.optimizer).__name__)
         warn_of_missing({name: state for group in members for name, state, _ in group if self._is_updated(name)})
 
     def _is_updated(self, name: str) -> bool:
@@ -584,17 +634,6 @@ class DataParallelOptimizer:
         """Digest of the layout: which elements of which parameters this rank's pieces are."""
         rows = [(piece.name, piece.start, piece.stop, list(piece.param.shape)) for piece in self._pieces]
         return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
-
-
-def _placed(state: Mapping[str, Any], main: torch.Tensor) -> State:
-    """The state of a piece, on its device, and in its type where the values are of floating point."""
-    placed = {
-        key: value.to(main.device, main.dtype if value.is_floating_point() else value.dtype)
-        if isinstance(value, torch.Tensor) and value.shape == main.shape and key != "step"
-        else value
-        for key, value in state.items()
-    }
-    return arranged_state(placed, main)
 
 
 def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:

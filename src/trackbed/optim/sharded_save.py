@@ -91,7 +91,8 @@ def load_sharded_state(
         folder: folder of the checkpoint.
         model: model with the same names and shapes.
         optimizer: optimizer of the model. None for the model alone.
-        allow_cast: True if tensors of the model may be loaded into types that cannot hold all their values.
+        allow_cast: True if tensors of the model, or those that torch's optimizer needs in another type, may be loaded
+            into types that cannot hold all their values.
         group: the ranks; see `sharded_state`.
 
     Returns:
@@ -123,7 +124,7 @@ def load_sharded_state(
         )
         if optimizer is not None:
             state = {"state": {}, **loaded["optimizer"]}  # without tensors it may be empty, and is not stored then
-            optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
+            optimizer.load_split_state_dict(state, state.pop(_PARTS, {}), allow_cast=allow_cast)
         own = {name_in_module(name): name for name in _inner(model).state_dict()}
         values = {name_in_module(name): value for name, value in loaded.get("model", {}).items()}
         _inner(model).load_state_dict({own.get(name, name): value for name, value in values.items()})
