@@ -176,10 +176,10 @@ class _ParamAndGradBucketGroup:
     def reset(self) -> None:
         """Prepares for the next step: drops what has been counted, after a reduction that is running.
 
-        Gradients of the last step are what the next one expects, if each parameter had any.
+        The next step expects as many gradients as the last one that was reduced, if each parameter had any.
         """
         self._drain()
-        if all(self._counts) and (self.is_issued or self.is_first_batch):
+        if all(self._counts) and self.is_issued:
             self._expected = self._counts
             self.is_first_batch = False
         self._counts = [0] * len(self._params)
@@ -251,8 +251,9 @@ class _ParamAndGradBucketGroup:
         return (
             f"rank {self.collectives.rank()}: all gradients must arrive before their bucket is reduced, but one of "
             f"{self._name(slot)} arrived after bucket {bucket} was: call zero_grad() of the optimizer before the "
-            "backward passes of a step, run all but the last of them in no_sync(), and wrap the model again after "
-            "switching reentrant activation checkpointing on"
+            "backward passes of a step, run all but the last of them in no_sync(), call requires_grad_(False) of the "
+            "model while a loss of another one passes through it, and wrap the model again after switching reentrant "
+            "activation checkpointing on"
         )
 
     def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002

@@ -166,7 +166,8 @@ class DistributedDataParallel(torch.nn.Module):
                 raise ArgumentError(msg)
         self._leaves_unused_alone = not is_megatrons_form and ddp_config.num_distributed_optimizer_instances == 1
         self._is_finished = False
-        self._is_used = False
+        self._is_used = [False]
+        """True, in a list that hooks share, from an optimizer's step until `zero_grad_buffer`."""
         self._is_released = False
         self._order_groups(observer)
         self._no_sync_depth = 0
@@ -187,6 +188,7 @@ class DistributedDataParallel(torch.nn.Module):
                         self.param_to_bucket_group[param],
                         state=self._pass,
                         is_touched=self._is_touched,
+                        is_used=self._is_used,
                         forces_all_reduce=self._forces_all_reduce,
                     )
                 ),
@@ -307,7 +309,7 @@ class DistributedDataParallel(torch.nn.Module):
             buffer.reset()
         self._is_touched[0] = self._no_sync_depth > 0
         self._is_finished = False
-        self._is_used = False
+        self._is_used[0] = False
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
 
@@ -416,14 +418,14 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: another rank failed.
         """
         self.check_attached(optimizer)
-        if self._is_used:
+        if self._is_used[0]:
             msg = f"rank {self._rank}: zero_grad() must be called before another step(), but was not"
             raise GradientError(msg)
         self.check_unchanged()
         check_taken_over(self._buffers_of_parts(), self._rank)
         if not self._is_finished:
             self.finish_grad_sync()
-        self._is_used = True
+        self._is_used[0] = True
 
     def check_attached(self, optimizer: Any) -> None:
         """Checks that an optimizer is the last one that took over.
