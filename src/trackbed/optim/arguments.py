@@ -30,7 +30,7 @@ def check_kinds(optimizer: object, model: object) -> None:
 
 
 def check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-    """Checks that an optimizer has parameters of the model, and states of these alone.
+    """Checks that an optimizer has parameters of the model, and no states of others.
 
     Raises:
         ArgumentError: it has another.
@@ -43,8 +43,8 @@ def check_known(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, s
                     f"{place} of group {number}, of shape {list(param.shape)}, is not"
                 )
                 raise ArgumentError(msg)
-    for param in optimizer.state:
-        if param not in names:
+    for param, state in optimizer.state.items():
+        if isinstance(param, torch.Tensor) and state and param not in names:
             msg = (
                 f"optimizer: its states must be of parameters of the model, but one of shape {list(param.shape)} is not"
             )

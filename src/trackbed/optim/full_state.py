@@ -3,11 +3,13 @@
     {"state": {name: {"step": tensor, "exp_avg": tensor, ...}},
      "param_groups": [{"lr": ..., ..., "params": [name, ...]}]}
 
-Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits.
+Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits. States that an
+optimizer keeps under keys that are no parameters are under "other_state", if there are any.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -15,7 +17,8 @@ import numpy as np
 import orjson
 import torch
 
-from trackbed.errors import ArgumentError, CollectiveError
+from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.memory_order import arranged_like
@@ -24,6 +27,7 @@ from trackbed.optim.pieces import Piece
 
 __all__ = [
     "MAIN",
+    "OTHERS",
     "WHERE",
     "Part",
     "State",
@@ -37,6 +41,9 @@ __all__ = [
 
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
+OTHERS: Final = "other_state"
+_OTHER: Final = "other"
+"""In the place of a type: a value that is neither a tensor nor one that JSON has."""
 _PIECE_BYTES: Final = 256 << 20
 
 State = dict[str, Any]
@@ -160,34 +167,89 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
 
 
 def _encode(parts: Iterable[Part]) -> torch.Tensor:
-    """Serializes parts: length of the description, description in JSON, then the bytes of the tensors."""
-    rows, contents = [], []
+    """Serializes parts: length of the description, description in JSON, bytes of the tensors, then all other values."""
+    rows, contents, others = [], [], {}
     for part in parts:
         if isinstance(part.value, torch.Tensor):
             value = part.value.detach().cpu().contiguous()
             rows.append([part.name, part.key, part.span, str(value.dtype).removeprefix("torch."), list(value.shape)])
             contents.append(value.view(-1).view(torch.uint8))
-        else:
-            if orjson.loads(orjson.dumps(part.value, default=str)) != part.value:
-                msg = (
-                    f"{WHERE}: {part.key!r} of {part.name} must be a tensor, or a value that JSON has, but is "
-                    f"{part.value!r}"
-                )
-                raise ArgumentError(msg)
+        elif _is_of_json(part.value):
             rows.append([part.name, part.key, part.span, None, part.value])
+        else:
+            where = f"{part.key!r} of {part.name}"
+            _check_undivided(part.value, where)
+            rows.append([part.name, part.key, part.span, _OTHER, where])
+            others[where] = part.value
+    if others:
+        contents.append(torch.frombuffer(bytearray(_pickled(others)), dtype=torch.uint8))
     text = orjson.dumps(rows)
     head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
     return torch.cat([head, *contents])
+
+
+def _pickled(others: Mapping[str, Any]) -> bytes:
+    """Bytes of values by their place.
+
+    Raises:
+        CheckpointError: one has a class that is not allowed; the message has its place.
+    """
+    try:
+        return torch_bytes(others, WHERE)
+    except CheckpointError:
+        for where, value in others.items():
+            torch_bytes(value, f"{WHERE}: {where}")
+        raise
+
+
+def _is_of_json(value: Any) -> bool:
+    """True for a value that JSON has, of the same type."""
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return value is None or type(value) is bool or (type(value) is str and value.isprintable())
+
+
+def _check_undivided(value: Any, where: str) -> None:
+    """Checks that no tensor with several elements lies inside a value, where nobody can tell whose parts they are.
+
+    Raises:
+        ArgumentError: one does.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        msg = (
+            f"{WHERE}: {where} must have tensors of one element, as the optimizer is sharded, but has one of shape "
+            f"{list(value.shape)}: keep each tensor in the state under a key of its own, or use "
+            "use_distributed_optimizer=False"
+        )
+        raise ArgumentError(msg)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset | deque):
+        return
+    for below in value:
+        _check_undivided(below, where)
 
 
 def _decode(content: torch.Tensor) -> Iterator[Part]:
     """Parses the result of `_encode`."""
     length = int.from_bytes(bytes(content[:8].tolist()), "little")
     place = 8 + length
-    for name, key, span, dtype, value in orjson.loads(content[8:place].numpy().tobytes()):
-        if dtype is not None:
-            kind = getattr(torch, dtype)
-            num_bytes = int(np.prod(value, dtype=np.int64)) * kind.itemsize
-            value = content[place : place + num_bytes].clone().view(kind).view(value)
+    rows = orjson.loads(content[8:place].numpy().tobytes())
+    sizes = [_num_bytes(dtype, shape) for _, _, _, dtype, shape in rows if dtype not in (None, _OTHER)]
+    rest = content[place + sum(sizes) :]
+    others = load_torch_item(rest.numpy().tobytes(), WHERE) if len(rest) else {}
+    for name, key, span, dtype, value in rows:
+        if dtype == _OTHER:
+            value = others[value]
+        elif dtype is not None:
+            num_bytes = _num_bytes(dtype, value)
+            value = content[place : place + num_bytes].clone().view(getattr(torch, dtype)).view(value)
             place += num_bytes
         yield Part(name, key, value, None if span is None else (span[0], span[1]))
+
+
+def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * int(getattr(torch, dtype).itemsize)

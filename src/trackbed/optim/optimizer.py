@@ -23,6 +23,7 @@ from trackbed.optim.copies import Copies
 from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.full_state import (
     MAIN,
+    OTHERS,
     WHERE,
     Part,
     State,
@@ -140,8 +141,9 @@ class DataParallelOptimizer:
         self._frozen_states: dict[str, State] = {}
         """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
         optimizer.state.clear()
-        states = {names[param]: state for param, state in before.items()}
-        self._set_states(self._cut(states, self._expected_states(optimizer.param_groups)), states)
+        states = {names[param]: state for param, state in before.items() if param in names}
+        others = {key: value for key, value in before.items() if not isinstance(key, torch.Tensor)}
+        self._set_states(self._cut(states, self._expected_states(optimizer.param_groups)), states, others)
         model.attach_optimizer(self)
         watch_steps(model, ((piece.main, piece.param) for piece in self._pieces))
 
@@ -216,6 +218,7 @@ class DataParallelOptimizer:
         values of rank 0 alone, refuses it.
         """
         size, is_sharded = self.model.dp_cp_group.size(), self.model.ddp_config.use_distributed_optimizer
+        self._other_states()
         return {
             **({"of_rank": self.model.dp_cp_group.rank()} if is_sharded and size > 1 else {}),
             "version": _VERSION,
@@ -345,7 +348,7 @@ class DataParallelOptimizer:
         for cut in cuts.values():
             cut.pop(MAIN, None)
         self._set_options(groups)
-        self._set_states(cuts, states)
+        self._set_states(cuts, states, field_of(state, OTHERS, Mapping) if OTHERS in state else {})
         self._set_origins("a full one", states)
         self._set_whole_mains(states)
 
@@ -395,13 +398,16 @@ class DataParallelOptimizer:
         mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
         self._set_options(groups)
         self._set_states(
-            {name: fitted(pieces[name], cut, expected[name]) for name, cut in cuts.items()}, {**dict(whole), **frozen}
+            {name: fitted(pieces[name], cut, expected[name]) for name, cut in cuts.items()},
+            {**dict(whole), **frozen},
+            field_of(state, OTHERS, Mapping) if OTHERS in state else {},
         )
         self._set_origins("a sharded one", whole)
         self._set_mains(mains)
 
     def _parts(self) -> list[Part]:
         """Values of the states of this rank's pieces."""
+        self._other_states()
         return [
             part
             for piece in self._pieces
@@ -429,7 +435,27 @@ class DataParallelOptimizer:
         states = {**states, **copy.deepcopy(self._frozen_states)}
         ordered = {name: states[name] for names in self._group_names for name in names if name in states}
         scale = {"loss_scale": self._loss_scale.state_dict()} if self._loss_scale.is_dynamic else {}
-        return {"state": ordered, "param_groups": groups, **scale}
+        others = copy.deepcopy(self._other_states())
+        return {"state": ordered, "param_groups": groups, **scale, **({OTHERS: others} if others else {})}
+
+    def _other_states(self) -> dict[Any, Any]:
+        """States under keys that are no tensors. Forgets empty ones of tensors that a program has looked at.
+
+        Raises:
+            ArgumentError: there is a state of a tensor that is none of the parameter groups'.
+        """
+        mains = {piece.main for piece in self._pieces}
+        strays = [key for key in self.optimizer.state if isinstance(key, torch.Tensor) and key not in mains]
+        for key in strays:
+            if self.optimizer.state[key]:
+                name = self._names.get(key, f"a tensor of shape {list(key.shape)}")
+                msg = (
+                    f"{WHERE}: must be of the tensors in its parameter groups, but there is one of {name} itself: the "
+                    "groups have parts or copies of parameters where the optimizer is sharded or updates copies"
+                )
+                raise ArgumentError(msg)
+            del self.optimizer.state[key]
+        return {key: value for key, value in self.optimizer.state.items() if not isinstance(key, torch.Tensor)}
 
     def _checked_fields(self, state: Mapping[str, Any]) -> tuple[list[State], Mapping[str, State]]:
         """Parameter groups and states of a state by name, which are those of this optimizer."""
@@ -504,14 +530,16 @@ class DataParallelOptimizer:
         param = self._params[name]
         return param.requires_grad and param.numel() > 0
 
-    def _set_states(self, cuts: Mapping[str, State], whole: Mapping[str, State]) -> None:
+    def _set_states(self, cuts: Mapping[str, State], whole: Mapping[str, State], others: Mapping[Any, Any]) -> None:
         """Sets the states of the pieces, and keeps those of frozen parameters.
 
         Args:
             cuts: state of each piece.
             whole: state of each parameter.
+            others: states under keys that are no parameters.
         """
         self.optimizer.state.clear()
+        self.optimizer.state.update(copy.deepcopy(dict(others)))
         for piece in self._pieces:
             if cuts[piece.name]:
                 self.optimizer.state[piece.main] = cuts[piece.name]
