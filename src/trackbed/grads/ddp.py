@@ -27,7 +27,7 @@ from trackbed.grads.memory_order import turned_like
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.options import check_options, with_bucket_size
-from trackbed.grads.ownership import claim
+from trackbed.grads.ownership import check_unclaimed, claim
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
 from trackbed.grads.parameters import (
     check_supported,
@@ -168,7 +168,9 @@ class DistributedDataParallel(torch.nn.Module):
         self._is_finished = False
         self._is_used = [False]
         """True, in a list that hooks share, from an optimizer's step until `zero_grad_buffer`."""
-        self._is_released = False
+        self.is_released = False
+        """True if another wrapper has taken the model over."""
+        self._has_run = False
         self._order_groups(observer)
         self._no_sync_depth = 0
         self._pass = PassState(is_on=not is_megatrons_form and self._has_gradients_of_torch())
@@ -214,8 +216,9 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             GradientError: the model was wrapped again.
         """
-        if self._is_released:
+        if self.is_released:
             self._order.check_usable()
+        self._has_run = True
         if torch.is_grad_enabled():
             # Its backward pass may fail before any gradient arrives: the step counts all the same.
             self._is_touched[0] = True
@@ -397,7 +400,7 @@ class DistributedDataParallel(torch.nn.Module):
             that of a `DataParallelOptimizer`.
         """
         group = self.param_to_bucket_group[param]
-        if self.is_updating or self._is_released or not group.has_arrived[group.slot_of(param)]:
+        if self.is_updating or self.is_released or not group.has_arrived[group.slot_of(param)]:
             return None
         name = group.param_to_bucket[param].names[param]
         where = f"rank {self._rank}: gradients must be in grad, but that of {name} is in main_grad alone, "
@@ -443,7 +446,7 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             GradientError: a parameter is another one, which the message names; or the model was wrapped again.
         """
-        if self._is_released:
+        if self.is_released:
             self._order.check_usable()
         check_unchanged(self.module, self.param_to_bucket_group, self._buffers_of_parts(), self._rank)
 
@@ -456,12 +459,23 @@ class DistributedDataParallel(torch.nn.Module):
         if optimizer is not None:
             optimizer.note_model_params()
 
-    def release(self) -> None:
-        """Lets go of the model, which another wrapper takes over."""
+    def has_begun(self) -> bool:
+        """True if the wrapper was used: it has run, or gradients have arrived."""
+        return self._has_run or self._is_touched[0] or self._order.has_begun()
+
+    def release(self, param: torch.nn.Parameter) -> None:
+        """Lets go of the model, of which another wrapper takes over a parameter."""
+        if self.is_released:
+            return
         self._gather.wait()
         _remove_hooks([*self.grad_accs, *self._state_hooks], self._gather.hooked)
-        self._order.give_up("its model was wrapped again")
-        self._is_released = True
+        group = self.param_to_bucket_group[param]
+        self._order.give_up(
+            f"its model was wrapped again: {group.param_to_bucket[param].names[param]} is in another "
+            "DistributedDataParallel now",
+            "which must be used in the place of this one, with a new optimizer",
+        )
+        self.is_released = True
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor, once reductions that are running have ended."""
@@ -625,6 +639,7 @@ class DistributedDataParallel(torch.nn.Module):
         check_separate(apart, [*others, *self.module.named_buffers()])
         names = {param: name for name, param in named}
         self.params_with_grad = [param for _, param in named]
+        check_unclaimed(named, self.module.parameters())
         claim(self.params_with_grad, self)
         for param in self.params_with_grad:
             param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
@@ -881,7 +896,27 @@ def _checked_module(module: object) -> torch.nn.Module:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         msg = "module must not be wrapped already, but is in torch's DistributedDataParallel: give its attribute module"
         raise ArgumentError(msg)
+    _check_parts(module)
     return module
+
+
+def _check_parts(module: torch.nn.Module) -> None:
+    """Checks that no part of a model that is trained is wrapped already, by a wrapper that still has it.
+
+    Raises:
+        ArgumentError: one is; the message has its name.
+    """
+    for name, part in module.named_modules():
+        of_torch = isinstance(part, torch.nn.parallel.DistributedDataParallel)
+        if not of_torch and not (isinstance(part, DistributedDataParallel) and not part.is_released):
+            continue
+        if any(param.requires_grad for param in part.parameters()):
+            whose = "torch's" if of_torch else "Trackbed's"
+            msg = (
+                f"module: no part of it may be wrapped already, but {name} is in {whose} DistributedDataParallel: put "
+                f"{name}.module in its place, and wrap the whole alone"
+            )
+            raise ArgumentError(msg)
 
 
 def _remove_hooks(handles: list[Any], hooked: list[HookedModule]) -> None:

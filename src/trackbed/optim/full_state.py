@@ -81,7 +81,7 @@ def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter
     waiter.wait(sizes.work, "exchange of sizes")
     found: list[Part] = []
     for rank, (size,) in enumerate(sizes.read().tolist()):
-        content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8)
+        content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
         for start in range(0, size, _PIECE_BYTES):  # staged on a GPU where the group sends from there alone
             piece = content[start : start + _PIECE_BYTES]
             waiter.wait(collectives.broadcast([piece], source=rank), "broadcast of the optimizer's state")
