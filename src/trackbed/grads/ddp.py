@@ -437,7 +437,10 @@ class DistributedDataParallel(torch.nn.Module):
             GradientError: it is not.
         """
         if self._attached() is not optimizer:
-            msg = f"rank {self._rank}: the optimizer must be the last one of the model, but is another"
+            msg = (
+                f"rank {self._rank}: the optimizer must be the last one of the model, but is another: give several of "
+                "torch as a list, DataParallelOptimizer([one, other], model)"
+            )
             raise GradientError(msg)
 
     def check_unchanged(self) -> None:

@@ -25,18 +25,19 @@ def describe_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def describe_update(
-    optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]], frozen: Sequence[str]
+    optimizers: Sequence[torch.optim.Optimizer], names: Sequence[Sequence[str]], frozen: Sequence[str]
 ) -> dict[str, list[str]]:
     """Lines, by name, that are the same on all ranks whose updates of some parameters are.
 
     Args:
-        optimizer: optimizer.
+        optimizers: optimizers of torch.
         names: names of these parameters in each of its groups.
         frozen: names of those that are frozen.
     """
-    groups = [(number, group) for number, group in enumerate(optimizer.param_groups) if names[number]]
+    all_groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    groups = [(number, group) for number, group in enumerate(all_groups) if names[number]]
     return {
-        "the class of the optimizer": [type(optimizer).__qualname__],
+        "the class of the optimizer": [type(optimizer).__qualname__ for optimizer in optimizers],
         "the parameter groups": [
             f"{brief([own])} in group {number} ({_digest_of(repr(own)):x})" for number, own in enumerate(names)
         ],

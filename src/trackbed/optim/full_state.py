@@ -4,7 +4,8 @@
      "param_groups": [{"lr": ..., ..., "params": [name, ...]}]}
 
 Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits. States that an
-optimizer keeps under keys that are no parameters are under "other_state", if there are any.
+optimizer keeps under keys that are no parameters are under "other_state", if there are any. The state of several
+optimizers has "classes", such as `[["Muon", 1], ["AdamW", 2]]`: class and number of parameter groups of each.
 """
 
 import math
@@ -26,6 +27,7 @@ from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
 __all__ = [
+    "CLASSES",
     "MAIN",
     "OTHERS",
     "WHERE",
@@ -42,6 +44,8 @@ __all__ = [
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
 OTHERS: Final = "other_state"
+CLASSES: Final = "classes"
+"""Key of the classes of several optimizers of torch, with their numbers of parameter groups."""
 _OTHER: Final = "other"
 """In the place of a type: a value that is neither a tensor nor one that JSON has."""
 _PIECE_BYTES: Final = 256 << 20

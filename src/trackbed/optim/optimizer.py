@@ -18,10 +18,11 @@ from trackbed.grads.memory_order import arranged_like, fills_memory
 from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.parameters import is_expert, name_in_module
 from trackbed.optim.agreement import brief, check_same, describe_update, digest_of_state, digests_of
-from trackbed.optim.arguments import check_kinds, check_known
+from trackbed.optim.arguments import check_kinds, check_known, list_of
 from trackbed.optim.copies import Copies
 from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.full_state import (
+    CLASSES,
     MAIN,
     OTHERS,
     WHERE,
@@ -47,7 +48,8 @@ from trackbed.optim.state_check import (
     with_module_names,
 )
 from trackbed.optim.state_types import check_types, fitted, restored
-from trackbed.optim.step_placement import place_steps
+from trackbed.optim.torch_optimizers import TorchOptimizers
+from trackbed.plural import number_of
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
 
@@ -80,8 +82,11 @@ class DataParallelOptimizer:
     The parameter groups of the torch optimizer stay the same objects, so that learning-rate schedulers work. The list
     "params" of each group becomes the list of the parts that this rank updates.
 
+    Several optimizers of torch are given as a list, with each parameter in one of them: they have one norm, one clip
+    and one state, in which the parameter groups are in the order of the list.
+
     Args:
-        optimizer: optimizer of torch over `model.parameters()`, built before or after the wrapper.
+        optimizer: optimizer of torch over `model.parameters()`, built before or after the wrapper; or a list of some.
         model: wrapper of the model.
         max_norm: norm to which larger gradients are clipped, at least 1e-30; None not to clip.
         loss_scale: factor by which the program multiplies the loss; "dynamic" to adapt it; None for 1.
@@ -94,7 +99,7 @@ class DataParallelOptimizer:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         model: DistributedDataParallel,
         *,
         max_norm: float | None = None,
@@ -103,20 +108,22 @@ class DataParallelOptimizer:
         if max_norm is not None and not (is_number(max_norm) and max_norm >= _SMALLEST_NORM):
             msg = f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}"
             raise ArgumentError(msg)
-        check_kinds(optimizer, model)
+        optimizers = list_of(optimizer)
+        check_kinds(optimizers, model)
         model.check_unchanged()
         if model.ddp_config.use_distributed_optimizer:
-            check_elementwise(optimizer)
-        self.optimizer = optimizer
+            for one in optimizers:
+                check_elementwise(one)
+        self._torchs = TorchOptimizers(optimizers)
         self.model = model
         self._max_norm = max_norm
         self._loss_scale = LossScale(loss_scale)
         self._params = {name_in_module(name): param for name, param in model.module.named_parameters()}
         names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
         self._names = names
-        check_known(optimizer, names)
+        check_known(optimizers, names)
         found = pieces_of(model)
-        self._group_names = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+        self._group_names = [[names[param] for param in group["params"]] for group in self._torchs.groups]
         self._names_of = {
             of_experts: [
                 [name for name in group if is_expert(self._params[name]) == of_experts] for group in self._group_names
@@ -128,22 +135,22 @@ class DataParallelOptimizer:
         self._num_steps = 0
         """Number of updates of this optimizer, and of those whose state of a rank was loaded."""
         self._pieces: list[Piece] = []
-        before = dict(optimizer.state)
-        for group in optimizer.param_groups:
+        before = self._torchs.states()
+        others = self._torchs.other_states()
+        for group in self._torchs.groups:
             pieces = [piece for param in group["params"] for piece in found.get(param, [])]
             group["params"] = [piece.main for piece in pieces]
             self._pieces += pieces
-        self._group_sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._torchs.note_tensors()
+        self._group_sizes = [len(group["params"]) for group in self._torchs.groups]
         self._copies = Copies(self._pieces, model.wait_for_params)
         self._scattered = [piece for piece in self._pieces if not fills_memory(piece.main)]
         """Pieces whose memory has gaps or overlaps."""
         self._check_fused()
         self._frozen_states: dict[str, State] = {}
         """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
-        optimizer.state.clear()
         states = {names[param]: state for param, state in before.items() if param in names}
-        others = {key: value for key, value in before.items() if not isinstance(key, torch.Tensor)}
-        self._set_states(self._cut(states, self._expected_states(optimizer.param_groups)), states, others)
+        self._set_states(self._cut(states, self._expected_states(self._torchs.groups)), states, others)
         model.attach_optimizer(self)
         watch_steps(model, ((piece.main, piece.param) for piece in self._pieces))
 
@@ -151,7 +158,24 @@ class DataParallelOptimizer:
         """Shows the torch optimizer, whose parameter groups have the parts of this rank, and how it is used."""
         way = "sharded" if self.model.ddp_config.use_distributed_optimizer else "not sharded"
         options = f"max_norm={self._max_norm}, loss_scale={self.loss_scale}"
-        return f"<DataParallelOptimizer, {way}, {options}, of {self.optimizer!r}>"
+        return f"<DataParallelOptimizer, {way}, {options}, of {', '.join(map(repr, self._torchs.members))}>"
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers of torch."""
+        return self._torchs.members
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of torch, if it is one alone.
+
+        Raises:
+            ArgumentError: there are several.
+        """
+        if len(self.optimizers) > 1:
+            msg = f"optimizer: must be one alone, but there are {len(self.optimizers)}: see optimizers"
+            raise ArgumentError(msg)
+        return self.optimizers[0]
 
     @property
     def loss_scale(self) -> float:
@@ -160,8 +184,8 @@ class DataParallelOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the torch optimizer."""
-        return self.optimizer.param_groups
+        """Parameter groups of the torch optimizer; of several, in their order. A scheduler takes one of them."""
+        return self.optimizers[0].param_groups if len(self.optimizers) == 1 else self._torchs.groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  torch's signature
         """Sets all gradients to zero. They lie in buffers, which stay: `set_to_none` makes no difference."""
@@ -218,13 +242,13 @@ class DataParallelOptimizer:
         values of rank 0 alone, refuses it.
         """
         size, is_sharded = self.model.dp_cp_group.size(), self.model.ddp_config.use_distributed_optimizer
-        self._other_states()
+        self._torchs.check_tensors(self._names)
         return {
             **({"of_rank": self.model.dp_cp_group.rank()} if is_sharded and size > 1 else {}),
             "version": _VERSION,
             "num_ranks": size,
             "layout": self._layout(),
-            "optimizer": self.optimizer.state_dict(),
+            **self._torchs_state_dict(),
             "main_params": {piece.name: self._copies.value_of(piece) for piece in self._pieces if piece.is_copied},
             "loss_scale": self._loss_scale.state_dict(),
             "num_steps": self._num_steps,
@@ -252,8 +276,10 @@ class DataParallelOptimizer:
                     "gives a state for any number of ranks and any layout"
                 )
                 raise ArgumentError(msg)
-        inner, mains = field_of(state, "optimizer", Mapping), field_of(state, "main_params", Mapping)
-        groups, states = field_of(inner, "param_groups", list), field_of(inner, "state", Mapping)
+        mains = field_of(state, "main_params", Mapping)
+        inners = self._torchs_states_in(state)
+        groups = [group for inner in inners for group in field_of(inner, "param_groups", list)]
+        states = [field_of(inner, "state", Mapping) for inner in inners for _ in inner["param_groups"]]
         scale = field_of(state, "loss_scale", Mapping)
         numbers = [field_of(group, "params", list) for group in groups]
         if [len(group) for group in numbers] != self._group_sizes:
@@ -261,8 +287,8 @@ class DataParallelOptimizer:
             raise ArgumentError(msg)
         pieces = iter(self._pieces)
         members = [
-            [(piece.name, states.get(key, {}), piece.main.shape) for key, piece in zip(group, pieces, strict=False)]
-            for group in numbers
+            [(piece.name, found.get(key, {}), piece.main.shape) for key, piece in zip(group, pieces, strict=False)]
+            for group, found in zip(numbers, states, strict=True)
         ]
         expected = self._expected_states(groups)
         self._check_loaded(groups, members, expected, allow_cast=allow_cast)
@@ -271,11 +297,12 @@ class DataParallelOptimizer:
             if piece.is_copied:
                 check_state(piece.name, {MAIN: mains.get(piece.name)}, _EXPECTED_MAIN, piece.main.shape)
         self._loss_scale.load_state_dict(scale)
-        self.optimizer.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
+        for member, inner in zip(self.optimizers, inners, strict=True):
+            member.load_state_dict(copy.deepcopy(dict(inner)))  # torch would share the tensors
         for piece in self._pieces:
-            if piece.main in self.optimizer.state:
-                loaded = self.optimizer.state[piece.main]
-                self.optimizer.state[piece.main] = restored(piece, loaded, given[piece.name], expected[piece.name])
+            loaded = self._torchs.state_of(piece.main)
+            if loaded:
+                self._torchs.set_state(piece.main, restored(piece, loaded, given[piece.name], expected[piece.name]))
         self._frozen_states = copy.deepcopy(dict(state.get("frozen", {})))
         self._num_steps = state.get("num_steps", 0)
         self._origins = dict.fromkeys(self._origins, f"that of a rank after {self._num_steps} steps")
@@ -407,11 +434,11 @@ class DataParallelOptimizer:
 
     def _parts(self) -> list[Part]:
         """Values of the states of this rank's pieces."""
-        self._other_states()
+        self._torchs.check_tensors(self._names)
         return [
             part
             for piece in self._pieces
-            for part in parts_of(piece, self.optimizer.state.get(piece.main, {}), self._copies.value_of(piece))
+            for part in parts_of(piece, self._torchs.state_of(piece.main), self._copies.value_of(piece))
         ]
 
     def _gathered(self, parts: list[Part]) -> list[Part]:
@@ -430,35 +457,54 @@ class DataParallelOptimizer:
         """State with the options and the loss scale, in the order of the parameter groups."""
         groups = [
             {**{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}, "params": list(names)}
-            for group, names in zip(self.optimizer.param_groups, self._group_names, strict=True)
+            for group, names in zip(self._torchs.groups, self._group_names, strict=True)
         ]
         states = {**states, **copy.deepcopy(self._frozen_states)}
         ordered = {name: states[name] for names in self._group_names for name in names if name in states}
         scale = {"loss_scale": self._loss_scale.state_dict()} if self._loss_scale.is_dynamic else {}
-        others = copy.deepcopy(self._other_states())
-        return {"state": ordered, "param_groups": groups, **scale, **({OTHERS: others} if others else {})}
+        others = copy.deepcopy(self._torchs.other_states())
+        more = {**({OTHERS: others} if others else {}), **({CLASSES: self._torchs.classes()} if self._is_list else {})}
+        return {"state": ordered, "param_groups": groups, **scale, **more}
 
-    def _other_states(self) -> dict[Any, Any]:
-        """States under keys that are no tensors. Forgets empty ones of tensors that a program has looked at.
+    @property
+    def _is_list(self) -> bool:
+        """True if there are several optimizers of torch."""
+        return len(self.optimizers) > 1
+
+    def _torchs_state_dict(self) -> dict[str, Any]:
+        """States of this rank of the optimizers of torch."""
+        if self._is_list:
+            return {"optimizers": [one.state_dict() for one in self.optimizers], CLASSES: self._torchs.classes()}
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def _torchs_states_in(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """States of the optimizers of torch in the result of `state_dict`."""
+        if not self._is_list:
+            return [field_of(state, "optimizer", Mapping)]
+        self._check_classes(state)
+        found: list[Mapping[str, Any]] = field_of(state, "optimizers", list)
+        return found
+
+    def _check_classes(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state with the classes of several optimizers has those of this one.
 
         Raises:
-            ArgumentError: there is a state of a tensor that is none of the parameter groups'.
+            ArgumentError: it has not.
         """
-        mains = {piece.main for piece in self._pieces}
-        strays = [key for key in self.optimizer.state if isinstance(key, torch.Tensor) and key not in mains]
-        for key in strays:
-            if self.optimizer.state[key]:
-                name = self._names.get(key, f"a tensor of shape {list(key.shape)}")
-                msg = (
-                    f"{WHERE}: must be of the tensors in its parameter groups, but there is one of {name} itself: the "
-                    "groups have parts or copies of parameters where the optimizer is sharded or updates copies"
-                )
-                raise ArgumentError(msg)
-            del self.optimizer.state[key]
-        return {key: value for key, value in self.optimizer.state.items() if not isinstance(key, torch.Tensor)}
+        if CLASSES not in state:
+            return
+        theirs, own = ([list(one) for one in classes] for classes in (state[CLASSES], self._torchs.classes()))
+        if theirs != own:
+            here, there = (
+                ", ".join(f"{name} with {number_of(count, 'group')}" for name, count in found)
+                for found in (own, theirs)
+            )
+            msg = f"{WHERE}: must be of {here}, but is of {there}"
+            raise ArgumentError(msg)
 
     def _checked_fields(self, state: Mapping[str, Any]) -> tuple[list[State], Mapping[str, State]]:
         """Parameter groups and states of a state by name, which are those of this optimizer."""
+        self._check_classes(state)
         state = with_module_names(state)
         groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
         theirs = [list(field_of(group, "params", list)) for group in groups]
@@ -473,7 +519,7 @@ class DataParallelOptimizer:
 
     def _set_options(self, groups: list[State]) -> None:
         """Sets the options of the parameter groups."""
-        for own, other in zip(self.optimizer.param_groups, groups, strict=True):
+        for own, other in zip(self._torchs.groups, groups, strict=True):
             own.update({key: copy.deepcopy(value) for key, value in other.items() if key not in _NAMES})
 
     def _set_origins(self, kind: str, states: Mapping[str, State]) -> None:
@@ -485,12 +531,13 @@ class DataParallelOptimizer:
     def _expected_states(self, groups: Sequence[State]) -> dict[str, Mapping[str, torch.Tensor]]:
         """Result of `expected_state` for each parameter, with the options of the parameter groups of a state."""
         found: dict[str, Mapping[str, torch.Tensor]] = {}
-        for own, other, names in zip(self.optimizer.param_groups, groups, self._group_names, strict=False):
+        owned = zip(self._torchs.groups, self._torchs.group_owners, strict=True)
+        for (own, owner), other, names in zip(owned, groups, self._group_names, strict=False):
             of_dims: dict[int, Mapping[str, torch.Tensor]] = {}
             for name in names:
                 num_dims = self._params[name].dim()
                 if num_dims not in of_dims:
-                    of_dims[num_dims] = expected_state(self.optimizer, {**own, **other}, num_dims)
+                    of_dims[num_dims] = expected_state(owner, {**own, **other}, num_dims)
                 found[name] = of_dims[num_dims]
         return found
 
@@ -517,13 +564,15 @@ class DataParallelOptimizer:
             expected: result of `_expected_states`.
             allow_cast: True if values may be rounded.
         """
-        check_options(self.optimizer, groups)
-        for name, state, shape in (member for group in members for member in group):
+        owners = self._torchs.group_owners
+        check_options([(own, owner.defaults) for own, owner in zip(self._torchs.groups, owners, strict=True)], groups)
+        of_members = [(owner, member) for owner, group in zip(owners, members, strict=True) for member in group]
+        for owner, (name, state, shape) in of_members:
             check_state(name, state, expected[name], shape)
             if MAIN in state:
                 check_state(name, {MAIN: state[MAIN]}, _EXPECTED_MAIN, shape)
             if not allow_cast:
-                check_types(name, state, expected[name], self._params[name], type(self.optimizer).__name__)
+                check_types(name, state, expected[name], self._params[name], type(owner).__name__)
         warn_of_missing({name: state for group in members for name, state, _ in group if self._is_updated(name)})
 
     def _is_updated(self, name: str) -> bool:
@@ -538,20 +587,18 @@ class DataParallelOptimizer:
             whole: state of each parameter.
             others: states under keys that are no parameters.
         """
-        self.optimizer.state.clear()
-        self.optimizer.state.update(copy.deepcopy(dict(others)))
+        self._torchs.clear_states()
+        self._torchs.set_other_states(others)
         for piece in self._pieces:
             if cuts[piece.name]:
-                self.optimizer.state[piece.main] = cuts[piece.name]
+                self._torchs.set_state(piece.main, cuts[piece.name])
         trained = set(self.model.params_with_grad)
         self._frozen_states = {
             name: copy.deepcopy(arranged_state(state, self._params[name]))
             for name, state in whole.items()
             if self._params[name] not in trained
         }
-        # As at the end of torch's own load_state_dict: this converts states of earlier versions.
-        self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
-        place_steps(self.optimizer)
+        self._torchs.convert_states()
 
     @torch.no_grad()
     def _set_mains(self, mains: Mapping[str, torch.Tensor]) -> None:
@@ -601,7 +648,7 @@ class DataParallelOptimizer:
         frozen = [name for names in groups for name in names if not self._params[name].requires_grad]
         more = {"max_norm": [repr(self._max_norm)], "the loss scale": [repr(self._loss_scale.value)]}
         return (
-            describe_update(self.optimizer, groups, frozen)
+            describe_update(self.optimizers, groups, frozen)
             | {"the state that was loaded": [self._origins[of_experts]]}
             | more
         )
@@ -625,7 +672,7 @@ class DataParallelOptimizer:
                 is_updated = piece.param.requires_grad and piece.name not in unused
                 piece.main.grad = _gradient_of(piece, factors) if is_updated else None
             self.model.is_updating = True
-            self.optimizer.step()
+            self._torchs.step()
         finally:
             self.model.is_updating = False
             for piece in self._pieces:
@@ -637,7 +684,7 @@ class DataParallelOptimizer:
             self.model.start_param_sync()
 
     def _check_groups(self) -> None:
-        found = [len(group["params"]) for group in self.optimizer.param_groups]
+        found = [len(group["params"]) for group in self._torchs.groups]
         if found != self._group_sizes:
             msg = (
                 "optimizer: its parameter groups must stay as they are, but have "
@@ -649,7 +696,7 @@ class DataParallelOptimizer:
     def _check_fused(self) -> None:
         """Checks that no fused kernel, which would write into gaps, updates a parameter that has some."""
         for piece in self._scattered:
-            for group in self.optimizer.param_groups:
+            for group in self._torchs.groups:
                 if group.get("fused") and any(piece.main is main for main in group["params"]):
                     msg = (
                         f"optimizer: {piece.name} must fill its memory for fused=True, but has the shape "

@@ -96,16 +96,20 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}
 
 
-def check_options(optimizer: torch.optim.Optimizer, groups: Sequence[State]) -> None:
+def check_options(own_groups: Sequence[tuple[State, State]], groups: Sequence[State]) -> None:
     """Checks that parameter groups of a state have the options of the optimizer that are numbers.
 
     Others may be missing: versions of torch differ in them.
 
+    Args:
+        own_groups: parameter groups of the optimizer, each with the defaults of its optimizer of torch.
+        groups: those of the state.
+
     Raises:
         ArgumentError: one is missing, or is of another kind.
     """
-    for number, (own, other) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        for key in optimizer.defaults:
+    for number, ((own, defaults), other) in enumerate(zip(own_groups, groups, strict=True)):
+        for key in defaults:
             wanted = _kind_of(own.get(key))
             if wanted is not None and (key not in other or _kind_of(other[key]) != wanted):
                 found = repr(other[key]) if key in other else "none"
