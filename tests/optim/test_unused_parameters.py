@@ -290,3 +290,23 @@ def test_steps_that_leave_parameters_alone_continue_from_each_state():
             its_optimizer.step()
             one.wait_for_params()
         assert all(map(torch.equal, model.module.parts, module.parts))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fused_sgd_trains_a_parameter_that_gets_its_first_gradient_later_than_others(way):
+    """torch's kernel takes the momentum of all parameters, or of none."""
+    found = {}
+    for is_fused in (False, True):
+        module = Parts(torch.float32)
+        config = DistributedDataParallelConfig(**WAYS[way])
+        model = DistributedDataParallel(module, config, process_group=SOLO, allow_unused=True)
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, fused=is_fused)
+        optimizer = DataParallelOptimizer(sgd, model)
+        for used in ((0,), (0, 1), (1, 2), (0, 1, 2)):
+            optimizer.zero_grad()
+            model(used).backward()
+            optimizer.step()
+        model.wait_for_params()
+        found[is_fused] = [part.detach().clone() for part in module.parts]
+    for one, other in zip(found[False], found[True], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

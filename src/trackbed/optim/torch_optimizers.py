@@ -111,4 +111,29 @@ class TorchOptimizers:
     def step(self) -> None:
         """Steps each optimizer."""
         for member in self.members:
-            member.step()
+            first = _first_of_fused_sgd(member)
+            if not first:
+                member.step()
+                continue
+            gradients = {tensor: tensor.grad for group in member.param_groups for tensor in group["params"]}
+            for is_first in (False, True):
+                for tensor, gradient in gradients.items():
+                    tensor.grad = gradient if (tensor in first) == is_first else None
+                member.step()
+
+
+def _first_of_fused_sgd(optimizer: Optimizer) -> set[torch.Tensor]:
+    """Tensors without a momentum, in parameter groups of a fused SGD of which others have one.
+
+    torch's kernel takes all or none of a group. It fails where a parameter gets its first gradient later than others.
+    """
+    found: set[torch.Tensor] = set()
+    if not isinstance(optimizer, torch.optim.SGD):
+        return found
+    for group in optimizer.param_groups:
+        if group.get("fused") and group["momentum"]:
+            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+            first = [one for one in tensors if optimizer.state.get(one, {}).get("momentum_buffer") is None]
+            if 0 < len(first) < len(tensors):
+                found.update(first)
+    return found
