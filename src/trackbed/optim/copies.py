@@ -25,35 +25,40 @@ class Copies:
     """
 
     def __init__(self, pieces: Iterable[Piece], wait: Callable[[], None]) -> None:
-        self._versions = {piece: _version_of(piece) for piece in pieces if piece.is_copied}
+        self._places = {piece: place for place, piece in enumerate(piece for piece in pieces if piece.is_copied)}
+        self._params = [piece.param for piece in self._places]
+        self._versions = self._count_changes()
         self._wait = wait
 
     def note_written(self) -> None:
         """Has all parameters be looked at, as if each had been written."""
-        self._versions = dict.fromkeys(self._versions, _UNKNOWN)
+        self._versions = [_UNKNOWN] * len(self._versions)
 
     @torch.no_grad()
     def take_over(self) -> None:
         """Sets the copies of parameters that were written, except where a copy rounds to the value."""
-        if self._versions:
-            self._wait()
-        for piece, version in self._versions.items():
-            found = _version_of(piece)
-            if found != version:
+        if not self._places:
+            return
+        self._wait()
+        found = self._count_changes()
+        if found == self._versions:
+            return
+        for piece, place in self._places.items():
+            if found[place] != self._versions[place]:
                 piece.main.copy_(_followed(piece))
-                self._versions[piece] = found
+        self._versions = found
 
     @torch.no_grad()
     def value_of(self, piece: Piece) -> torch.Tensor:
         """Value that the copy of a piece has after `take_over`: the copy itself, unless the parameter was written."""
-        if _version_of(piece) == self._versions.get(piece, _UNKNOWN) or not piece.is_copied:
+        place = self._places.get(piece)
+        if place is None or piece.param._version == self._versions[place]:  # noqa: SLF001  as below
             return piece.main.detach()
         self._wait()
         return _followed(piece)
 
-
-def _version_of(piece: Piece) -> int:
-    return piece.param._version  # noqa: SLF001  torch has no public name for it
+    def _count_changes(self) -> list[int]:
+        return [param._version for param in self._params]  # noqa: SLF001  torch has no public name for it
 
 
 def _followed(piece: Piece) -> torch.Tensor:
