@@ -147,7 +147,7 @@ def exchanged_weights():
         assert all(torch.equal(value, before[name]) for name, value in mains(optimizer).items())
 
 
-@row("16-bit weights written through `param.data`")
+@row("16-bit weights written through `param.data`, a NumPy array or `torch.distributed`")
 def weights_written_through_data():
     wrapper, optimizer = wrap(layers(torch.bfloat16))
     wrapper.module[0].weight.data.fill_(3.0)

@@ -134,6 +134,31 @@ def test_a_gradient_of_zero_that_a_backward_pass_brings_counts(way):
     assert torch.equal(model.module.parts[0], before * (1 - 0.1 * 0.5))
 
 
+class Ignoring(torch.autograd.Function):
+    """Returns no gradient for its second input."""
+
+    @staticmethod
+    def forward(ctx, inputs, ignored):
+        return inputs * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_parameter_for_which_a_function_of_autograd_returns_none_is_left_alone(way):
+    model, optimizer = wrap(SOLO, Parts(torch.float32), way)
+    before = model.module.parts[1].detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        Ignoring.apply(model.module.parts[0], model.module.parts[1]).sum().backward()
+        optimizer.step()
+    model.wait_for_params()
+    assert torch.equal(before, model.module.parts[1])
+    assert set(optimizer.full_state_dict()["state"]) == {"parts.0"}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_of_an_earlier_micro_batch_counts(way):
     def run(group):

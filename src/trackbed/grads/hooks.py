@@ -91,7 +91,9 @@ def backward_hook(
             if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
                 own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
             param.grad = None
-        has_arrived[slot] = True
+            has_arrived[slot] = True
+        elif own["grad_added_to_main_grad"]:
+            has_arrived[slot] = True  # of a function of autograd that returns None, nothing has
         if not overlaps:
             is_touched[0] = True
         elif last[0]:

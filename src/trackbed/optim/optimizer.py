@@ -225,8 +225,8 @@ class DataParallelOptimizer:
         """Copies the parameters of 16 bits to their copies in float32, except where the copy rounds to the same value.
 
         Each step and each state does so by itself for parameters that were written in a way that torch counts, such as
-        a load of any part of the model, or `copy_`. Call it after you write through `param.data`, which torch does not
-        count.
+        a load of any part of the model, or `copy_`. Call it after you write through `param.data`, a NumPy array or
+        `torch.distributed`, which torch does not count.
         """
         self.note_model_params()
         self._copies.take_over()
