@@ -5,7 +5,6 @@ import logging
 from functools import partial
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 import torch
 
@@ -329,26 +328,6 @@ def test_a_momentum_that_is_none_begins_anew_as_in_torch():
     optimizer.zero_grad()
     backward(optimizer.model, 5)
     optimizer.step()
-
-
-class Noting(torch.optim.SGD):
-    """An optimizer with a value of its own in each state."""
-
-    is_elementwise = True
-    value: object = 1.5
-
-    def step(self, closure=None):
-        for param in self.param_groups[0]["params"]:
-            self.state[param]["note"] = self.value
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), (1, 2), np.float32(1), {"x": torch.ones(2)}])
-def test_values_of_a_state_that_cannot_be_sent_are_refused_by_name(value):
-    optimizer = trained(SHARDED, kind=type("Own", (Noting,), {"value": value}))
-    with pytest.raises(ArgumentError, match=r"'note' of \S+ must be a tensor, or a value that JSON has"):
-        optimizer.full_state_dict()
-    assert trained(SHARDED, kind=Noting).full_state_dict()["state"]["0.weight"]["note"] == 1.5
 
 
 @pytest.mark.parametrize("size", [1, 2])

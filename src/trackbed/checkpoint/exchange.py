@@ -142,7 +142,7 @@ def exchange_parts(
         for part in some:
             holders = sorted(set(table.rank[part.rows].tolist()))
             if part.reader == meeting.rank:
-                raw = torch.zeros(_padded(part.num_bytes), dtype=torch.uint8)
+                raw = torch.zeros(_padded(part.num_bytes), dtype=torch.uint8, device="cpu")
                 box = _box_in(raw, table, part)
                 read(table.keys[table.key[part.rows[0]]], box, part.first)
                 _fill(meeting.rank, table, part, box, targets)
@@ -204,7 +204,7 @@ def _all_to_all(meeting: Meeting, sent: list[list[torch.Tensor]], num_received: 
     group = meeting.process_group
     device = device_for(group)
     tensors = [tensor for found in sent for tensor in found]
-    flat = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
+    flat = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8, device="cpu")
     received = torch.empty(sum(num_received), dtype=torch.uint8, device=device)
     num_sent = [sum(map(len, found)) for found in sent]
     meeting.group.barrier()

@@ -128,7 +128,7 @@ def load_shards(
 
 
 def _target(shard: ShardedTensor) -> torch.Tensor:
-    return torch.empty(tuple(shard.local_shape), dtype=shard.dtype)
+    return torch.empty(tuple(shard.local_shape), dtype=shard.dtype, device="cpu")
 
 
 def _box(shard: ShardedTensor, data: torch.Tensor) -> torch.Tensor:

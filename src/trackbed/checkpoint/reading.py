@@ -51,7 +51,7 @@ class TensorReader:
         first = tuple(part.start for part in slices)
         require_covered(self._folder.catalogue, self._key, first, shape)
         try:
-            target = torch.empty(shape, dtype=self.dtype)
+            target = torch.empty(shape, dtype=self.dtype, device="cpu")
         except RuntimeError as error:
             msg = f"{self._key}: {prod(shape):,} elements of {self.dtype} must fit into memory, but do not"
             raise CheckpointError(msg) from error

@@ -49,7 +49,7 @@ def components(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     elif tensor.is_quantized:
         yield tensor.int_repr()
         if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            yield torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)
+            yield torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64, device="cpu")
         else:
             yield from (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
     elif hasattr(tensor, "__tensor_flatten__"):

@@ -15,9 +15,10 @@ from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
 from trackbed.grads.collectives.arrays import SUMMABLE
 from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.memory_order import dims_in_memory, fills_memory
 from trackbed.grads.process_groups import GroupOfRanks
 
-__all__ = ["agree", "connect", "describe_buffers", "describe_frozen", "describe_options"]
+__all__ = ["agree", "connect", "describe_buffers", "describe_frozen", "describe_options", "describe_orders"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +51,33 @@ def describe_frozen(named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[str
     ]
 
 
-def agree(group: Group, lines: Sequence[str]) -> None:
+def describe_orders(named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[str]:
+    """One line for each parameter whose elements fill their memory in another order than that of their indices."""
+    return [
+        f"parameter {name!r} with dimensions in the order {dims_in_memory(param)} in memory"
+        for name, param in named
+        if not param.is_contiguous() and fills_memory(param)
+    ]
+
+
+def agree(group: Group, lines: Sequence[str], *, may_differ: Sequence[str] = ()) -> bool:
     """Collective over `group`: checks that all ranks have the same lines.
+
+    Args:
+        group: the ranks.
+        lines: lines of this rank.
+        may_differ: further lines, which are compared only.
+
+    Returns:
+        True if the further lines are the same on all ranks, too.
 
     Raises:
         CollectiveError: they do not. The message has a rank that differs from most, and the first lines that differ.
     """
-    digests = group.all_gather(hashlib.sha256("\n".join(lines).encode()).hexdigest())
+    pairs_of_ranks = group.all_gather([_digest_of(lines), _digest_of(may_differ)])
+    digests = [digest for digest, _ in pairs_of_ranks]
     if len(set(digests)) == 1:
-        return
+        return len({digest for _, digest in pairs_of_ranks}) == 1
     of_ranks = group.all_gather(list(lines))
     usual = max(range(len(digests)), key=lambda rank: (digests.count(digests[rank]), -rank))
     rank = next(rank for rank, digest in enumerate(digests) if digest != digests[usual])
@@ -67,6 +86,10 @@ def agree(group: Group, lines: Sequence[str]) -> None:
     here, there = next((one, other) for one, other in pairs if one != other)
     msg = f"model and options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
     raise CollectiveError(msg)
+
+
+def _digest_of(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def connect(

@@ -3,22 +3,18 @@
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from trackbed.errors import GradientError
-from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
+from trackbed.grads.collectives.protocol import USED
+from trackbed.grads.unused import Exchanger, lacked_by_all
 
-__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused", "turned_like"]
+__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused"]
 
 Parameter = torch.nn.Parameter
-Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
-
-_BITS: Final = 63
-"""Parameters that one number of an exchange stands for."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -107,20 +103,6 @@ def check_not_fused(param: Parameter) -> None:
         raise GradientError(msg)
 
 
-def turned_like(param: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Views a contiguous vector in the shape of a tensor, with the tensor's strides if it is dense.
-
-    Args:
-        param: tensor, of any strides.
-        vector: `[param.numel()]` vector.
-    """
-    strides = param.stride()
-    order = sorted(range(param.dim()), key=lambda dim: (-strides[dim], dim))
-    if param.permute(order).is_contiguous():
-        return vector.as_strided(param.shape, param.stride())
-    return vector.view(param.shape)
-
-
 class AutomaticReduction:
     """Reduces the gradients of a wrapper at the end of each backward pass.
 
@@ -198,11 +180,11 @@ class AutomaticReduction:
         if self.state.has_unreduced:
             self._reduce_pass()
 
-    def leave(self) -> bool:
+    def leave(self) -> tuple[bool, list[Parameter]]:
         """Ends automatic reduction: gradients stay in the buffers alone.
 
         Returns:
-            True if there are gradients, and all are reduced.
+            True if there are gradients, and all are reduced; and the parameters that have one.
         """
         self.state.is_on = False
         found = [param for param in self._params if param.grad is not None]
@@ -212,7 +194,7 @@ class AutomaticReduction:
                 main_grad.zero_()
             adopt(param, main_grad, self.state)
             param.grad = None
-        return bool(found) and not self.state.has_unreduced
+        return bool(found) and not self.state.has_unreduced, found
 
     def end_pass(self) -> None:
         """Reduces the gradients of the pass that has ended. Called by autograd, on every rank."""
@@ -269,23 +251,9 @@ class AutomaticReduction:
         """Collective over the ranks: those of the parameters without a gradient here that have one on another rank."""
         if self._exchange is None:
             return []
-        if not self._exchange(np.array([len(missing)]), USED).any():
-            return []
-        is_used = np.ones(len(self._params), dtype=bool)
-        is_used[missing] = False
-        words = _words_of(is_used)
-        found = [
-            self._exchange(words[start : start + MAX_NUMBERS], USED) for start in range(0, len(words), MAX_NUMBERS)
-        ]
-        anywhere = np.bitwise_or.reduce(np.concatenate(found, axis=1), axis=0)
-        return [number for number in missing if anywhere[number // _BITS] >> (number % _BITS) & 1]
-
-
-def _words_of(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Packs flags into numbers, 63 into each."""
-    rows = np.zeros((-(-len(flags) // _BITS), _BITS), dtype=np.int64)
-    rows.reshape(-1)[: len(flags)] = flags
-    return rows @ (np.int64(1) << np.arange(_BITS, dtype=np.int64))
+        counts = self._exchange(np.array([len(missing)]), USED)[:, 0]
+        unused = set(lacked_by_all(missing, counts, len(self._params), self._exchange))
+        return [number for number in missing if number not in unused]
 
 
 def _queue_hook(state: PassState) -> Callable[[torch.Tensor], None]:

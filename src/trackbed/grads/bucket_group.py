@@ -104,10 +104,14 @@ class _ParamAndGradBucketGroup:
         """Gradients of each parameter that have arrived since `reset`, in backward passes that are to be reduced."""
         self.has_arrived = [False] * len(self._params)
         """True for each parameter of which a gradient has arrived in `main_grad` since `reset`; hooks keep the list."""
+        self.counts_written = False
+        """True if a gradient that the program has written into `main_grad` counts as arrived once it is reduced."""
         self._expected = [1] * len(self._params)
         self._num_incomplete = len(self._params)
         """Number of parameters with fewer gradients than expected."""
         self._norms = NormHistory()
+        self._param_versions: list[int] | None = None
+        """How often each parameter had been written when its gather began; None if none runs that is watched."""
         self._versions: list[int] | None = None
         """How often the gradients of each bucket had been changed when their reduction began; None if none runs."""
 
@@ -153,6 +157,17 @@ class _ParamAndGradBucketGroup:
         pairs = zip(self._params, self._counts, strict=True)
         return [self._name(slot) for slot, (param, count) in enumerate(pairs) if not count and param.requires_grad]
 
+    def without_gradient(self) -> list[Parameter]:
+        """Parameters that require a gradient, and have none since `reset`: none has arrived, and it is all zero."""
+        if all(self.has_arrived):
+            return []
+        pairs = zip(self._params, self.has_arrived, strict=True)
+        return [
+            param
+            for param, has_arrived in pairs
+            if not has_arrived and param.requires_grad and not bool(param.main_grad.any())  # type: ignore[attr-defined]
+        ]
+
     def drop_reduction(self) -> None:
         """Forgets a reduction that is running, for which other ranks may never come."""
         self.grad_reduce_handle = None
@@ -161,10 +176,10 @@ class _ParamAndGradBucketGroup:
     def reset(self) -> None:
         """Prepares for the next step: drops what has been counted, after a reduction that is running.
 
-        Gradients of the last step are what the next one expects, if each parameter had any.
+        The next step expects as many gradients as the last one that was reduced, if each parameter had any.
         """
         self._drain()
-        if all(self._counts) and (self.is_issued or self.is_first_batch):
+        if all(self._counts) and self.is_issued:
             self._expected = self._counts
             self.is_first_batch = False
         self._counts = [0] * len(self._params)
@@ -236,8 +251,9 @@ class _ParamAndGradBucketGroup:
         return (
             f"rank {self.collectives.rank()}: all gradients must arrive before their bucket is reduced, but one of "
             f"{self._name(slot)} arrived after bucket {bucket} was: call zero_grad() of the optimizer before the "
-            "backward passes of a step, run all but the last of them in no_sync(), and wrap the model again after "
-            "switching reentrant activation checkpointing on"
+            "backward passes of a step, run all but the last of them in no_sync(), call requires_grad_(False) of the "
+            "model while a loss of another one passes through it, and wrap the model again after switching reentrant "
+            "activation checkpointing on"
         )
 
     def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
@@ -261,6 +277,8 @@ class _ParamAndGradBucketGroup:
             )
             raise GradientError(msg)
         config = self.ddp_config
+        if self.counts_written and not all(self.has_arrived):
+            self._count_written()
         if config.check_for_nan_in_grad or config.check_for_large_grads:
             self.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
         self.is_issued = True
@@ -320,6 +338,14 @@ class _ParamAndGradBucketGroup:
         pairs = zip(self.buckets, self._versions, self._count_changes(), strict=True)
         return next((bucket.bucket_id for bucket, old, new in pairs if old != new), None)
 
+    def _count_written(self) -> None:
+        """Counts gradients that the program has written. A sum of theirs over the ranks may be zero."""
+        lacking = set(self.without_gradient())
+        self.has_arrived[:] = [
+            has_arrived or param not in lacking
+            for param, has_arrived in zip(self._params, self.has_arrived, strict=True)
+        ]
+
     def _count_changes(self) -> list[int]:
         return [bucket.grad_data._version for bucket in self.buckets]  # noqa: SLF001  torch has no public name for it
 
@@ -350,6 +376,8 @@ class _ParamAndGradBucketGroup:
         self.param_gather_handle = work
         if force_sync or not self.ddp_config.overlap_param_gather:
             self.wait_for_params()
+        elif self.is_gathered_by_step and self._num_ranks > 1:
+            self._param_versions = [param._version for param in self._params]  # noqa: SLF001  as for gradients
 
     def finish_param_sync(self, skip_next_bucket_dispatch: bool = False) -> None:  # noqa: FBT001, FBT002
         """Waits until the parameters are gathered, which begins here if it has not yet, and begins the next gather.
@@ -384,10 +412,25 @@ class _ParamAndGradBucketGroup:
             following.start_param_sync()
 
     def wait_for_params(self) -> None:
-        """Waits for a gather that is running, if any."""
-        if self.param_gather_handle is not None:
-            self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
-            self.param_gather_handle = None
+        """Waits for a gather that is running, if any.
+
+        Raises:
+            GradientError: a parameter was written meanwhile, which the gather may have overwritten.
+            CollectiveError: the gather failed.
+        """
+        if self.param_gather_handle is None:
+            return
+        self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
+        self.param_gather_handle = None
+        before, self._param_versions = self._param_versions, None
+        for slot, version in enumerate(before or ()):
+            if self._params[slot]._version != version:  # noqa: SLF001  as for gradients
+                msg = (
+                    f"rank {self.collectives.rank()}: parameters must stay as they are while they are gathered, but "
+                    f"{self._name(slot)} was written through an old reference, and what was written may be lost: call "
+                    "wait_for_params() of the wrapper first, or take the parameter from its module"
+                )
+                raise GradientError(msg)
 
     def _note_old_params(self) -> None:
         """Has the next forward pass gather the parameters, unless the optimizer's step does."""

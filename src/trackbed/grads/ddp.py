@@ -3,6 +3,7 @@
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 from trackbed.cancellation import checking_waits
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options
-from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, turned_like
+from trackbed.grads.agreement import agree, describe_buffers, describe_frozen, describe_options, describe_orders
+from trackbed.grads.automatic_reduction import AutomaticReduction, PassState
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
@@ -22,11 +23,12 @@ from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
 from trackbed.grads.initial_values import broadcast_values, compare_values, is_dense, values_of
 from trackbed.grads.issue_order import IssueOrder
+from trackbed.grads.memory_order import turned_like
 from trackbed.grads.observer import BucketObserver
 from trackbed.grads.optimizer_hook import watch_steps
 from trackbed.grads.options import check_options, with_bucket_size
 from trackbed.grads.outer_state import add_metadata_of_module, restore_names
-from trackbed.grads.ownership import claim
+from trackbed.grads.ownership import check_unclaimed, claim
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
 from trackbed.grads.parameters import (
     check_supported,
@@ -40,6 +42,7 @@ from trackbed.grads.part import Part
 from trackbed.grads.process_groups import ProcessGroups, messages_of
 from trackbed.grads.separate_memory import check_separate
 from trackbed.grads.step_check import StepCheck
+from trackbed.grads.unused import lacked_by_all
 from trackbed.grads.waiting import Waiter
 from trackbed.plural import number_of
 
@@ -77,7 +80,9 @@ class DistributedDataParallel(torch.nn.Module):
             of `torch.distributed`, or for this process if it is the only one.
         expert_process_group: ranks with the same experts, that is, those parameters whose attribute `allreduce` is
             False; None for `process_group`.
-        allow_unused: True to treat missing gradients as zeros; otherwise they are an error with `overlap_grad_reduce`.
+        allow_unused: True to allow missing gradients, which count as zeros where another rank has one; otherwise they
+            are an error with `overlap_grad_reduce`. A `DataParallelOptimizer` leaves a parameter alone for which no
+            rank has one, but not in code for Megatron Core.
         observer: receives the events of buckets, such as `Timeline()`.
         broadcast: False to compare the values of all ranks, by digests, instead of copying those of rank 0. Of experts,
             the ranks of `expert_process_group` have the same. Not for Megatron Core's arguments.
@@ -160,9 +165,13 @@ class DistributedDataParallel(torch.nn.Module):
             elif broadcast is not None:
                 msg = "broadcast must be left out with the arguments of Megatron Core, but is given: broadcast_params()"
                 raise ArgumentError(msg)
+        self._leaves_unused_alone = not is_megatrons_form and ddp_config.num_distributed_optimizer_instances == 1
         self._is_finished = False
-        self._is_used = False
-        self._is_released = False
+        self._is_used = [False]
+        """True, in a list that hooks share, from an optimizer's step until `zero_grad_buffer`."""
+        self.is_released = False
+        """True if another wrapper has taken the model over."""
+        self._has_run = False
         self._order_groups(observer)
         self._no_sync_depth = 0
         self._pass = PassState(is_on=not is_megatrons_form and self._has_gradients_of_torch())
@@ -182,6 +191,7 @@ class DistributedDataParallel(torch.nn.Module):
                         self.param_to_bucket_group[param],
                         state=self._pass,
                         is_touched=self._is_touched,
+                        is_used=self._is_used,
                         forces_all_reduce=self._forces_all_reduce,
                     )
                 ),
@@ -207,8 +217,9 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             GradientError: the model was wrapped again.
         """
-        if self._is_released:
+        if self.is_released:
             self._order.check_usable()
+        self._has_run = True
         if torch.is_grad_enabled():
             # Its backward pass may fail before any gradient arrives: the step counts all the same.
             self._is_touched[0] = True
@@ -302,7 +313,7 @@ class DistributedDataParallel(torch.nn.Module):
             buffer.reset()
         self._is_touched[0] = self._no_sync_depth > 0
         self._is_finished = False
-        self._is_used = False
+        self._is_used[0] = False
         if self._no_sync_depth:
             self._set_last_microbatch(is_last=False)
 
@@ -344,6 +355,30 @@ class DistributedDataParallel(torch.nn.Module):
         self.waiter.wait(exchange.work, EXCHANGES.get(label, "exchange of numbers"))
         return exchange.read()
 
+    def lacking_gradients(self, *, of_experts: bool) -> list[int]:
+        """Numbers of the parameters without a gradient on this rank since `zero_grad_buffer`, for `unused_params`.
+
+        With the arguments of Megatron Core none is: missing gradients are zeros there.
+
+        Args:
+            of_experts: True for the parameters of experts, False for all others.
+        """
+        return (self._experts if of_experts else self._dense).lacking() if self._leaves_unused_alone else []
+
+    def unused_params(
+        self, lacking: list[int], counts: npt.NDArray[np.int64], *, of_experts: bool
+    ) -> list[torch.nn.Parameter]:
+        """Collective over the ranks if each of them lacks a gradient: parameters for which no rank has one.
+
+        Args:
+            lacking: result of `lacking_gradients`.
+            counts: `[ranks]` length of this result on each rank.
+            of_experts: True for the parameters of experts, and the ranks that share them.
+        """
+        part = self._experts if of_experts else self._dense
+        exchange = partial(self.exchange, collectives=part.collectives)
+        return [part.params[number] for number in lacked_by_all(lacking, counts, len(part.params), exchange)]
+
     def gather_lines(self, lines: list[str], *, of_experts: bool = False) -> list[tuple[int, list[str]]]:
         """Collective over the ranks that share one optimizer: returns number and lines of text of each.
 
@@ -358,17 +393,19 @@ class DistributedDataParallel(torch.nn.Module):
         """Has an optimizer take over from any other one, which from then on refuses to step.
 
         Args:
-            optimizer: object with a method `reload_model_params`, called whenever parameters were replaced by
+            optimizer: object with a method `note_model_params`, called whenever parameters were replaced by
                 `broadcast_params` or by a state that was loaded. Its steps call `start_param_sync`.
         """
         if self._automatic is not None:
-            self._is_finished = self._automatic.leave()
+            self._is_finished, found = self._automatic.leave()
             self._automatic = None
-            for group in self._groups():
-                group.has_arrived[:] = [self._is_finished] * len(group.has_arrived)
+            for param in found:
+                group = self.param_to_bucket_group[param]
+                group.has_arrived[group.slot_of(param)] = True
         self._optimizer = weakref.ref(optimizer)
         for group in self._groups():
             group.is_gathered_by_step = True
+            group.counts_written = self._leaves_unused_alone
 
     def unseen_gradient(self, param: torch.nn.Parameter) -> str | None:
         """Error text for a step of torch's that finds None in `grad` of a parameter.
@@ -378,7 +415,7 @@ class DistributedDataParallel(torch.nn.Module):
             that of a `DataParallelOptimizer`.
         """
         group = self.param_to_bucket_group[param]
-        if self.is_updating or self._is_released or not group.has_arrived[group.slot_of(param)]:
+        if self.is_updating or self.is_released or not group.has_arrived[group.slot_of(param)]:
             return None
         name = group.param_to_bucket[param].names[param]
         where = f"rank {self._rank}: gradients must be in grad, but that of {name} is in main_grad alone, "
@@ -399,14 +436,14 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: another rank failed.
         """
         self.check_attached(optimizer)
-        if self._is_used:
+        if self._is_used[0]:
             msg = f"rank {self._rank}: zero_grad() must be called before another step(), but was not"
             raise GradientError(msg)
         self.check_unchanged()
         check_taken_over(self._buffers_of_parts(), self._rank)
         if not self._is_finished:
             self.finish_grad_sync()
-        self._is_used = True
+        self._is_used[0] = True
 
     def check_attached(self, optimizer: Any) -> None:
         """Checks that an optimizer is the last one that took over.
@@ -415,7 +452,10 @@ class DistributedDataParallel(torch.nn.Module):
             GradientError: it is not.
         """
         if self._attached() is not optimizer:
-            msg = f"rank {self._rank}: the optimizer must be the last one of the model, but is another"
+            msg = (
+                f"rank {self._rank}: the optimizer must be the last one of the model, but is another: give several of "
+                "torch as a list, DataParallelOptimizer([one, other], model)"
+            )
             raise GradientError(msg)
 
     def check_unchanged(self) -> None:
@@ -424,7 +464,7 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             GradientError: a parameter is another one, which the message names; or the model was wrapped again.
         """
-        if self._is_released:
+        if self.is_released:
             self._order.check_usable()
         check_unchanged(self.module, self.param_to_bucket_group, self._buffers_of_parts(), self._rank)
 
@@ -435,14 +475,25 @@ class DistributedDataParallel(torch.nn.Module):
         """Tells the optimizer that parameters were replaced."""
         optimizer = self._attached()
         if optimizer is not None:
-            optimizer.reload_model_params()
+            optimizer.note_model_params()
 
-    def release(self) -> None:
-        """Lets go of the model, which another wrapper takes over."""
+    def has_begun(self) -> bool:
+        """True if the wrapper was used: it has run, or gradients have arrived."""
+        return self._has_run or self._is_touched[0] or self._order.has_begun()
+
+    def release(self, param: torch.nn.Parameter) -> None:
+        """Lets go of the model, of which another wrapper takes over a parameter."""
+        if self.is_released:
+            return
         self._gather.wait()
         _remove_hooks([*self.grad_accs, *self._state_hooks], self._gather.hooked)
-        self._order.give_up("its model was wrapped again")
-        self._is_released = True
+        group = self.param_to_bucket_group[param]
+        self._order.give_up(
+            f"its model was wrapped again: {group.param_to_bucket[param].names[param]} is in another "
+            "DistributedDataParallel now",
+            "which must be used in the place of this one, with a new optimizer",
+        )
+        self.is_released = True
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiplies all gradients by a factor, once reductions that are running have ended."""
@@ -623,6 +674,7 @@ class DistributedDataParallel(torch.nn.Module):
         check_separate(apart, [*others, *self.module.named_buffers()])
         names = {param: name for name, param in named}
         self.params_with_grad = [param for _, param in named]
+        check_unclaimed(named, self.module.parameters())
         claim(self.params_with_grad, self)
         for param in self.params_with_grad:
             param.grad_added_to_main_grad = False  # type: ignore[attr-defined]
@@ -666,8 +718,18 @@ class DistributedDataParallel(torch.nn.Module):
         if compares_buffers:
             dense += values_of(self.module, of_experts=False).describe_buffers()
             of_experts += values_of(self.module, of_experts=True).describe_buffers()
-        agree(self._messages, describe_options(self.ddp_config, **more) + dense)
-        agree(self._expert_messages, of_experts)
+        takes_orders = compares_buffers and not self.ddp_config.use_distributed_optimizer
+        must_have_same_orders = takes_orders and self._has_gradients_of_torch()  # autograd decides them there
+        for lines, wants_experts, messages in (
+            (describe_options(self.ddp_config, **more) + dense, False, self._messages),
+            (of_experts, True, self._expert_messages),
+        ):
+            params = [(n, p) for n, p in named if takes_orders and p.requires_grad and is_expert(p) == wants_experts]
+            orders = describe_orders(params)
+            checked, compared = (lines + orders, []) if must_have_same_orders else (lines, orders)
+            if agree(messages, checked, may_differ=compared):
+                for _, param in params:
+                    param.main_grad = turned_like(param, param.main_grad.view(-1))  # type: ignore[attr-defined]
         for part, ranks, messages in (
             (self._dense, self.dp_cp_group, self._messages),
             (self._experts, self.expt_dp_group, self._expert_messages),
@@ -768,8 +830,6 @@ class DistributedDataParallel(torch.nn.Module):
         )
 
     def _new_automatic_reduction(self) -> AutomaticReduction:
-        for param in self.params_with_grad:
-            param.main_grad = turned_like(param, param.main_grad.view(-1))  # type: ignore[attr-defined]
         is_missing_allowed = self.allow_unused or not self.ddp_config.overlap_grad_reduce
         return AutomaticReduction(
             self.params_with_grad,
@@ -812,7 +872,7 @@ class DistributedDataParallel(torch.nn.Module):
             msg = (
                 f"rank {self._rank}: all parameters must have a gradient before finish_grad_sync(), but {missing[0]} "
                 f"in bucket {bucket_id}{more} none from a backward pass outside no_sync(): pass allow_unused=True to "
-                "DistributedDataParallel to take it as zero"
+                "DistributedDataParallel to train without it"
             )
             raise GradientError(msg)
 
@@ -882,7 +942,27 @@ def _checked_module(module: object) -> torch.nn.Module:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         msg = "module must not be wrapped already, but is in torch's DistributedDataParallel: give its attribute module"
         raise ArgumentError(msg)
+    _check_parts(module)
     return module
+
+
+def _check_parts(module: torch.nn.Module) -> None:
+    """Checks that no part of a model that is trained is wrapped already, by a wrapper that still has it.
+
+    Raises:
+        ArgumentError: one is; the message has its name.
+    """
+    for name, part in module.named_modules():
+        of_torch = isinstance(part, torch.nn.parallel.DistributedDataParallel)
+        if not of_torch and not (isinstance(part, DistributedDataParallel) and not part.is_released):
+            continue
+        if any(param.requires_grad for param in part.parameters()):
+            whose = "torch's" if of_torch else "Trackbed's"
+            msg = (
+                f"module: no part of it may be wrapped already, but {name} is in {whose} DistributedDataParallel: put "
+                f"{name}.module in its place, and wrap the whole alone"
+            )
+            raise ArgumentError(msg)
 
 
 def _remove_hooks(handles: list[Any], hooked: list[HookedModule]) -> None:

@@ -33,6 +33,7 @@ def backward_hook(
     *,
     state: PassState,
     is_touched: list[bool],
+    is_used: list[bool],
     forces_all_reduce: list[bool],
 ) -> Callable[..., None]:
     """Makes the function that is called when a gradient of a parameter has arrived: it adds it to `main_grad`.
@@ -42,6 +43,8 @@ def backward_hook(
         group: its bucket group, which counts the gradient if it is to be reduced.
         state: state of the pass, shared by all parameters.
         is_touched: a flag in a list, set where the group does not count.
+        is_used: a flag in a list: True from an optimizer's step until gradients are set to zero. Those that arrive in
+            between, as a loss of another model brings them, are dropped.
         forces_all_reduce: a flag in a list, passed on to the group.
     """
     # The hook runs for every parameter in every backward pass, so it looks up as little as possible. torch keeps it
@@ -64,6 +67,8 @@ def backward_hook(
                 return  # the wrapper is gone
         if issued[0]:
             param.grad = None  # the next step must not add to it
+            if is_used[0]:
+                return
             group = group_of()
             raise GradientError("the wrapper is gone" if group is None else group.describe_late(slot))
         gradient = param.grad
@@ -86,7 +91,9 @@ def backward_hook(
             if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
                 own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
             param.grad = None
-        has_arrived[slot] = True
+            has_arrived[slot] = True
+        elif own["grad_added_to_main_grad"]:
+            has_arrived[slot] = True  # of a function of autograd that returns None, nothing has
         if not overlaps:
             is_touched[0] = True
         elif last[0]:

@@ -65,9 +65,20 @@ class IssueOrder:
         while self._num_issued < len(self._groups):
             self._issue(force_all_reduce=force_all_reduce)
 
-    def give_up(self, reason: str) -> None:
-        """Refuses all further steps."""
-        self._refusal = self._refusal or reason
+    def has_begun(self) -> bool:
+        """True if a step has begun."""
+        return self._step > 0 or self._num_issued > 0 or any(group.has_counted for group in self._groups)
+
+    def give_up(
+        self, reason: str, remedy: str = "so the ranks cannot go on together: start again from a checkpoint"
+    ) -> None:
+        """Refuses all further steps.
+
+        Args:
+            reason: why.
+            remedy: what the program can do.
+        """
+        self._refusal = self._refusal or f"{reason}, {remedy}"
 
     def check_usable(self) -> None:
         """Checks that no earlier step was given up halfway.
@@ -77,9 +88,7 @@ class IssueOrder:
                 of another step.
         """
         if self._refusal is not None:
-            msg = (
-                f"rank {self._rank}: {self._refusal}, so the ranks cannot go on together: start again from a checkpoint"
-            )
+            msg = f"rank {self._rank}: {self._refusal}"
             raise GradientError(msg)
 
     def check_untouched(self) -> None:

@@ -22,6 +22,8 @@ __all__ = ["Part"]
 class Part:
     """Parameters that are reduced over the same ranks."""
 
+    params: list[torch.nn.Parameter]
+    """Parameters in order of definition."""
     buffers: list[_ParamAndGradBuffer]
     groups: list[_ParamAndGradBucketGroup]
     ranks: Any
@@ -77,7 +79,15 @@ class Part:
             for group in groups:
                 group.inter_distributed_optimizer_instance_group = instances
                 group.communication_stream = stream
-        return cls(buffers, groups, ranks, SoloCollectives())
+        return cls(list(params), buffers, groups, ranks, SoloCollectives())
+
+    def lacking(self) -> list[int]:
+        """Numbers of the parameters that require a gradient, and have none on this rank."""
+        found = [param for group in self.groups for param in group.without_gradient()]
+        if not found:
+            return []
+        numbers = {param: number for number, param in enumerate(self.params)}
+        return sorted(numbers[param] for param in found)
 
     def connect(self, messages: Group, config: DistributedDataParallelConfig) -> None:
         """Collective over the ranks of the part: chooses its collectives. See `trackbed.grads.agreement.connect`."""

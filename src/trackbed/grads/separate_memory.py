@@ -83,7 +83,7 @@ def _share_an_element(one: _Placed, other: _Placed) -> bool:
     size = one.tensor.element_size()
     if other.tensor.element_size() != size or (one.start - other.start) % size:
         return True
-    is_used = torch.zeros((stop - start) // size, dtype=torch.bool)
+    is_used = torch.zeros((stop - start) // size, dtype=torch.bool, device="cpu")
     views = [
         is_used.as_strided(each.tensor.shape, each.tensor.stride(), (each.start - start) // size)
         for each in (one, other)

@@ -25,18 +25,19 @@ def describe_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def describe_update(
-    optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]], frozen: Sequence[str]
+    optimizers: Sequence[torch.optim.Optimizer], names: Sequence[Sequence[str]], frozen: Sequence[str]
 ) -> dict[str, list[str]]:
     """Lines, by name, that are the same on all ranks whose updates of some parameters are.
 
     Args:
-        optimizer: optimizer.
+        optimizers: optimizers of torch.
         names: names of these parameters in each of its groups.
         frozen: names of those that are frozen.
     """
-    groups = [(number, group) for number, group in enumerate(optimizer.param_groups) if names[number]]
+    all_groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    groups = [(number, group) for number, group in enumerate(all_groups) if names[number]]
     return {
-        "the class of the optimizer": [type(optimizer).__qualname__],
+        "the class of the optimizer": [type(optimizer).__qualname__ for optimizer in optimizers],
         "the parameter groups": [
             f"{brief([own])} in group {number} ({_digest_of(repr(own)):x})" for number, own in enumerate(names)
         ],
@@ -57,13 +58,27 @@ def digest_of_state(states: Mapping[str, Mapping[str, Any]]) -> int:
     crc = 0
     for name, state in states.items():
         for key, value in state.items():
-            is_tensor = isinstance(value, torch.Tensor)
-            text = f"{name}/{key} {list(value.shape) if is_tensor else value}"
-            crc = crc32(text.encode(), crc)
-            if is_tensor:
-                flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
-                crc = crc32(flat.view(torch.uint8).numpy(), crc)
+            crc = _add_value(value, crc32(f"{name}/{key} ".encode(), crc))
     return crc
+
+
+def _add_value(value: Any, crc: int) -> int:
+    """Adds a value to a CRC-32. Of a class that is not known, its name alone: its text may have an address."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+        return crc32(flat.view(torch.uint8).numpy(), crc32(str(list(value.shape)).encode(), crc))
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            crc = _add_value(below, crc32(f"{key!r}:".encode(), crc))
+        return crc
+    if isinstance(value, list | tuple):
+        for below in value:
+            crc = _add_value(below, crc32(b",", crc))
+        return crc
+    if isinstance(value, set | frozenset):
+        return crc32(repr(sorted(map(repr, value))).encode(), crc)
+    is_plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic)
+    return crc32((str(value) if is_plain else type(value).__qualname__).encode("utf-8", "replace"), crc)
 
 
 def _digest_of(text: str) -> int:

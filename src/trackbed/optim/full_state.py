@@ -3,11 +3,14 @@
     {"state": {name: {"step": tensor, "exp_avg": tensor, ...}},
      "param_groups": [{"lr": ..., ..., "params": [name, ...]}]}
 
-Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits.
+Tensors have the shape of their parameter, and `main_param` is the copy in float32 of one of 16 bits. States that an
+optimizer keeps under keys that are no parameters are under "other_state", if there are any. The state of several
+optimizers has "classes", such as `[["Muon", 1], ["AdamW", 2]]`: class and number of parameter groups of each.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -15,16 +18,36 @@ import numpy as np
 import orjson
 import torch
 
-from trackbed.errors import ArgumentError, CollectiveError
+from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
+from trackbed.grads.memory_order import arranged_like
 from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
-__all__ = ["MAIN", "WHERE", "Part", "State", "assemble", "check_covered", "cut_state", "gather_parts", "parts_of"]
+__all__ = [
+    "CLASSES",
+    "MAIN",
+    "OTHERS",
+    "WHERE",
+    "Part",
+    "State",
+    "arranged_state",
+    "assemble",
+    "check_covered",
+    "cut_state",
+    "gather_parts",
+    "parts_of",
+]
 
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
+OTHERS: Final = "other_state"
+CLASSES: Final = "classes"
+"""Key of the classes of several optimizers of torch, with their numbers of parameter groups."""
+_OTHER: Final = "other"
+"""In the place of a type: a value that is neither a tensor nor one that JSON has."""
 _PIECE_BYTES: Final = 256 << 20
 
 State = dict[str, Any]
@@ -47,9 +70,9 @@ class Part:
         return replace(self, value=self.value.new_empty(0))
 
 
-def parts_of(piece: Piece, own: Mapping[str, Any]) -> Iterator[Part]:
-    """Yields the values of the state of a piece, with its main parameter if that is a copy."""
-    main = {MAIN: piece.main.detach()} if piece.is_copied else {}
+def parts_of(piece: Piece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[Part]:
+    """Yields the values of the state of a piece, with the value of its main parameter if that is a copy."""
+    main = {MAIN: main_value} if piece.is_copied else {}
     for key, value in {**own, **main}.items():
         is_part = isinstance(value, torch.Tensor) and value.shape == piece.main.shape and key != "step"
         yield Part(piece.name, key, value, (piece.start, piece.stop) if is_part else None)
@@ -62,7 +85,7 @@ def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter
     waiter.wait(sizes.work, "the state of the optimizer")
     found: list[Part] = []
     for rank, (size,) in enumerate(sizes.read().tolist()):
-        content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8)
+        content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
         for start in range(0, size, _PIECE_BYTES):  # staged on a GPU where the group sends from there alone
             piece = content[start : start + _PIECE_BYTES]
             waiter.wait(collectives.broadcast([piece], source=rank), "broadcast of the optimizer's state")
@@ -91,7 +114,17 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
         shape = params[part.name].shape
         tensor = state.setdefault(part.key, torch.empty(shape, dtype=part.value.dtype, device=part.value.device))
         tensor.view(-1)[slice(*part.span)] = part.value.reshape(-1)
-    return whole
+    return {name: arranged_state(state, params[name]) for name, state in whole.items()}
+
+
+def arranged_state(state: Mapping[str, Any], like: torch.Tensor) -> State:
+    """Returns a state whose tensors lie in memory as the parameter, or the part of one, that has their shape."""
+    return {
+        key: arranged_like(value, like)
+        if isinstance(value, torch.Tensor) and value.shape == like.shape and value.layout is torch.strided
+        else value
+        for key, value in state.items()
+    }
 
 
 def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> None:
@@ -118,7 +151,7 @@ def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> 
 
 
 def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
-    """Cuts the state of a piece from that of its parameter, as copies.
+    """Cuts the state of a piece from that of its parameter, as views.
 
     Raises:
         ArgumentError: the parameter is sharded, and a tensor has neither its shape nor a single element.
@@ -128,11 +161,9 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
         if not isinstance(value, torch.Tensor):
             cut[key] = value
         elif value.shape == piece.param.shape and key != "step":
-            part = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
-            dtype = piece.main.dtype if value.is_floating_point() else value.dtype  # as torch's optimizers load it
-            cut[key] = part.to(piece.main.device, dtype, copy=True)
+            cut[key] = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
         elif value.numel() == 1 or piece.is_whole:
-            cut[key] = value.clone()
+            cut[key] = value
         else:
             msg = f"{piece.name}: {key!r} must have the shape {list(piece.param.shape)}, but has {list(value.shape)}"
             raise ArgumentError(msg)
@@ -140,34 +171,89 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
 
 
 def _encode(parts: Iterable[Part]) -> torch.Tensor:
-    """Serializes parts: length of the description, description in JSON, then the bytes of the tensors."""
-    rows, contents = [], []
+    """Serializes parts: length of the description, description in JSON, bytes of the tensors, then all other values."""
+    rows, contents, others = [], [], {}
     for part in parts:
         if isinstance(part.value, torch.Tensor):
             value = part.value.detach().cpu().contiguous()
             rows.append([part.name, part.key, part.span, str(value.dtype).removeprefix("torch."), list(value.shape)])
             contents.append(value.view(-1).view(torch.uint8))
-        else:
-            if orjson.loads(orjson.dumps(part.value, default=str)) != part.value:
-                msg = (
-                    f"{WHERE}: {part.key!r} of {part.name} must be a tensor, or a value that JSON has, but is "
-                    f"{part.value!r}"
-                )
-                raise ArgumentError(msg)
+        elif _is_of_json(part.value):
             rows.append([part.name, part.key, part.span, None, part.value])
+        else:
+            where = f"{part.key!r} of {part.name}"
+            _check_undivided(part.value, where)
+            rows.append([part.name, part.key, part.span, _OTHER, where])
+            others[where] = part.value
+    if others:
+        contents.append(torch.frombuffer(bytearray(_pickled(others)), dtype=torch.uint8))
     text = orjson.dumps(rows)
     head = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
     return torch.cat([head, *contents])
+
+
+def _pickled(others: Mapping[str, Any]) -> bytes:
+    """Bytes of values by their place.
+
+    Raises:
+        CheckpointError: one has a class that is not allowed; the message has its place.
+    """
+    try:
+        return torch_bytes(others, WHERE)
+    except CheckpointError:
+        for where, value in others.items():
+            torch_bytes(value, f"{WHERE}: {where}")
+        raise
+
+
+def _is_of_json(value: Any) -> bool:
+    """True for a value that JSON has, of the same type."""
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return value is None or type(value) is bool or (type(value) is str and value.isprintable())
+
+
+def _check_undivided(value: Any, where: str) -> None:
+    """Checks that no tensor with several elements lies inside a value, where nobody can tell whose parts they are.
+
+    Raises:
+        ArgumentError: one does.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        msg = (
+            f"{WHERE}: {where} must have tensors of one element, as the optimizer is sharded, but has one of shape "
+            f"{list(value.shape)}: keep each tensor in the state under a key of its own, or use "
+            "use_distributed_optimizer=False"
+        )
+        raise ArgumentError(msg)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset | deque):
+        return
+    for below in value:
+        _check_undivided(below, where)
 
 
 def _decode(content: torch.Tensor) -> Iterator[Part]:
     """Parses the result of `_encode`."""
     length = int.from_bytes(bytes(content[:8].tolist()), "little")
     place = 8 + length
-    for name, key, span, dtype, value in orjson.loads(content[8:place].numpy().tobytes()):
-        if dtype is not None:
-            kind = getattr(torch, dtype)
-            num_bytes = int(np.prod(value, dtype=np.int64)) * kind.itemsize
-            value = content[place : place + num_bytes].clone().view(kind).view(value)
+    rows = orjson.loads(content[8:place].numpy().tobytes())
+    sizes = [_num_bytes(dtype, shape) for _, _, _, dtype, shape in rows if dtype not in (None, _OTHER)]
+    rest = content[place + sum(sizes) :]
+    others = load_torch_item(rest.numpy().tobytes(), WHERE) if len(rest) else {}
+    for name, key, span, dtype, value in rows:
+        if dtype == _OTHER:
+            value = others[value]
+        elif dtype is not None:
+            num_bytes = _num_bytes(dtype, value)
+            value = content[place : place + num_bytes].clone().view(getattr(torch, dtype)).view(value)
             place += num_bytes
         yield Part(name, key, value, None if span is None else (span[0], span[1]))
+
+
+def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * int(getattr(torch, dtype).itemsize)

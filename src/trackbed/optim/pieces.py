@@ -7,6 +7,7 @@ import torch
 
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives import shard_of
+from trackbed.grads.memory_order import dims_in_memory, fills_memory
 from trackbed.grads.parameters import name_in_module
 
 __all__ = ["Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
@@ -31,6 +32,8 @@ class Piece:
     """View of the part of its gradient, of the same shape."""
     main: torch.nn.Parameter
     """Tensor that the optimizer updates: the part itself, or a copy in float32 of one of 16 bits."""
+    is_turned: bool
+    """True if the elements of the gradient lie in another order in memory than those of `main`."""
 
     @property
     def is_whole(self) -> bool:
@@ -97,4 +100,5 @@ def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sh
         main = torch.nn.Parameter(data)
     else:
         main = param
-    return Piece(name, param, start, stop, data, gradient, main)
+    is_turned = fills_memory(main) and dims_in_memory(gradient) != dims_in_memory(main)
+    return Piece(name, param, start, stop, data, gradient, main, is_turned)

@@ -103,7 +103,8 @@ def load_sharded_state(
         model: model with the same names and shapes. What is empty in it, and extra state of any size, is loaded as it
             was saved, if the module's own `load_state_dict` takes it.
         optimizer: optimizer of the model. None for the model alone.
-        allow_cast: True if tensors of the model may be loaded into types that cannot hold all their values.
+        allow_cast: True if tensors of the model, or those that torch's optimizer needs in another type, may be loaded
+            into types that cannot hold all their values.
         group: the ranks; see `sharded_state`.
         prefix: text before the keys, with which the state was saved. Only these are read and checked.
 
@@ -139,7 +140,7 @@ def load_sharded_state(
         )
         if optimizer is not None:
             state = {"state": {}, **loaded[of_optimizer]}  # without tensors it may be empty, and is not stored then
-            optimizer.load_split_state_dict(state, state.pop(_PARTS, {}))
+            optimizer.load_split_state_dict(state, state.pop(_PARTS, {}), allow_cast=allow_cast)
         own = {name_in_module(name): name for name in _inner(model).state_dict()}
         values = {name_in_module(name): value for name, value in loaded.get(of_model, {}).items()}
         with BoxReader(opened.path, opened.catalogue) as reader:

@@ -15,7 +15,7 @@ __all__ = ["by_name", "check_options", "check_state", "expected_state", "field_o
 
 logger = logging.getLogger(__name__)
 
-_PROBE_NUMEL: Final = 2
+_PROBE_SIZE: Final = 2
 _MAY_BE_NONE: Final = ("momentum_buffer",)
 """Keys whose tensor torch's optimizers make in the next step where it is None."""
 
@@ -96,16 +96,20 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}
 
 
-def check_options(optimizer: torch.optim.Optimizer, groups: Sequence[State]) -> None:
+def check_options(own_groups: Sequence[tuple[State, State]], groups: Sequence[State]) -> None:
     """Checks that parameter groups of a state have the options of the optimizer that are numbers.
 
     Others may be missing: versions of torch differ in them.
 
+    Args:
+        own_groups: parameter groups of the optimizer, each with the defaults of its optimizer of torch.
+        groups: those of the state.
+
     Raises:
         ArgumentError: one is missing, or is of another kind.
     """
-    for number, (own, other) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        for key in optimizer.defaults:
+    for number, ((own, defaults), other) in enumerate(zip(own_groups, groups, strict=True)):
+        for key in defaults:
             wanted = _kind_of(own.get(key))
             if wanted is not None and (key not in other or _kind_of(other[key]) != wanted):
                 found = repr(other[key]) if key in other else "none"
@@ -113,17 +117,20 @@ def check_options(optimizer: torch.optim.Optimizer, groups: Sequence[State]) -> 
                 raise ArgumentError(msg)
 
 
-def expected_state(optimizer: torch.optim.Optimizer, options: State) -> dict[str, torch.Tensor]:
-    """State that a parameter of two elements has after a step; empty if that cannot be told.
+def expected_state(optimizer: torch.optim.Optimizer, options: State, num_dims: int) -> dict[str, torch.Tensor]:
+    """State that a small parameter has after a step; empty if that cannot be told.
+
+    Tensors without dimensions are single numbers; those with the dimensions of the parameter have its shape.
 
     Args:
         optimizer: optimizer.
         options: options of the parameter group.
+        num_dims: number of dimensions of the parameter.
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
         return {}
-    param = torch.nn.Parameter(torch.zeros(_PROBE_NUMEL))
-    param.grad = torch.zeros(_PROBE_NUMEL)
+    param = torch.nn.Parameter(torch.zeros(_probe_shape(num_dims), device="cpu", dtype=torch.float32))
+    param.grad = torch.zeros_like(param)
     plain = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
     known = {key: plain.get(key, options[key]) for key in optimizer.defaults if key in options}
     kind: Any = type(optimizer)  # torch's own classes take parameter groups alone
@@ -157,6 +164,7 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
             )
             raise ArgumentError(msg)
     has_stepped = any(key in expected or key != MAIN for key in state)
+    is_of_shape = {key: like.dim() > 0 and set(like.shape) == {_PROBE_SIZE} for key, like in expected.items()}
     for key, like in expected.items() if has_stepped else ():
         value = state.get(key)
         if key in _MAY_BE_NONE and key in state and value is None:
@@ -166,7 +174,7 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
             raise ArgumentError(msg)
         if not torch.is_tensor(value):
             continue
-        if like.numel() > 1 and value.shape != shape:
+        if is_of_shape[key] and value.shape != shape:
             msg = f"{WHERE}: {key!r} of {name} must have the shape {list(shape)}, but has {list(value.shape)}"
             raise ArgumentError(msg)
         if like.numel() == 1 and value.numel() != 1:
@@ -182,6 +190,10 @@ def warn_of_missing(states: Mapping[str, State]) -> None:
     missing = [name for name, state in states.items() if not state]
     if 0 < len(missing) < len(states):
         logger.warning("%s: has none for %s (%d in all), which begin anew", WHERE, missing[0], len(missing))
+
+
+def _probe_shape(num_dims: int) -> tuple[int, ...]:
+    return (_PROBE_SIZE,) * max(num_dims, 1)
 
 
 def _kind_of(value: object) -> str | None:

@@ -40,7 +40,7 @@ class BoxReader:
         self._catalogue = catalogue
         self._readers: dict[int, FileReader] = {}
         self._open = ExitStack()
-        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +170,7 @@ class BoxReader:
 
     def _stage(self, num_bytes: int) -> torch.Tensor:
         if len(self._staging) < num_bytes:
-            self._staging = torch.empty(num_bytes, dtype=torch.uint8)
+            self._staging = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         return self._staging[:num_bytes]
 
     def _file_of(self, row: int) -> str:
