@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import trackbed
+from grads.crossing import OPERATIONS, training
 from trackbed.comm import SOLO, run_ranks
-from trackbed.errors import ArgumentError, GradientError
+from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
 
@@ -337,6 +338,16 @@ def default_device(tmp_path):
         step(wrapper, optimizer, lambda: module[0].weight.sum() + sum(param.sum() for param in module.parameters()))
         trackbed.save(trackbed.sharded_state(wrapper, optimizer), tmp_path / "state")
         trackbed.load_sharded_state(tmp_path / "state", wrapper, optimizer)
+
+
+@row("ranks at different calls inside `guarded()`, such as a save and a step")
+def different_calls(tmp_path):
+    def work(group):
+        with training(tmp_path, group) as run:
+            OPERATIONS["save" if group.rank == 0 else "step"](run)
+
+    with pytest.raises(CollectiveError, match="rank 0 waits at save, and rank 1 waits at reduction of gradients"):
+        run_ranks(2, work)
 
 
 @pytest.mark.parametrize(("case", "outcome"), rows())
