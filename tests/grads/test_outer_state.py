@@ -91,7 +91,7 @@ def test_the_names_are_those_of_the_model(model):
     assert {f"net.{name}" for name in MODELS[model]().state_dict()} < set(trainer.state_dict())
 
 
-@pytest.mark.parametrize("model", ["a layer", "several layers", "extra state"])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_state_with_the_names_of_torchs_wrapper_is_loaded_as_before(model):
     old, new = built(model, "a module"), built(model, "a module")
     state = {name.replace("net.", "net.module.", 1): value for name, value in old.state_dict().items()}

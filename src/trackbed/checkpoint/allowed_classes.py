@@ -34,32 +34,35 @@ from trackbed.checkpoint.values.rebuild import (
 __all__ = ["UnknownObject", "allowing", "naming_unknown", "stand_in", "unknown_names"]
 
 _RECONSTRUCT: Final = np.ndarray([]).__reduce__()[0]
-_DATA: Final[tuple[Any, ...]] = (
-    BytesIO,
-    Namespace,
-    PosixPath,
-    Signals,
-    SimpleNamespace,
-    dt.date,
-    dt.datetime,
-    dt.time,
-    dt.timedelta,
-    dt.timezone,
-    np.dtype,
-    np.ndarray,
-    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),  # as NumPy 1 writes it
-    (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
-    *(type(np.dtype(kind)) for kind in "?bhilqBHILQefdgFDGSUMm"),
-    (rebuild_numpy_scalar, "numpy.core.multiarray.scalar"),
-    (rebuild_numpy_scalar, "numpy._core.multiarray.scalar"),
-    (rebuild_bytes, "builtins.bytes"),
-    (rebuild_frozenset, "builtins.frozenset"),
-    (rebuild_deque, "collections.deque"),
+_DATA: Final[frozenset[Any]] = frozenset(
+    (
+        BytesIO,
+        Namespace,
+        PosixPath,
+        Signals,
+        SimpleNamespace,
+        dt.date,
+        dt.datetime,
+        dt.time,
+        dt.timedelta,
+        dt.timezone,
+        np.dtype,
+        np.ndarray,
+        (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),  # as NumPy 1 writes it
+        (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
+        *(type(np.dtype(kind)) for kind in "?bhilqBHILQefdgFDGSUMm"),
+        (rebuild_numpy_scalar, "numpy.core.multiarray.scalar"),
+        (rebuild_numpy_scalar, "numpy._core.multiarray.scalar"),
+        (rebuild_bytes, "builtins.bytes"),
+        (rebuild_frozenset, "builtins.frozenset"),
+        (rebuild_deque, "collections.deque"),
+    )
 )
 _BYTEARRAY: Final = "builtins.bytearray"
 _DEFAULTDICT: Final = "collections.defaultdict"
 _OF_DEFAULTDICTS: Final[tuple[Any, ...]] = ((rebuild_defaultdict, _DEFAULTDICT), *FACTORY_STAND_INS)
 """Names for pickles with a defaultdict alone: in others `int` is a class that is not allowed."""
+_WITH_DEFAULTDICTS: Final = _DATA.union(_OF_DEFAULTDICTS)
 _LOCK: Final = threading.Lock()
 """Held while torch's list of allowed classes has more than before."""
 _NAMES: Final[ContextVar[set[str] | None]] = ContextVar("unknown_names", default=None)
@@ -131,56 +134,38 @@ def allowing(*others: Any, with_defaultdicts: bool = False) -> Iterator[None]:
         others: further classes, or pairs of a class and its name.
         with_defaultdicts: True to allow defaultdicts and their factories, which are loaded as stand-ins.
     """
-    data = (*_DATA, *(_OF_DEFAULTDICTS if with_defaultdicts else ()))
+    data = _WITH_DEFAULTDICTS if with_defaultdicts else _DATA
+    # What torch allows itself counts more than what is added to its list, so this entry is exchanged there: torch
+    # allows the class `bytearray`, which makes zeros of a number.
+    of_torch = torch_unpickler._get_allowed_globals()  # noqa: SLF001  there is no public one
     with _LOCK:
         # What the program has allowed stays allowed afterwards, and has its meaning inside the block.
         present = torch.serialization.get_safe_globals()
         names = set(map(_name_of, present))
-        added = [one for one in (*data, *others) if one not in present and _name_of(one) not in names]
+        added: Any = data.union(others) if others else data  # sets, which torch's list is made of
+        if names:
+            added = {one for one in added if _name_of(one) not in names}
         # But for defaultdict: torch's reader cannot fill one, and the class could not take a stand-in.
-        is_hidden = with_defaultdicts and _DEFAULTDICT in names
-        hidden = [one for one in present if _name_of(one) == _DEFAULTDICT] if is_hidden else []
-        with (
-            _without(hidden),
-            _guarded_bytearray(),
-            torch.serialization.safe_globals([*added, *(_OF_DEFAULTDICTS[:1] if hidden else ())]),
-        ):
-            yield
+        hidden = [one for one in present if with_defaultdicts and _name_of(one) == _DEFAULTDICT]
+        if hidden:
+            added.add(_OF_DEFAULTDICTS[0])
+            _replace_allowed([one for one in present if one not in hidden])
+        of_torch[_BYTEARRAY] = rebuild_bytearray
+        try:
+            with torch.serialization.safe_globals(added):
+                yield
+        finally:
+            of_torch[_BYTEARRAY] = bytearray
+            if hidden:
+                torch.serialization.add_safe_globals(hidden)
 
 
-@contextlib.contextmanager
-def _guarded_bytearray() -> Iterator[None]:
-    """Has `bytearray` take contents alone inside the block: torch allows the class, which makes zeros of a number.
-
-    What torch allows itself counts more than what is added to its list, so the entry is exchanged there.
-    """
-    allowed = torch_unpickler._get_allowed_globals()  # noqa: SLF001  there is no public one
-    present = allowed.get(_BYTEARRAY)
-    if present is None:
-        yield
-        return
-    allowed[_BYTEARRAY] = rebuild_bytearray
-    try:
-        yield
-    finally:
-        allowed[_BYTEARRAY] = present
+def _replace_allowed(classes: list[Any]) -> None:
+    """Replaces torch's list of allowed classes."""
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(classes)
 
 
 def _name_of(allowed: Any) -> str:
     """Name in pickles of an entry of torch's list of allowed classes."""
     return allowed[1] if isinstance(allowed, tuple) else f"{allowed.__module__}.{allowed.__qualname__}"
-
-
-@contextlib.contextmanager
-def _without(hidden: list[Any]) -> Iterator[None]:
-    """Takes entries off torch's list of allowed classes inside the block."""
-    if not hidden:
-        yield
-        return
-    kept = [one for one in torch.serialization.get_safe_globals() if one not in hidden]
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(kept)
-    try:
-        yield
-    finally:
-        torch.serialization.add_safe_globals(hidden)

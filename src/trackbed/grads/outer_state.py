@@ -23,8 +23,12 @@ def restore_names(state: dict[str, Any], prefix: str, names: Collection[str]) ->
     """
     own = [key for key in state if key.startswith(prefix)]
     values = {key.removeprefix(prefix): state.pop(key) for key in own}
+    # A model may have a part of its own that is called `module`.
+    has_prefix = not set(names).issuperset(values) and all(
+        name.startswith("module.") and name.removeprefix("module.") in names for name in values
+    )
     for name, value in values.items():
-        is_inner = name in names or not name.startswith("module.")
+        is_inner = not has_prefix and (name in names or not name.startswith("module."))
         state[f"{prefix}module.{name}" if is_inner else prefix + name] = value
 
 

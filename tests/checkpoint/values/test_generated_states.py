@@ -11,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from own_classes import ALLOWED, Color, Options, Plain, Point, Range, Ring, Sequence, is_same
 
-from trackbed.checkpoint import load
+from trackbed.checkpoint import ShardedObject, ShardedTensor, load
 from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO
@@ -123,3 +123,96 @@ def test_generated_states_come_back_from_folders(tmp_path_factory, state):
     folder = tmp_path_factory.mktemp("states") / "step"
     save(state, folder, group=SOLO)
     assert is_same(load(folder, group=SOLO), state)
+
+
+@st.composite
+def trees(draw, depth=3):
+    """A tree of containers with plain values and shards, as a function of the values of its tensors."""
+    kind = draw(
+        st.sampled_from(["plain", "shard", "object"] if depth == 0 else ["dict", "list", "plain", "shard", "object"])
+    )
+    if kind == "plain":
+        value = draw(kept)
+        return lambda key, wanted: value
+    if kind == "shard":
+        shape = tuple(draw(st.lists(st.integers(0, 2), max_size=2)))
+        return lambda key, wanted: ShardedTensor.from_rank_offsets(key, torch.full(shape, 0.0 if wanted else 3.0))
+    if kind == "object":
+        value = draw(kept)
+        return lambda key, wanted: ShardedObject(key, None if wanted else value, (1,), (0,))
+    below = draw(st.lists(trees(depth=depth - 1), max_size=3))
+    if kind == "list":
+        return lambda key, wanted: [one(f"{key}.{number}", wanted) for number, one in enumerate(below)]
+    container = draw(
+        st.sampled_from([dict, collections.OrderedDict, collections.Counter, collections.defaultdict, Options])
+    )
+
+    def build(key, wanted):
+        found = container()
+        for number, one in enumerate(below):
+            found[number] = one(f"{key}.{number}", wanted)
+        return found
+
+    return build
+
+
+def loaded_form(value):
+    """What is loaded: data in the places of shards. Containers of shards alone are plain ones."""
+    if isinstance(value, ShardedTensor | ShardedObject):
+        return value.data
+    if type(value) not in (dict, list, collections.OrderedDict, collections.Counter, collections.defaultdict, Options):
+        return value
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+    kinds = {has_plain(below) for _, below in pairs}
+    items = [(key, loaded_form(below)) for key, below in pairs]
+    if isinstance(value, list):
+        return [below for _, below in items]
+    found = {} if kinds == {False} else type(value)()
+    for key, below in items:
+        found[key] = below
+    return found
+
+
+def has_plain(value):
+    if isinstance(value, ShardedTensor | ShardedObject):
+        return False
+    if (
+        type(value) in (dict, list, collections.OrderedDict, collections.Counter, collections.defaultdict, Options)
+        and value
+    ):
+        return any(map(has_plain, value.values() if isinstance(value, dict) else value))
+    return True
+
+
+def in_any_order(value):
+    """The value with the items of dictionaries sorted: plain ones come before shards when they are loaded."""
+    if isinstance(value, dict):
+        ordered = type(value)()
+        for key in sorted(value, key=repr):
+            ordered[key] = in_any_order(value[key])
+        return ordered
+    return [in_any_order(one) for one in value] if type(value) is list else value
+
+
+def error_of_save(state, folder):
+    try:
+        save(state, folder, group=SOLO)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+@settings(max_examples=EXAMPLES.max_examples // 4)
+@given(st.lists(trees(), max_size=3))
+def test_generated_trees_with_shards_come_back_or_are_refused(tmp_path_factory, below):
+    def state(wanted):
+        return {f"k{number}": one(f"k{number}", wanted) for number, one in enumerate(below)}
+
+    folder = tmp_path_factory.mktemp("trees") / "step"
+    refusal = error_of_save(state(wanted=False), folder)
+    event("refused" if refusal else "saved")
+    if refusal:
+        assert "must all be shards" in refusal or "must be a plain dict" in refusal
+        return
+    loaded = load(state(wanted=True), folder, group=SOLO)
+    assert is_same(in_any_order(loaded), in_any_order(loaded_form(state(wanted=False))))
