@@ -81,6 +81,20 @@ def test_a_model_is_wrapped_again_before_or_after_its_use():
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_model_of_which_a_part_was_replaced_is_wrapped_again_before_its_use(way):
+    one, _ = two_models()
+    first = wrap(one, way)
+    one[1] = nn.Linear(2, 5)
+    second = wrap(one, way)
+    train(second)
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    kept = wrap(inner, way)
+    inner[1] = nn.Linear(2, 2)
+    train(wrap(Around(inner), way))
+    del first, kept
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_part_of_a_model_that_was_trained_is_wrapped_in_another_model(way):
     one, other = two_models()
     pretrained = wrap(one, way)

@@ -106,6 +106,25 @@ def by_initialisation(model, optimizer, values, folder):
         nn.init.constant_(model.module[0].get_parameter(name), 3.0)
 
 
+@torch.inference_mode()
+def in_inference_mode(model, optimizer, values, folder):
+    for name, value in values.items():
+        model.module[0].get_parameter(name).copy_(value)
+
+
+@torch.no_grad()
+def by_foreach(model, optimizer, values, folder):
+    params = [model.module[0].get_parameter(name) for name in values]
+    torch._foreach_copy_(params, list(values.values()))
+
+
+def by_numpy(model, optimizer, values, folder):
+    for name, value in values.items():
+        param = model.module[0].get_parameter(name)
+        param.detach().view(torch.int16).numpy()[...] = value.view(torch.int16).numpy()
+    optimizer.reload_model_params()
+
+
 def through_data(model, optimizer, values, folder):
     for name, value in values.items():
         model.module[0].get_parameter(name).data.copy_(value)
@@ -126,6 +145,9 @@ WRITES = [
     through_a_view,
     through_detach,
     by_initialisation,
+    in_inference_mode,
+    by_foreach,
+    by_numpy,
     through_data,
     of_the_whole_model,
 ]

@@ -18,6 +18,7 @@ Parameter = torch.nn.Parameter
 class Owner(Protocol):
     """Wrapper of a model."""
 
+    module: torch.nn.Module
     params_with_grad: list[Parameter]
 
     def has_begun(self) -> bool:
@@ -71,7 +72,12 @@ def _first_in_common(named: Iterable[tuple[str, Parameter]], members: set[Parame
     """Name of the first parameter of a wrapper that was not used, and has parameters besides; None if there is none."""
     for name, param in named:
         owner = _owner_of(param)
-        if owner is not None and not owner.has_begun() and not members.issuperset(owner.params_with_grad):
+        if owner is None or owner.has_begun():
+            continue
+        present = set(
+            owner.module.parameters()
+        )  # without those that were replaced, after which a model is wrapped again
+        if any(other in present and other not in members for other in owner.params_with_grad):
             return name
     return None
 
