@@ -1,11 +1,16 @@
 """Records of waits: ranks that cannot go on are found, and ranks in one order never are."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 
 from trackbed.comm.crossed_waits import Operation, WaitRecord, find_crossing
-from trackbed.comm.store import StoreTampered
+from trackbed.comm.store import MemoryStore, StoreTampered
+from trackbed.comm.store_group import StoreGroup
+from trackbed.comm.torch_store import share_store
 
 DOMAINS = ["a", "b", "c"]
 
@@ -58,6 +63,24 @@ def test_a_thousand_ranks_at_two_operations_are_found_at_once():
     records = {rank: record_at([*program, "a" if rank % 7 else "b"], 60) for rank in range(1000)}
     first, second = find_crossing(records)
     assert len(first) + len(second) == 1000
+
+
+@pytest.mark.parametrize("kind", ["memory", "tcp"])
+def test_groups_of_the_same_ranks_have_domains_of_their_own(kind):
+    if kind == "memory":
+        stores = [MemoryStore(), MemoryStore()]
+        ways = [[lambda store=store: store] * 2 for store in stores]
+    else:
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        ways = [[partial(share_store, server, prefix, timeout_seconds=9)] * 2 for prefix in ("one", "other")]
+    domains = []
+    for ways_of_group in ways:
+        ranks = [StoreGroup(way, rank=rank, size=2, timeout_seconds=9) for rank, way in enumerate(ways_of_group)]
+        members = [[rank, rank.child("a"), rank.child("b"), rank.child("c").child("a")] for rank in ranks]
+        first, second = ([group.domain for group in groups] for groups in members)
+        assert first == second
+        domains += first
+    assert len(set(domains)) == 8
 
 
 def test_records_are_read_as_they_were_written():

@@ -86,6 +86,11 @@ class Store(Protocol):
 class Connection(Store, Protocol):
     """Store that can open further connections to the same server."""
 
+    @property
+    def name(self) -> str:
+        """Name of the keys, the same for all ranks that share them, and different from that of others they share."""
+        ...
+
     def below(self, name: str) -> "Connection":
         """Opens a store of the keys below `name`, for another thread: no request of one waits for one of the other.
 
@@ -104,6 +109,11 @@ class MemoryStore:
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, list[MemoryKeyWatch]] = {}
         self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """Name of the keys."""
+        return f"{id(self._values)}/{self._prefix}"
 
     def __len__(self) -> int:
         return len(self._values)

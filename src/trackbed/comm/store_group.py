@@ -363,7 +363,7 @@ class StoreGroup:
     @property
     def domain(self) -> str:
         """Name of the group, the same on its ranks, and which no other group of any of them has."""
-        return getattr(self._connected(), "name", self._path)
+        return f"{getattr(self._connected(), 'name', '')}/{self._path}"
 
     def count_user(self) -> int:
         """Number of earlier calls: names, by the order of creation, what uses the group apart from its collectives."""

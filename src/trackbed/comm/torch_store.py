@@ -46,9 +46,18 @@ class TimeoutStore(HostAware):
         store: store for requests; None if `connect` opens it too, before the first request.
         connect: opens a connection to the same keys; called on the threads of this store.
         request_timeout_seconds: seconds that a response may take.
+        name: see `Connection.name`.
     """
 
-    def __init__(self, store: Store | None, connect: Callable[[], Store], *, request_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        connect: Callable[[], Store],
+        *,
+        request_timeout_seconds: float,
+        name: str = "",
+    ) -> None:
+        self.name = name
         self._store: Any = store  # torch's type annotations lack bytes
         self._connect = connect
         self._request_timeout_seconds = request_timeout_seconds
@@ -113,7 +122,9 @@ class TimeoutStore(HostAware):
     def below(self, name: str) -> "TimeoutStore":
         """Opens a store of the keys below `name`, with connections and threads of its own."""
         connect = partial(_connect_below, self._connect, name)
-        store = TimeoutStore(None, connect, request_timeout_seconds=self._request_timeout_seconds)
+        store = TimeoutStore(
+            None, connect, request_timeout_seconds=self._request_timeout_seconds, name=f"{self.name}/{name}"
+        )
         store._losses = self._losses
         store._reconnect()
         return store
@@ -202,7 +213,9 @@ def share_store(store: Store, prefix: str, *, timeout_seconds: float) -> Timeout
     # An idle watchdog checks that another is active after half of the timeout; the other half is for the response.
     request_timeout_seconds = timeout_seconds / 2
     connect = partial(_connect_again, base, prefix, min(request_timeout_seconds, _MOST_CONNECT_SECONDS))
-    return TimeoutStore(PrefixStore(prefix, base), connect, request_timeout_seconds=request_timeout_seconds)
+    return TimeoutStore(
+        PrefixStore(prefix, base), connect, request_timeout_seconds=request_timeout_seconds, name=prefix
+    )
 
 
 def _base(store: Any) -> Any:
