@@ -142,6 +142,18 @@ def test_several_ranks_are_named_together():
     )
 
 
+def test_a_rank_that_ends_before_all_have_met_is_known_from_what_is_there():
+    store, own, gone = MemoryStore(), Peers(0), sleeping()
+    own.announce(store)
+    announced(store, 1, gone.pid)
+    store.add(f"{peers._host()}/count", 1)  # another one has begun to announce itself
+    gone.kill()
+    gone.wait()
+    own.meet(store, is_complete=False)
+    assert own.ended() == {1: gone.pid}
+    assert not own.has_met
+
+
 def test_ranks_that_are_threads_of_one_process_are_announced_once():
     store = MemoryStore()
     for rank in range(64):

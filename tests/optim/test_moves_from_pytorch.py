@@ -214,7 +214,7 @@ def adversaries(config):
     return [wrap(layers(), config) for _ in range(2)]
 
 
-@row("a loss of a generator that passes through its discriminator, after the step of that")
+@row("the loss of a generator, computed through the discriminator after the `step()` of that")
 def adversarial_training():
     for config in ({}, OVERLAP, SHARDED, ALL):
         (g, of_g), (d, of_d) = adversaries(config)
@@ -225,7 +225,7 @@ def adversarial_training():
             assert all(torch.equal(value, before[name]) for name, value in d.state_dict().items())
 
 
-@row("the same before the step, once gradients are reduced")
+@row("the same between `finish_grad_sync()` of the discriminator and its `step()`")
 def other_late_gradients():
     (g, _), (d, of_d) = adversaries({})
     of_d.zero_grad()
@@ -314,7 +314,7 @@ def other_keys():
         assert other.optimizer.state["count"] == 3
 
 
-@row("two new wrappers of models with a part in common")
+@row("two models that share a module or a parameter, each wrapped")
 def common_parts():
     part = nn.Linear(2, 2)
     kept = wrap(nn.Sequential(part, nn.Linear(2, 2)))

@@ -293,8 +293,14 @@ def local_folder(path: str | Path) -> Path:
     """Path of a folder on a file system.
 
     Raises:
-        ArgumentError: it is the address of an object store.
+        ArgumentError: it is the address of an object store, or no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        msg = (
+            f"the folder of a checkpoint must be a path, but is of {type(path).__name__}: the state comes first, then "
+            "the folder"
+        )
+        raise ArgumentError(msg)
     if is_address(path) or lost_address_hint(path):
         msg = f"the folder of a checkpoint must be on a file system, found an address: {str(path)!r}"
         raise ArgumentError(msg)

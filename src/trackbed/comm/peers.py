@@ -35,6 +35,8 @@ class Peers:
     """Number of each rank in the job; empty if they are the same."""
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process, and when it began, of ranks of the job on this host, by their number in the job. Groups share it."""
+    has_met: bool = False
+    """True once all ranks of the host are known."""
     _opened: set[int] = field(default_factory=set)
     """Numbers in the job of the ranks that are watched."""
     _descriptors: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -59,18 +61,25 @@ class Peers:
             number = store.add(f"{host}/count", 1)
             store.set(f"{host}/{number}", orjson.dumps([self.rank, process, start]))
 
-    def meet(self, store: Store) -> None:
-        """Learns the processes of the other ranks of this host, all of which have been announced, and opens them.
+    def meet(self, store: Store, *, is_complete: bool = True) -> None:
+        """Learns the processes of the other ranks of this host, and opens them.
+
+        Args:
+            store: the store in which they were announced.
+            is_complete: True if all have been; False to learn those that are there.
 
         Raises:
             StoreUnreachable: the store does not answer.
         """
+        self.has_met = self.has_met or is_complete
         host = _host()
         count = store.add(f"{host}/count", 0) if host is not None else 0
         if not 0 <= count <= _MOST_RANKS:
             msg = f"'{host}/count' must be a number of ranks, but is {count}"
             raise StoreTampered(msg)
         keys = [f"{host}/{number}" for number in range(1, count + 1)]
+        if not is_complete and not (keys and store.has(keys)):
+            keys = [key for key in keys if store.has([key])]
         for raw in store.get_all(keys) if keys else ():
             rank, process, start = _parsed(raw)
             # Ranks may be threads of one process.

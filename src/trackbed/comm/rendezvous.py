@@ -59,6 +59,9 @@ _FLAG_SECONDS: Final = 10.0
 _LINGER_SECONDS: Final = 5.0
 _LINGER_AFTER_FAILURE_SECONDS: Final = 1.5
 _SLICE_SECONDS: Final = 0.5
+_FIRST_LOOK_SECONDS: Final = 1.0
+"""Time after which a rank that waits at the first rendezvous of a group looks who else is on its host."""
+_LONGEST_LOOK_SECONDS: Final = 16.0
 _LAST_WORDS_SECONDS: Final = 0.3
 """Time for what a rank has sent before it ended to arrive."""
 _MAX_REPORTED_FAILURES: Final = 32
@@ -179,13 +182,20 @@ class Rendezvous:
 
     def _wait_for_flag(self, watchdog: Watchdog, wait: Wait) -> Outcome:
         is_warned = False
+        look_seconds = _FIRST_LOOK_SECONDS
+        look_at = time.monotonic() + look_seconds
         slice_seconds = CHECK_SECONDS if wait.is_watched else _SLICE_SECONDS
         while not self.flag.wait(min(slice_seconds, watchdog.seconds_until_check())):
             check_wait()
             wait.check()
+            if not self.participant.peers.has_met and time.monotonic() >= look_at:
+                # The first rendezvous of the group: a rank may end before it gets here.
+                look_seconds = min(2 * look_seconds, _LONGEST_LOOK_SECONDS)
+                look_at = time.monotonic() + look_seconds
+                self.participant.peers.meet(self.participant.store, is_complete=False)
             lost = self.lost_ranks()
             if lost and not self.flag.wait(_LAST_WORDS_SECONDS):
-                words = f"{self.what}: {describe_ended(lost)}"
+                words = f"{self.operation}: {describe_ended(lost)}"
                 num_readers = self.participant.size - len(self.participant.peers.ended())
                 return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=num_readers))
             missing = watchdog.check()

@@ -26,6 +26,7 @@ __all__ = [
 
 MAX_NAMED_RANKS: Final = 8
 MAX_VALUE_CHARACTERS: Final = 200
+_CAME_TO_ITS_END: Final = "came to the end without this call, as under `if rank == 0:`"
 _SAME_CALLS: Final = (
     "all ranks must make the same calls in the same order, not under `if rank == 0:`; where ranks may see a signal at "
     "different steps, model.agree(flag) tells all of them"
@@ -171,15 +172,16 @@ def describe_ended(ended: Mapping[int, int]) -> str:
         ended: process of each, by rank; at least one.
 
     >>> describe_ended({1: 4242})
-    "rank 1 has ended (process 4242 of this host is gone): its log, or the kernel's if it was killed, says why"
+    "rank 1 has ended (process 4242 of this host is gone): its log, or the kernel's if it was killed, says why, unless
+    its program came to the end without this call, as under `if rank == 0:`"
     """
     processes = ", ".join(str(ended[rank]) for rank in sorted(ended)[:MAX_NAMED_RANKS])
     names = name_ranks(ended)
     if len(ended) == 1:
         found = f"{names} has ended (process {processes} of this host is gone): its log"
-        return f"{found}, or the kernel's if it was killed, says why"
+        return f"{found}, or the kernel's if it was killed, says why, unless its program {_CAME_TO_ITS_END}"
     found = f"{names} have ended (processes {processes} of this host are gone): their logs"
-    return f"{found}, or the kernel's if they were killed, say why"
+    return f"{found}, or the kernel's if they were killed, say why, unless their programs {_CAME_TO_ITS_END}"
 
 
 def describe_late(what: str, *, late: Sequence[int], rank: int) -> str:

@@ -92,7 +92,7 @@ class StoreGroup:
         self._open_rendezvous: list[Rendezvous] = []
         self._keys_to_delete: list[str] = []
         self._peers = Peers(rank, job_ranks or (), {} if known_processes is None else known_processes)
-        self._has_announced = self._has_met = False
+        self._has_announced = False
         self._broken: str | None = None
         """Text of the error that broke the group."""
 
@@ -287,9 +287,8 @@ class StoreGroup:
             for key in self._keys_to_delete:
                 rendezvous.participant.store.delete(key)
             self._keys_to_delete.clear()
-            if not self._has_met:
+            if not self._peers.has_met:
                 # All ranks have been here, and said which process they are. Nobody has left for good yet.
-                self._has_met = True
                 self._peers.meet(rendezvous.participant.store)
         rendezvous.leave(outcome)
         self._keys_to_delete += rendezvous.keys_to_delete
@@ -309,7 +308,13 @@ class StoreGroup:
 
     def _abandon(self, rendezvous: Rendezvous, error: BaseException) -> None:
         """Ends the rendezvous for all ranks, or the next one if the others have already ended this one."""
-        failure = describe_failures(rendezvous.what, [Failure(self.rank, describe_cause(error))], total=1)
+        cause = describe_cause(error)
+        if cause_of(error, Stopped) is not None:
+            cause = (
+                "it gave up, because a training loop around it has failed, whose error says why: these ranks can hold "
+                "no further step together, so start the program again"
+            )
+        failure = describe_failures(rendezvous.what, [Failure(self.rank, cause)], total=1)
         is_inner = len(self._next_numbers) > 1
         outcome = Outcome(is_stop=True) if is_inner else Outcome(error=failure, is_broken=True)
         with contextlib.suppress(StoreUnreachable):

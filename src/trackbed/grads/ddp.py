@@ -800,7 +800,8 @@ class DistributedDataParallel(torch.nn.Module):
             begins_next=not self.ddp_config.align_param_gather,
         )
         self.waiter.observer = observer
-        self.waiter.num_issued = self._num_issued
+        # All ranks have the same dense operations; those of experts differ where their groups do.
+        self.waiter.num_issued = self.dense_collectives.num_issued
         for number, group in enumerate(groups):
             group.label = Label(0, number)
             group.waiter = self.waiter
@@ -903,7 +904,7 @@ class DistributedDataParallel(torch.nn.Module):
         """
         guarded = self._messages.guarded(what, max_heartbeat_gap_seconds=float("inf"))
         # A save or load in the block waits over a group of its own, and looks at this step.
-        counts = {self.waiter.domain: self._num_issued}
+        counts = {self.waiter.domain: self.waiter.num_issued}
         with (
             guarded as step,
             self.waiter.inside(step),
@@ -915,10 +916,6 @@ class DistributedDataParallel(torch.nn.Module):
             except BaseException:
                 self._give_up(refusal)
                 raise
-
-    def _num_issued(self) -> int:
-        """Number of collectives of gradients and parameters that this rank has issued."""
-        return self.dense_collectives.num_issued() + self.expert_collectives.num_issued()
 
     def _give_up(self, reason: str) -> None:
         """Refuses further steps, and ends operations that are running, for which other ranks may not come."""

@@ -253,3 +253,20 @@ def test_a_value_in_an_object_of_another_rank_is_named_on_all_ranks(tmp_path):
 
     run_ranks(2, on)
     assert list(tmp_path.iterdir()) == []
+
+
+class _Unknown:
+    pass
+
+
+@pytest.mark.parametrize("value", [torch.nn.Linear(1, 1), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])])
+def test_an_object_with_a_state_is_refused_with_the_advice_to_save_that(value, tmp_path):
+    value.hidden = _Unknown()
+    advice = r"inside must be a plain value, but is of torch\.[\w.]+: save its state_dict\(\)"
+    with pytest.raises(CheckpointError, match=rf"common\.pt: x\.0\.{advice}"):
+        save({"x": [{"inside": value}]}, tmp_path / "step-1")
+
+
+def test_arguments_in_the_wrong_order_are_told(tmp_path):
+    with pytest.raises(CheckpointError, match="must be a path, but is of dict: the state comes first, then the folder"):
+        save(tmp_path / "step-1", {"step": 1})

@@ -48,9 +48,17 @@ def refusal(value: Any, where: str) -> str | None:
     problem = _problem(root)
     if problem is None:
         return None
-    path, culprit, problem = _innermost(root, problem)
-    place = f"{'.'.join(path)} " if path else ""
-    return f"{where}: {place}{_sentence(culprit, problem)}"
+    path, values, problem = _innermost(root, problem)
+    for depth, holder in enumerate(values):
+        if hasattr(type(holder), "state_dict"):
+            # What it consists of is its own affair.
+            kind = _name(type(holder))
+            return f"{where}: {_place(path[:depth])}must be a plain value, but is of {kind}: save its state_dict()"
+    return f"{where}: {_place(path)}{_sentence(values[-1], problem)}"
+
+
+def _place(path: list[str]) -> str:
+    return f"{'.'.join(path)} " if path else ""
 
 
 def _sentence(value: Any, problem: Exception) -> str:
@@ -86,9 +94,14 @@ def _problem(value: Any, allowed: Iterable[Any] = ()) -> Exception | None:
     return None
 
 
-def _innermost(value: Any, problem: Exception) -> tuple[list[str], Any, Exception]:
-    """Place, value and error of the first value in another one that cannot be saved, and has no such value in it."""
+def _innermost(value: Any, problem: Exception) -> tuple[list[str], list[Any], Exception]:
+    """Finds the first value in another one that cannot be saved, and has no such value in it.
+
+    Returns:
+        Its place, the values from the other one to it, and its error.
+    """
     path: list[str] = []
+    values = [value]
     above = {id(value)}
     while True:
         for name, below in _elements(value):
@@ -99,9 +112,10 @@ def _innermost(value: Any, problem: Exception) -> tuple[list[str], Any, Exceptio
                 path.append(printable(name))
                 above.add(id(below))
                 value, problem = below, found
+                values.append(value)
                 break
         else:
-            return path, value, problem
+            return path, values, problem
 
 
 def _elements(value: Any) -> Iterator[tuple[Any, Any]]:
