@@ -74,14 +74,14 @@ def test_threads_at_different_operations_are_told_of_both(size, tmp_path):
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("size", "pairs"),
+    ("size", "pairs", "collectives"),
     [
-        (2, [("save", "step"), ("sharded_state", "leave")]),
-        pytest.param(2, list(combinations(OPERATIONS, 2)), marks=pytest.mark.slow, id="2-all"),
-        pytest.param(3, list(permutations(OPERATIONS, 2)), marks=pytest.mark.slow, id="3-all"),
+        (2, [("save", "step"), ("sharded_state", "leave")], "auto"),
+        (2, [("save", "step"), ("sharded_state", "leave")], "torch"),
+        pytest.param(2, list(combinations(OPERATIONS, 2)), "auto", marks=pytest.mark.slow, id="2-all"),
+        pytest.param(3, list(permutations(OPERATIONS, 2)), "auto", marks=pytest.mark.slow, id="3-all"),
     ],
 )
-@pytest.mark.parametrize("collectives", ["auto", "torch"])
 def test_processes_at_different_operations_are_told_of_both(size, pairs, collectives, tmp_path):
     script = Path(__file__).parent / "crossed_rank.py"
     named = json.dumps([[*pair, collectives] for pair in pairs])
