@@ -49,7 +49,7 @@ def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
 
 
 def _replacement(path: Path, side: SideFile) -> str | None:
-    """What has become of a checkpoint; None if it is still there."""
+    """Says how a checkpoint has changed since it was opened; None if it has not."""
     if not path.exists():
         return "removed"
     try:

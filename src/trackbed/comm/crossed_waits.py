@@ -57,7 +57,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class WaitRecord:
-    """What a rank writes that waits."""
+    """Record that a waiting rank writes."""
 
     operation: Operation
     entered: Mapping[str, tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""How values are pickled, such that torch's reader of weights reads them back equal and of their class."""
+"""Pickles of values, made so that torch's reader of weights reads them back equal and of their class."""
 
 import datetime as dt
 import pickle

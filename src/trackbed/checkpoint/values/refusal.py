@@ -62,7 +62,7 @@ def _place(path: list[str]) -> str:
 
 
 def _sentence(value: Any, problem: Exception) -> str:
-    """What a value must be, what it is, and what to do."""
+    """Says what a value must be, what it is, and how to save it."""
     if isinstance(problem, RefusedError):
         return f"{problem}: save {_plain_form(value)}"
     if isinstance(problem, RecursionError):
@@ -140,7 +140,7 @@ def _name(named: Any) -> str:
 
 
 def _advice(value: Any) -> str:
-    """What to do about a value whose class is not allowed."""
+    """Says how to save a value whose class is not allowed."""
     named = _named(value)
     if "<locals>" not in named.__qualname__:
         for allowed in ([named], _constructors(value), [named, *_constructors(value)]):
@@ -162,7 +162,7 @@ def _constructors(value: Any) -> list[Any]:
 
 
 def _plain_form(value: Any) -> str:
-    """What to save in the place of a value."""
+    """Names a form of a value that can be saved."""
     forms: list[tuple[Any, str]] = [
         (dict, "dict(value)"),
         (deque, "collections.deque(value)"),
