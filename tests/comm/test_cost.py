@@ -12,6 +12,10 @@ from trackbed.errors import CollectiveError
 MAX_REQUESTS = 12
 MEETING_REQUESTS = 5
 """Requests of the first collective of a group for the processes of the ranks on this host."""
+LOOK_REQUESTS = 3
+"""Requests of a rank that looks who else is on this host, in a first collective that takes longer than a second."""
+TIMEOUT_SECONDS = 600
+"""So that ranks which wait check for silent ones after 10 seconds at the earliest."""
 
 
 def step(group):
@@ -42,7 +46,7 @@ def requests_of(size, collective, *, turns=10):
         for _ in range(turns):
             collective(group)
 
-    run_ranks(size, work, connect=connect)
+    run_ranks(size, work, connect=connect, timeout_seconds=TIMEOUT_SECONDS)
     return max(connection.requests.total() for connection in connections)
 
 
@@ -52,14 +56,28 @@ def test_requests_of_a_rank_do_not_grow_with_their_number(name):
     assert all(requests <= 10 * MAX_REQUESTS for requests in most.values()), most
 
 
-def test_waiting_costs_no_requests():
-    def wait(group):
-        if group.rank == 1:
-            time.sleep(1.5)
-        group.barrier()
+def wait_for_rank_1(group, *, seconds):
+    if group.rank == 1:
+        time.sleep(seconds)
+    group.barrier()
 
-    # The first check for silent ranks comes after a fortieth of the timeout, and takes two requests.
-    assert requests_of(3, wait, turns=1) <= MAX_REQUESTS + MEETING_REQUESTS + 2
+
+def test_waiting_costs_no_requests():
+    def requests(seconds):
+        def work(group):
+            wait_for_rank_1(group, seconds=0.1)
+            wait_for_rank_1(group, seconds=seconds)
+
+        return requests_of(3, work, turns=1)
+
+    assert requests(1.2) <= requests(0.1)
+
+
+def test_waiting_for_the_first_collective_looks_who_is_on_this_host():
+    def work(group):
+        wait_for_rank_1(group, seconds=1.2)
+
+    assert requests_of(3, work, turns=1) <= MAX_REQUESTS + MEETING_REQUESTS + LOOK_REQUESTS
 
 
 def test_polling_costs_an_occasional_write():
