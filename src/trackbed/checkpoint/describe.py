@@ -16,7 +16,7 @@ from trackbed.checkpoint.mapping import (
     apply_factory_merges,
     check_key,
 )
-from trackbed.checkpoint.parts import printable
+from trackbed.checkpoint.parts import abbreviated, printable
 from trackbed.checkpoint.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 
@@ -105,19 +105,21 @@ def describe_state(state: dict[str, Any]) -> SavedState:
         state: state dictionary, which is left as it is.
 
     Raises:
-        CheckpointError: it is no dictionary, or contains itself; a key is no text; or it has a shard in a tuple, beside
-            other values in a list, or beside plain values in a container of another class: it could not be loaded.
+        CheckpointError: it is no dictionary, or contains itself, or is nested too deeply; a key is no text; or it has a
+            shard in a tuple, beside other values in a list, or beside plain values in a container of another class: it
+            could not be loaded.
     """
     if not isinstance(state, dict):
         msg = (
             f'state: must be a dictionary, but is of {_class_name(state)}: give the values names, as {{"values": ...}}'
         )
         raise CheckpointError(msg)
-    built = _built_tree(state, (), set())
-    if type(built) not in _KEPT_CONTAINERS:
-        raise CheckpointError(_other_class(state, ()))
-    check_places(built)
-    common = _plain_part(built)
+    with _naming_depth(state):
+        built = _built_tree(state, (), set())
+        if type(built) not in _KEPT_CONTAINERS:
+            raise CheckpointError(_other_class(state, ()))
+        check_places(built)
+        common = _plain_part(built)
     shards: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
     for shard in shards:
         check_key(shard.key)
@@ -231,11 +233,12 @@ def describe_request(state: dict[str, Any]) -> Request:
     if not isinstance(state, dict):
         msg = f"state: must be a dictionary, but is of {_class_name(state)}: give it the structure that was saved"
         raise CheckpointError(msg)
-    factories, _ = extract_matching_values(
-        state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
-    )
-    built = dict_list_map_outplace(_built, state)
-    check_places(built)
+    with _naming_depth(state):
+        factories, _ = extract_matching_values(
+            state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
+        )
+        built = dict_list_map_outplace(_built, state)
+        check_places(built)
     tree, rest = extract_matching_values(built, lambda value: isinstance(value, ShardedBase))
     local, _ = extract_matching_values(rest, lambda value: isinstance(value, LocalNonpersistentObject))
     return Request(
@@ -244,6 +247,36 @@ def describe_request(state: dict[str, Any]) -> Request:
         dict_list_map_outplace(LocalNonpersistentObject.unwrap, local),
         list(nested_values(tree)),
     )
+
+
+@contextmanager
+def _naming_depth(state: Any) -> Iterator[None]:
+    """Names the place of what is nested too deeply for the block.
+
+    Raises:
+        CheckpointError: the block has reached Python's limit of recursion.
+    """
+    try:
+        yield
+    except RecursionError:
+        msg = f"state: {abbreviated(_deepest_path(state))} must be nested less deeply"
+        raise CheckpointError(msg) from None
+
+
+def _deepest_path(state: Any) -> list[str]:
+    """Path of a value below which containers are nested most deeply, however deep that is."""
+    values: list[tuple[Any, Any]] = [((), state)]  # each path as the path above it and its last name
+    seen = {id(state)}
+    for path, value in values:  # which grows meanwhile, level by level
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(below, dict | list) and id(below) not in seen:
+                seen.add(id(below))
+                values.append(((path, printable(key)), below))
+    names, path = list[str](), values[-1][0]
+    while path:
+        path, name = path
+        names.append(name)
+    return names[::-1]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,12 +11,23 @@ import torch
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.errors import CheckpointError
 
-__all__ = ["check_whole", "check_whole_shards", "elements_of", "is_part", "printable", "search", "tensors_in"]
+__all__ = [
+    "abbreviated",
+    "check_whole",
+    "check_whole_shards",
+    "elements_of",
+    "is_part",
+    "printable",
+    "search",
+    "tensors_in",
+]
 
 _ATTRIBUTES_OF_PARTS: Final = ("to_local", "local_shards", "__create_chunk_list__", "__create_write_items__")
 """Attributes of `DTensor`, of torch's `ShardedTensor`, and of tensors that tell `torch.distributed.checkpoint` which
 part of a larger tensor they are."""
 _PLAIN: Final = (str, bytes, bytearray, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
+_MOST_NAMES: Final = 8
+"""Names of a path that an error has."""
 
 
 def is_part(value: Any) -> bool:
@@ -107,6 +118,17 @@ def printable(key: object) -> str:
     \udc80
     """
     return str(key).encode("utf-8", "backslashreplace").decode()
+
+
+def abbreviated(path: Sequence[str]) -> str:
+    """Text of a path for errors, of which a long one is cut off.
+
+    >>> abbreviated(["optimizer", "lr"]), abbreviated(list("abcdefghijkl"))
+    ('optimizer.lr', 'a.b.c.d.e.f.g.h... (12 levels)')
+    """
+    if len(path) <= _MOST_NAMES:
+        return ".".join(path)
+    return f"{'.'.join(path[:_MOST_NAMES])}... ({len(path):,} levels)"
 
 
 def _search(

@@ -63,6 +63,11 @@ PLAIN_FORMS = {
     "a mapping": (types.MappingProxyType({"a": 1}), "dict(value)", dict),
     "the values of a dictionary": ({"a": 1}.values(), "list(value)", list),
     "a memoryview": (memoryview(b"a"), "bytes(value)", bytes),
+    "a storage without a type": (
+        torch.arange(4.0).untyped_storage(),
+        "torch.tensor(value, dtype=torch.uint8)",
+        lambda value: torch.tensor(value, dtype=torch.uint8),
+    ),
     "a function without a name": (lambda: 1, "its name", lambda value: value.__name__),
     "a time in a zone of another class": (
         dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")),
@@ -165,6 +170,32 @@ def test_a_class_in_another_one_is_refused_with_a_form_that_works(tmp_path):
     error = refused({"a": Outer.Inner()}, tmp_path / "step")
     assert "a must be" in error
     assert "add_safe_globals" not in error
+
+
+def nested(depth, kind):
+    value = 1
+    for _ in range(depth):
+        value = [value] if kind is list else kind(a=value)
+    return value
+
+
+@pytest.mark.parametrize("depth", [1_000, 50_000])
+@pytest.mark.parametrize("kind", [list, dict, collections.OrderedDict])
+def test_the_place_of_a_value_that_is_nested_too_deeply_is_named(kind, depth, tmp_path):
+    state = {"lr": [1, {"x": 2}], "options": {"tree": nested(depth, kind)}}
+    error = refused(state, tmp_path / "step")
+    assert re.search(r"options\.tree\.([a0]\.){5}[a0]\.\.\. \([\d,]+ levels\) must be nested less deeply", error), error
+    state["options"]["tree"] = nested(200, kind)
+    assert saved_and_loaded(state, tmp_path / "step")
+
+
+def test_a_request_that_is_nested_too_deeply_or_contains_itself_is_refused(tmp_path):
+    save({"x": 1}, tmp_path / "step", group=SOLO)
+    loop = {}
+    loop["a"] = [loop]
+    for state in ({"x": nested(50_000, list)}, {"x": loop}):
+        with pytest.raises(CheckpointError, match="must be nested less deeply"):
+            load(state, tmp_path / "step", group=SOLO)
 
 
 @pytest.mark.parametrize("state", [[{"step": 1}, torch.ones(2)], (1,), None, 5, "text", torch.ones(2), {1}, [], [1]])

@@ -82,6 +82,8 @@ class _SurveyPickler(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         """Names storages, which are not written."""
+        if isinstance(value, torch.UntypedStorage):
+            raise RefusedError(value, "must be a tensor or a storage with a type, but is an UntypedStorage")
         if isinstance(value, torch.storage.TypedStorage) or torch.is_storage(value):
             self._found.storages.append(value)
             return ("storage", len(self._found.storages))

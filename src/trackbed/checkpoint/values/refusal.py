@@ -15,7 +15,7 @@ import torch
 from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.allowed_classes import allowing
-from trackbed.checkpoint.parts import elements_of, printable
+from trackbed.checkpoint.parts import abbreviated, elements_of, printable
 from trackbed.checkpoint.values.difference import first_difference
 from trackbed.checkpoint.values.pickler import RefusedError, survey
 
@@ -58,7 +58,7 @@ def refusal(value: Any, where: str) -> str | None:
 
 
 def _place(path: list[str]) -> str:
-    return f"{'.'.join(path)} " if path else ""
+    return f"{abbreviated(path)} " if path else ""
 
 
 def _sentence(value: Any, problem: Exception) -> str:
@@ -176,6 +176,7 @@ def _plain_form(value: Any) -> str:
         ((range, Set, ValuesView), "list(value)"),
         (Mapping, "dict(value)"),
         (memoryview, "bytes(value)"),
+        (torch.UntypedStorage, "torch.tensor(value, dtype=torch.uint8)"),
         (dt.tzinfo, "the time in a zone of datetime, as value.astimezone(datetime.timezone.utc)"),
     ]
     found = next((form for kinds, form in forms if isinstance(value, kinds)), None)
