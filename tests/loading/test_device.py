@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import threading
+from itertools import islice
 
 import pytest
 import torch
@@ -119,7 +121,77 @@ def resumed_between(loader, count):
     return found
 
 
-WAYS = [first_batches, left_by_break, left_by_an_error, closed_between, resumed_between]
+def kept_iterators(loader, count):
+    """No iterator is dropped before the next one is made."""
+    iterators, found = [], []
+    for _ in range(count):
+        iterators.append(iter(loader))
+        found.append(next(iterators[-1]))
+    return found
+
+
+def dropped_late(loader, count):
+    """Each iterator is dropped while the next one is in use."""
+    found, iterator = [], None
+    for _ in range(count):
+        following = iter(loader)
+        found.append(next(following))
+        iterator = following
+        gc.collect()
+    del iterator
+    return found
+
+
+def in_pieces(loader, count):
+    found = []
+    while len(found) < count:
+        found += islice(loader, 3)
+    return found[:count]
+
+
+def beside_a_list_that_ends(loader, count):
+    """`zip` takes a batch more than it gives."""
+    found = []
+    for number in range(count):
+        state = loader.state_dict()
+        found += [batch for batch, _ in zip(loader, [number], strict=False)]
+        loader.load_state_dict({**state, "consumed_samples": 4 * (number + 1)})
+    return found
+
+
+def from_other_threads(loader, count):
+    found = []
+    for _ in range(count):
+        thread = threading.Thread(target=lambda: found.append(next(iter(loader))))
+        thread.start()
+        thread.join()
+    return found
+
+
+def rewound(loader, count):
+    """Each batch is read twice, of which the second copy is kept."""
+    found = []
+    for _ in range(count):
+        state = loader.state_dict()
+        next(iter(loader))
+        loader.load_state_dict(state)
+        found.append(next(iter(loader)))
+    return found
+
+
+WAYS = [
+    first_batches,
+    left_by_break,
+    left_by_an_error,
+    closed_between,
+    resumed_between,
+    kept_iterators,
+    dropped_late,
+    in_pieces,
+    beside_a_list_that_ends,
+    from_other_threads,
+    rewound,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -130,6 +202,15 @@ def test_memory_is_not_written_while_it_is_copied_however_an_iteration_ends(way,
     for number, batch in enumerate(batches):
         wanted = [data[position]["tokens"].tolist() for position in range(4 * number, 4 * number + 4)]
         assert batch["tokens"].tolist() == wanted
+
+
+def test_two_loaders_of_one_dataset_write_into_memory_of_their_own(data, device):
+    loaders = [loader_of(data, ahead=ahead) for ahead in (1, 2)]
+    batches = [next(iter(loader)) for _ in range(6) for loader in loaders]
+    device.run()
+    for number, batch in enumerate(batches):
+        first = 4 * (number // 2)
+        assert batch["tokens"].tolist() == [data[position]["tokens"].tolist() for position in range(first, first + 4)]
 
 
 def test_the_last_batches_of_a_pass_are_not_written_by_the_next_pass(data, device):
