@@ -225,6 +225,17 @@ def test_a_dynamic_loss_scale_and_options_are_kept(tmp_path):
     assert (other.loss_scale, other.param_groups[0]["lr"]) == (optimizer.loss_scale, 0.25)
 
 
+def test_an_optimizer_that_is_not_loaded_leaves_no_state_without_tensors(tmp_path):
+    wrapper, optimizer = wrapped(SOLO, Mixed(), allow_unused=True)
+    wrapper(torch.ones(2, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    state = {**sharded_state(wrapper, optimizer), "other": optimizer.full_state_dict(), "epoch": 3}
+    trackbed.save(state, tmp_path / "saved", group=SOLO)
+    others = load_sharded_state(tmp_path / "saved", Mixed(), group=SOLO)
+    assert others.keys() == {"other", "epoch"}
+    assert same(others["other"]["state"], state["other"]["state"])
+
+
 def test_the_model_alone_and_a_module_without_a_wrapper(tmp_path):
     module = Mixed()
     trackbed.save({**sharded_state(module), "epoch": 3}, tmp_path / "saved", group=SOLO)

@@ -8,7 +8,7 @@ parameter in order, since each rank has a range of these elements. All else is i
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -109,8 +109,9 @@ def load_sharded_state(
         prefix: text before the keys, with which the state was saved. Only these are read and checked.
 
     Returns:
-        All other plain values of the checkpoint, such as "step", and "optimizer" if no optimizer was given. `load`
-        reads further `ShardedTensor`s.
+        All other plain values of the checkpoint, such as "step", or the state of an optimizer of torch. The state of a
+        `DataParallelOptimizer` that was not given is left out, as its tensors are not read. `load` reads further
+        `ShardedTensor`s.
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message: the arguments are not allowed, or the
@@ -147,9 +148,7 @@ def load_sharded_state(
             values |= {name: reader.read_object(key) for name, key in extra.items()}
         _inner(model).load_state_dict({own.get(name, name): value for name, value in values.items()})
     loaded.pop(of_model, None)
-    if optimizer is not None:
-        del loaded[of_optimizer]
-    return loaded
+    return {key: value for key, value in loaded.items() if not _has_parts(value)}
 
 
 def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, prefix: str) -> None:
@@ -270,7 +269,7 @@ def _range_of(
 def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -> Mapping[str, Any]:
     """State of the optimizer in the common state of a checkpoint."""
     saved = common.get(name)
-    if not isinstance(saved, Mapping) or not isinstance(saved.get("divided"), Mapping):
+    if not _has_parts(saved):
         found = f"of {type(saved).__name__}" if name in common else "none"
         where = "" if name == "optimizer" else f" as {name!r}"
         msg = (
@@ -280,6 +279,11 @@ def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -
         )
         raise CheckpointError(msg)
     return saved
+
+
+def _has_parts(state: Any) -> TypeGuard[Mapping[str, Any]]:
+    """True for the state of an optimizer whose tensors `sharded_state` has saved apart."""
+    return isinstance(state, Mapping) and isinstance(state.get("divided"), Mapping)
 
 
 def _wanted_parts(
