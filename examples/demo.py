@@ -9,11 +9,11 @@ trains it again and stops half-way, resumes on one rank with twice as many micro
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from trackbed.preprocess import (
     preprocess,
     train_tokenizer,
 )
-from train import Job
 
 WEIGHTS = {"sources": 0.6, "topics": 0.15, "papers": 0.25}
 STEPS = 80
+BATCH_SIZE = 8
 console = Console()
 
 
@@ -61,10 +61,27 @@ def make_tokens(folder: Path, texts: dict[str, Path]) -> tuple[Path, dict[str, s
     return tokenizer, prefixes, tokens
 
 
-def run(job: Path, losses: Path, *options: str, ranks: int) -> dict[str, Any]:
+def blend_text(folder: Path, tokenizer: Path, prefixes: dict[str, str]) -> str:
+    """The blend file of the training."""
+    datasets = "".join(
+        f"\n[[dataset]]\npath = {json.dumps(prefix)}\nweight = {WEIGHTS[name]}\n" for name, prefix in prefixes.items()
+    )
+    return f"""version = 1
+sequence_length = 128
+tokenizer = {json.dumps(str(tokenizer))}
+order = "megatron"
+cache = {json.dumps(str(folder / "cache"))}
+split = "92,8"
+size = {{train = {STEPS * BATCH_SIZE}, valid = 64}}
+{datasets}"""
+
+
+def run(blend: Path, losses: Path, *options: str, ranks: int) -> dict[str, Any]:
     """`train.py` in processes of its own, under torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [*launcher, str(Path(__file__).with_name("train.py")), str(job), "--losses", str(losses), *options]
+    sizes = ["--steps", str(STEPS), "--batch-size", str(BATCH_SIZE)]
+    program = str(Path(__file__).with_name("train.py"))
+    command = [*launcher, program, str(blend), *sizes, "--losses", str(losses), *options]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     found: dict[str, Any] = json.loads(losses.read_text())
     return found
@@ -89,27 +106,18 @@ def main() -> int:
 
     texts = timed("three corpora collected", lambda: corpora.write(folder))
     tokenizer, prefixes, tokens = make_tokens(folder, texts)
-    job = Job(
-        prefixes=list(prefixes.values()),
-        weights=list(WEIGHTS.values()),
-        tokenizer=str(tokenizer),
-        path_to_cache=str(folder / "cache"),
-        steps=STEPS,
-        batch_size=8,
-        micro_batch_size=4,
-        sequence_length=128,
-    )
-    path = folder / "job.json"
-    path.write_text(json.dumps(asdict(job), indent=1))
-    half, state = str(STEPS // 2), str(folder / "state.pt")
-    whole = timed(f"a GPT trained for {STEPS} steps on 2 ranks", lambda: run(path, folder / "whole.json", ranks=2))
+    blend = folder / "blend.toml"
+    blend.write_text(blend_text(folder, tokenizer, prefixes))
+    half, state = str(STEPS // 2), folder / "checkpoint"
+    shutil.rmtree(state, ignore_errors=True)
+    whole = timed(f"a GPT trained for {STEPS} steps on 2 ranks", lambda: run(blend, folder / "whole.json", ranks=2))
     before = timed(
         f"trained again, and stopped after {half}",
-        lambda: run(path, folder / "before.json", "--stop-after", half, "--save", state, ranks=2),
+        lambda: run(blend, folder / "before.json", "--stop-after", half, "--save", str(state), ranks=2),
     )
     after = timed(
         "resumed on 1 rank, and trained to the end",
-        lambda: run(path, folder / "after.json", "--resume", state, ranks=1),
+        lambda: run(blend, folder / "after.json", "--resume", str(state), ranks=1),
     )
     identical = compare(whole, [before, after])
     draw(folder / "demo.png", whole, [before, after], list(prefixes), list(WEIGHTS.values()))

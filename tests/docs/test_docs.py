@@ -27,13 +27,13 @@ PAGES = [
         for page in (ROOT / name).rglob("*.md")
     ),
 ]
-README = (ROOT / "README.md").read_text()
+README, TUTORIAL = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.md").read_text()
 API, FURTHER = ((ROOT / "docs" / "reference" / name).read_text() for name in ("api.md", "further-names.md"))
 FACADES = sorted({*re.findall(r"^## `(trackbed(?:\.\w+)?)`$", API + FURTHER, flags=re.MULTILINE)})
 
 
-def snippets(language, text=README):
-    """The fenced blocks of one language, in the README if nothing else is said."""
+def snippets(language, text=TUTORIAL):
+    """The fenced blocks of one language, in the tutorial if nothing else is said."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -112,8 +112,8 @@ def test_examples_give_what_the_page_says(page):
 
 @pytest.fixture(scope="module")
 def first_hour(tmp_path_factory):
-    """A folder in which the README's commands have run, and its blend file and programs lie."""
-    folder = tmp_path_factory.mktemp("readme")
+    """A folder in which the tutorial's commands have run, and its blend file and programs lie."""
+    folder = tmp_path_factory.mktemp("tutorial")
     for name, word in (("web", "page"), ("books", "chapter")):
         texts = [f"{word} {number}: the quick brown fox jumps over the lazy dog. " * 40 for number in range(400)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -147,7 +147,27 @@ def torchrun(folder, program, ranks):
     return found.stdout
 
 
-def test_the_readmes_first_program_runs_and_resumes_on_another_number_of_ranks(first_hour):
+def test_the_readmes_program_runs_and_goes_on_on_another_number_of_ranks(first_hour, tmp_path):
+    (tmp_path / "web.jsonl").write_bytes((first_hour / "web.jsonl").read_bytes())
+    for line in snippets("bash", README)[0].strip().splitlines():
+        subprocess.run([sys.executable, "-m", *line.split()], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "blend.toml").write_text(snippets("toml", README)[0])
+    program = snippets("python", README)[0]
+    assert program.count("step % 100") == 1
+    (tmp_path / "train.py").write_text(program.replace("step % 100", "step % 10"))
+    assert "step 10: loss" in torchrun(tmp_path, "train.py", 2)
+    assert "step 20: loss" in torchrun(tmp_path, "train.py", 1)
+    assert trackbed.latest_checkpoint(tmp_path / "checkpoints").name == "step-0000020"
+
+
+def test_the_readme_is_short():
+    code = [part for _, part in re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)]
+    num_words = sum(len(part.split()) for part in code)
+    assert num_words <= 200
+    assert len(README.split()) - num_words <= 1_100
+
+
+def test_the_tutorials_first_program_runs_and_resumes_on_another_number_of_ranks(first_hour):
     assert len([line for line in (first_hour / "program.py").read_text().splitlines() if line]) <= 12
     (first_hour / "position.json").unlink(missing_ok=True)
     for ranks, consumed in ((1, 8), (2, 24), (1, 32)):
@@ -156,7 +176,7 @@ def test_the_readmes_first_program_runs_and_resumes_on_another_number_of_ranks(f
         assert json.loads((first_hour / "position.json").read_text())["consumed_samples"] == consumed
 
 
-def test_the_readmes_training_goes_on_on_another_number_of_ranks(first_hour):
+def test_the_tutorials_training_goes_on_on_another_number_of_ranks(first_hour):
     assert len([line for line in (first_hour / "train.py").read_text().splitlines() if line]) <= 40
     first, second = torchrun(first_hour, "train.py", 2), torchrun(first_hour, "train.py", 1)
     losses = dict(re.findall(r"step (\d+): loss ([\d.]+)", first + second))
@@ -218,7 +238,7 @@ def test_the_blend_file_of_the_page_on_object_stores_is_one(tmp_path):
     assert blend.storage.path_to_idx_cache == "/scratch/idx"
 
 
-def test_the_readmes_programs_have_types(first_hour):
+def test_the_tutorials_programs_have_types(first_hour):
     subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "program.py", "train.py"], cwd=first_hour, check=True, timeout=300
     )
@@ -232,8 +252,9 @@ def test_the_line_that_shows_an_installation_beside_megatron_prints_what_the_pag
     assert found.stdout.strip() == said
 
 
-def test_the_readmes_way_into_megatron_runs():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", snippets("python")[2]], check=True)
+def test_the_way_into_megatron_runs():
+    page = (ROOT / "docs" / "how-to" / "move-from-megatron-lm.md").read_text()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", snippets("python", page)[0]], check=True)
 
 
 RECIPES = snippets("python", (ROOT / "docs" / "how-to" / "use-with-other-trainers.md").read_text())

@@ -1,4 +1,4 @@
-"""The README followed by a newcomer: from a fresh clone to a first batch, and to a model that is resumed."""
+"""README and tutorial followed by a newcomer: from a fresh clone to a first batch, and to a model that is resumed."""
 
 import json
 import os
@@ -13,13 +13,13 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README, TUTORIAL = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.md").read_text()
 FIRST_BATCH_SECONDS = 180
 TRAINED_SECONDS = 300
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language, text=TUTORIAL):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_a_first_batch_within_three_minutes_and_a_resumed_model_within_five(tmp_path, capsys):
@@ -54,7 +54,7 @@ def test_a_first_batch_within_three_minutes_and_a_resumed_model_within_five(tmp_
 
     started = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", str(binaries.parent)], check=True)
-    for line in blocks("console")[0].splitlines():
+    for line in blocks("console", README)[0].splitlines():
         command = line.removeprefix("$ ").split("#")[0].strip()
         if command.startswith(("pip", "trackbed")):
             run(command.replace("install torch", "install torch==2.13.0"), clone)
