@@ -38,6 +38,12 @@ def test_a_rank_that_ends_without_an_error_is_named_too():
     assert seconds < 4
 
 
+@pytest.mark.dist
+def test_the_process_of_the_store_waits_for_the_last_reader_though_another_one_has_read_and_ended():
+    found = run_script(Path(__file__).with_name("late_reader_rank.py"), 3, limit_seconds=50)
+    assert found == [["left"]] * 3
+
+
 def announced(store, rank, process, start=None):
     """Announces a process in the name of a rank."""
     from trackbed.comm import peers

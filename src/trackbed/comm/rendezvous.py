@@ -260,11 +260,12 @@ class Rendezvous:
             deadline = time.monotonic() + wait_seconds
             pause = 0.001
             while not store.has([self._key("read")]) and time.monotonic() < deadline:
-                num_ended = len(self.participant.peers.ended())
-                if num_ended and store.add(self._key("readers"), 0) >= min(
-                    num_readers, self.participant.size - num_ended
+                # A rank that has ended after it arrived may have read the outcome, and counts as a reader then.
+                num_lost = len(self.lost_ranks())
+                if num_lost and store.add(self._key("readers"), 0) >= min(
+                    num_readers, self.participant.size - num_lost
                 ):
-                    return  # nobody else will read it
+                    return  # no other rank will read it
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
 
