@@ -59,6 +59,7 @@ EXTRA = {
     "none": torch.empty(0, dtype=torch.uint8),
     "none of another shape": torch.empty(3, 0),
     "a large one": torch.arange(50_000),
+    "a sparse one": torch.eye(3).to_sparse(),
     "a dictionary": {"a": torch.ones(2), "b": collections.deque([1], 3)},
     "text": "text",
     "a stream": io.BytesIO(b"xyz"),
@@ -67,7 +68,7 @@ EXTRA = {
 
 
 @pytest.mark.parametrize("wraps", [False, True])
-@pytest.mark.parametrize("new", ["none", "a number", "a dictionary", "a large one", "nothing", "a stream"])
+@pytest.mark.parametrize("new", ["none", "a number", "a dictionary", "a large one", "nothing", "a sparse one"])
 @pytest.mark.parametrize("saved", EXTRA)
 def test_extra_state_is_loaded_as_it_was_saved(saved, new, wraps, tmp_path):
     module = reloaded(
@@ -76,10 +77,27 @@ def test_extra_state_is_loaded_as_it_was_saved(saved, new, wraps, tmp_path):
     found, wanted = module[0].scales, EXTRA[saved]
     assert type(found) is type(wanted)
     if isinstance(wanted, torch.Tensor):
-        assert found.dtype == wanted.dtype
-        assert torch.equal(found, wanted)
+        assert (found.dtype, found.layout) == (wanted.dtype, wanted.layout)
+        assert torch.equal(found.to_dense(), wanted.to_dense())
     else:
         assert str(found) == str(wanted) or found.getvalue() == wanted.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage")
+@pytest.mark.parametrize(
+    "change", [torch.Tensor.to_sparse, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)]
+)
+def test_buffers_that_are_sparse_or_quantized_are_loaded(change, tmp_path):
+    def module(values):
+        found = nn.Linear(2, 2)
+        found.register_buffer("values", change(values))
+        return found
+
+    old = module(torch.eye(3))
+    new = reloaded(old, module(torch.zeros(3, 3)), tmp_path / "step")
+    assert new.values.layout is old.values.layout
+    dense = torch.Tensor.to_dense if old.values.is_sparse else torch.dequantize
+    assert torch.equal(dense(new.values), dense(old.values))
 
 
 def test_an_empty_buffer_is_given_what_was_saved_and_taken_by_the_module(tmp_path):

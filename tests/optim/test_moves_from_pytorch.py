@@ -304,6 +304,17 @@ def tensors_in_lists():
             optimizer.full_state_dict()
 
 
+@row("a tensor in a state that has not the shape of the parameter")
+def tables_in_states():
+    table = torch.arange(10.0).view(5, 2)
+    for config in ({}, ALL):
+        wrapper, optimizer = wrap(layers(), config, make=keeping({"table": table}))
+        step(wrapper, optimizer)
+        other = wrap(layers(), config, make=keeping({}))[1]
+        other.load_full_state_dict(optimizer.full_state_dict())
+        assert torch.equal(other.full_state_dict()["state"]["0.weight"]["table"], table)
+
+
 @row("a state under a key that is no parameter")
 def other_keys():
     for config in ({}, ALL):

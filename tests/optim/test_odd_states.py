@@ -11,7 +11,7 @@ from torch import nn
 
 import trackbed
 from trackbed.comm import SOLO, run_ranks
-from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
 from trackbed.optim.agreement import digest_of_state
@@ -34,6 +34,7 @@ VALUES = {
     "complex": 1 + 2j,
     "bytes": b"\x00\xff",
     "set": {1, 2, 3},
+    "table": torch.arange(10.0).view(5, 2),
     "tensor in a list": [torch.tensor(1.5), torch.tensor([2])],
     "list": [1, 2.5, "x", None, True],
     "empty tuple": (),
@@ -201,6 +202,72 @@ def test_a_look_before_wrapping_changes_nothing():
     optimizer = DataParallelOptimizer(sgd, model)
     optimizer.state_dict()
     assert optimizer.full_state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("way", ["sharded", "sharded, overlap"])
+def test_a_table_that_differs_between_the_ranks_of_a_parameter_is_refused(way):
+    def run(group):
+        class Own(Keeping):
+            values = {"table": torch.full((5, 2), float(group.rank))}  # noqa: RUF012  a constant
+
+        module = nn.Linear(40, 40)
+        model = DistributedDataParallel(module, DistributedDataParallelConfig(**WAYS[way]), process_group=group)
+        optimizer = DataParallelOptimizer(Own(module.parameters(), lr=0.1), model)
+        optimizer.zero_grad()
+        model(torch.ones(1, 40)).sum().backward()
+        optimizer.step()
+        model.wait_for_params()
+        for take in (optimizer.full_state_dict, optimizer.split_state_dict):
+            with pytest.raises(
+                CollectiveError, match=r"'table' of \w+ has the shape \[5, 2\], .* must be the same on all"
+            ):
+                take()
+
+    run_ranks(2, run)
+
+
+class WithoutElements(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.none = nn.Parameter(torch.empty(0, 3))
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.linear(inputs).sum() + self.none.sum()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_without_elements_has_its_state_in_every_layout_and_load(size, dtype, tmp_path):
+    def run(group):
+        def new(way):
+            module = WithoutElements().to(dtype)
+            model = DistributedDataParallel(module, DistributedDataParallelConfig(**WAYS[way]), process_group=group)
+            return model, DataParallelOptimizer(torch.optim.AdamW(module.parameters()), model)
+
+        def train(model, optimizer):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2, dtype=dtype)).backward()
+            optimizer.step()
+            model.wait_for_params()
+
+        for number, way in enumerate(WAYS):
+            model, optimizer = new(way)
+            train(model, optimizer)
+            folder = tmp_path / f"step-{number}"
+            trackbed.save(trackbed.sharded_state(model, optimizer), folder, group=group)
+            for other_way in WAYS:
+                by_full, by_shards = new(other_way), new(other_way)
+                by_full[1].load_full_state_dict(optimizer.full_state_dict())
+                trackbed.load_sharded_state(folder, *by_shards)
+                for pair in (by_full, by_shards):
+                    train(*pair)
+                    state = pair[1].full_state_dict()["state"]
+                    assert list(state) == ["none", "linear.weight", "linear.bias"]
+                    assert state["none"]["step"] == state["linear.bias"]["step"] == 2
+                    assert state["none"]["exp_avg"].shape == (0, 3)
+
+    run_ranks(size, run)
 
 
 OTHERS = {"count": 5, ("a", 1): torch.arange(3), 7: {"best": math.inf}}

@@ -101,7 +101,8 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
         params: parameters by name, for their shapes.
 
     Raises:
-        CollectiveError: a rank has no state of its part of a parameter, and others have.
+        CollectiveError: a rank has no state of its part of a parameter, and others have; or a tensor of several
+            elements that has not the shape of the parts differs between ranks.
     """
     parts = list(parts)
     check_covered(parts, params)
@@ -109,12 +110,37 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
     for part in parts:
         state = whole.setdefault(part.name, {})
         if part.span is None:
+            _check_same(part, state.get(part.key))
             state[part.key] = part.value.clone() if isinstance(part.value, torch.Tensor) else part.value
             continue
         shape = params[part.name].shape
         tensor = state.setdefault(part.key, torch.empty(shape, dtype=part.value.dtype, device=part.value.device))
         tensor.view(-1)[slice(*part.span)] = part.value.reshape(-1)
     return {name: arranged_state(state, params[name]) for name, state in whole.items()}
+
+
+def _check_same(part: Part, other: Any) -> None:
+    """Checks that a tensor of several elements, which is not divided, is the same on all ranks that have it.
+
+    Raises:
+        CollectiveError: it is not.
+    """
+    values = part.value, other
+    if all(isinstance(value, torch.Tensor) and value.numel() > 1 for value in values) and not _has_same_bits(*values):
+        msg = (
+            f"{WHERE}: {part.key!r} of {part.name} has the shape {list(part.value.shape)}, which is not that of the "
+            "parts, and must be the same on all ranks, but differs: keep one value for each element of the parameter, "
+            "or use use_distributed_optimizer=False"
+        )
+        raise CollectiveError(msg)
+
+
+def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two tensors have the same type, shape and bits."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (value.contiguous().view(-1).view(torch.uint8) for value in (one, other))
+    return torch.equal(first, second)
 
 
 def arranged_state(state: Mapping[str, Any], like: torch.Tensor) -> State:
@@ -151,22 +177,15 @@ def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> 
 
 
 def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
-    """Cuts the state of a piece from that of its parameter, as views.
-
-    Raises:
-        ArgumentError: the parameter is sharded, and a tensor has neither its shape nor a single element.
-    """
+    """Cuts the state of a piece from that of its parameter, as views. Tensors of other shapes are not divided."""
     cut: State = {}
     for key, value in whole.items():
         if not isinstance(value, torch.Tensor):
             cut[key] = value
         elif value.shape == piece.param.shape and key != "step":
             cut[key] = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
-        elif value.numel() == 1 or piece.is_whole:
-            cut[key] = value
         else:
-            msg = f"{piece.name}: {key!r} must have the shape {list(piece.param.shape)}, but has {list(value.shape)}"
-            raise ArgumentError(msg)
+            cut[key] = value
     return cut
 
 

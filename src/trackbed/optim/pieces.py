@@ -52,7 +52,10 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
 
 
 def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[Piece]]:
-    """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter."""
+    """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter.
+
+    The first rank owns the parameters without elements, whose states have counts of steps at least.
+    """
     names = {param: name_in_module(name) for name, param in model.module.named_parameters()}
     found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in model.params_with_grad}
     for buffer in model.buffers + model.expert_parallel_buffers:
@@ -61,6 +64,10 @@ def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[P
         for number, start, stop in zip(*(column.tolist() for column in owned), strict=True):
             param = buffer.params[number]
             found[param].append(_piece(names[param], param, start, stop, is_sharded=is_sharded))
+        if is_sharded and buffer.data_parallel_group.rank() == 0:
+            for param in buffer.params:
+                if param.numel() == 0:
+                    found[param].append(_piece(names[param], param, 0, 0, is_sharded=True))
     return found
 
 

@@ -23,6 +23,7 @@ from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
+from trackbed.grads.initial_values import is_dense
 from trackbed.grads.parameters import name_in_module
 from trackbed.grads.process_groups import GroupOfRanks
 from trackbed.optim.full_state import Part
@@ -214,10 +215,10 @@ def _inner(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _entries(model: torch.nn.Module, rank: int, prefix: str) -> dict[str, Any]:
-    """The state of the model, with entries in the place of its tensors, but for those that are not initialised."""
+    """The state of the model, with entries in the place of its dense tensors that are initialised."""
     return {
         name: value
-        if is_lazy(value) or not isinstance(value, torch.Tensor)
+        if not isinstance(value, torch.Tensor) or is_lazy(value) or not is_dense(value)
         else _whole_tensor(name, value, rank, prefix)
         for name, value in ((name_in_module(key), value) for key, value in _inner(model).state_dict().items())
     }

@@ -62,6 +62,8 @@ PLAIN_FORMS = {
     "a record of NumPy": (np.zeros(2, [("a", "i4")])[0], "value.tolist()", lambda value: list(value.tolist())),
     "a mapping": (types.MappingProxyType({"a": 1}), "dict(value)", dict),
     "the values of a dictionary": ({"a": 1}.values(), "list(value)", list),
+    "text of NumPy with NUL": (np.str_("a\0"), '"".join(value)', "".join),
+    "bytes of NumPy with NUL": (np.bytes_(b"ab\0"), "bytes(value)", bytes),
     "a memoryview": (memoryview(b"a"), "bytes(value)", bytes),
     "a storage without a type": (
         torch.arange(4.0).untyped_storage(),
@@ -148,6 +150,16 @@ def test_a_class_that_is_not_allowed_is_refused_and_saved_as_advised(kind, tmp_p
 )
 def test_the_place_of_a_value_is_named_wherever_it_lies(value, place, tmp_path):
     assert re.search(rf"common.pt: {place} must be .*'Text'", refused(value, tmp_path / "step"))
+
+
+@pytest.mark.parametrize(
+    "view", [lambda x: x.view(torch.int32), lambda x: x[1:].view(torch.uint8), torch.view_as_complex]
+)
+def test_two_tensors_that_view_the_same_memory_with_different_types_are_named(view, tmp_path):
+    x = torch.ones(4, 2)
+    error = refused({"x": x, "y": {"z": [view(x)]}}, tmp_path / "step")
+    assert "y.z.0 must be of type torch.float32, as x, which views the same memory, but is of torch." in error
+    assert saved_and_loaded({"x": x, "y": {"z": [view(x).clone()]}}, tmp_path / "clone")
 
 
 def test_an_attribute_of_a_tensor_is_named(tmp_path):

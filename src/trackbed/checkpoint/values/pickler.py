@@ -143,6 +143,8 @@ def _reduced(value: Any) -> Any:
         return deque, (list(value),) if value.maxlen is None else (list(value), value.maxlen)
     if kind is dt.datetime or kind is dt.time:
         return value.__reduce_ex__(4)  # protocols below 4 lose `fold`
+    if isinstance(value, np.str_ | np.bytes_) and value[-1:] in ("\0", b"\0"):
+        raise RefusedError(value, "must be text or bytes that NumPy keeps, but ends with NUL")
     if kind is np.longlong or kind is np.ulonglong:
         return value.__reduce__()[0], (_LongLong(value.dtype.char), value.tobytes())
     if isinstance(value, Enum):

@@ -15,9 +15,10 @@ import torch
 from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.allowed_classes import allowing
-from trackbed.checkpoint.parts import abbreviated, elements_of, printable
+from trackbed.checkpoint.parts import abbreviated, elements_of, printable, tensors_in
 from trackbed.checkpoint.values.difference import first_difference
 from trackbed.checkpoint.values.pickler import RefusedError, survey
+from trackbed.checkpoint.values.storages import has_plain_storage
 
 __all__ = ["PICKLE_ERRORS", "class_in", "refusal", "without_advice"]
 
@@ -47,7 +48,7 @@ def refusal(value: Any, where: str) -> str | None:
     root = value[0] if type(value) is list and len(value) == 1 else value  # objects are saved in lists of one
     problem = _problem(root)
     if problem is None:
-        return None
+        return _mixed_views(root, where)
     path, values, problem = _innermost(root, problem)
     for depth, holder in enumerate(values):
         if hasattr(type(holder), "state_dict"):
@@ -55,6 +56,20 @@ def refusal(value: Any, where: str) -> str | None:
             kind = _name(type(holder))
             return f"{where}: {_place(path[:depth])}must be a plain value, but is of {kind}: save its state_dict()"
     return f"{where}: {_place(path)}{_sentence(values[-1], problem)}"
+
+
+def _mixed_views(value: Any, where: str) -> str | None:
+    """Names two tensors that view the same memory with different types, which `torch.save` refuses."""
+    first: dict[int, tuple[str, torch.dtype]] = {}
+    for path, tensor in tensors_in(value):
+        if isinstance(tensor, torch.Tensor) and has_plain_storage(tensor):
+            other, dtype = first.setdefault(tensor.untyped_storage()._cdata, (path, tensor.dtype))  # noqa: SLF001  its identity
+            if dtype != tensor.dtype:
+                return (
+                    f"{where}: {path} must be of type {dtype}, as {other}, which views the same memory, but is of "
+                    f"{tensor.dtype}: save a clone() of one of them"
+                )
+    return None
 
 
 def _place(path: list[str]) -> str:
@@ -167,6 +182,8 @@ def _plain_form(value: Any) -> str:
         (dict, "dict(value)"),
         (deque, "collections.deque(value)"),
         (list, "list(value)"),
+        (np.str_, '"".join(value)'),
+        (np.bytes_, "bytes(value)"),
         ((np.ndarray, np.generic), "value.tolist()"),
         (BaseException, "str(value)"),
         (int, "str(value)"),
