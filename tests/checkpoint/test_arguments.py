@@ -9,15 +9,15 @@ import torch.distributed.checkpoint as dcp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
 from trackbed.checkpoint.exchange import plan_parts
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
-from trackbed.checkpoint.megatron.serialization import remove_sharded_tensors
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.checkpoint.megatron.strictness import StrictHandling
 from trackbed.checkpoint.table import join_tables, tabulate
 from trackbed.checkpoint.verify import find_damage
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
+from trackbed.megatron.checkpoints.serialization import remove_sharded_tensors
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strictness import StrictHandling
 
 
 def tensor(key, data, *cuts, **options):

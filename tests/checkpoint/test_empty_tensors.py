@@ -7,10 +7,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, open_checkpoint
-from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
 from trackbed.optim import load_sharded_state, sharded_state
 
 SHAPES = [(0,), (0, 4), (4, 0), (2, 0, 3)]

@@ -13,11 +13,11 @@ from fsdp_launch import run_fsdp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory, load
 from trackbed.checkpoint.meeting import meet
-from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.parts import is_part, tensors_in
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
 
 LARGE = 16 << 10
 """Elements of a float32 tensor of 64 KiB."""

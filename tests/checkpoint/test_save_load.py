@@ -17,12 +17,12 @@ from trackbed.checkpoint import find_damage, open_checkpoint
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Meeting, meet
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.strategy_base import SaveShardedStrategy
 from trackbed.checkpoint.save import save
 from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.strategy_base import SaveShardedStrategy
 
 
 def tensor(key, data, *cuts, **options):

@@ -23,25 +23,28 @@ from trackbed.checkpoint.mapping import (
     apply_factory_merges,
     is_main_replica,
 )
-from trackbed.checkpoint.megatron.async_requests import AsyncCallsQueue, AsyncRequest
-from trackbed.checkpoint.megatron.distribution import (
+from trackbed.checkpoint.reading import Checkpoint, TensorReader, open_checkpoint
+from trackbed.checkpoint.save import save
+from trackbed.checkpoint.verify import find_damage
+from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
+from trackbed.megatron.checkpoints.distribution import (
     ShardDistribution,
     determine_main_replica_uniform_distribution,
     distribute_shards_to_ranks,
 )
-from trackbed.checkpoint.megatron.exchange import (
+from trackbed.megatron.checkpoints.exchange import (
     exchange_by_distribution,
     exchange_loaded_objects_gather_object,
     exchange_loaded_tensors_broadcast,
     exchange_loaded_tensors_gather_object,
     exchange_loaded_tensors_gather_rounds,
 )
-from trackbed.checkpoint.megatron.fully_parallel import (
+from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
     distribute_main_replicas_with_precomputed_distribution,
 )
-from trackbed.checkpoint.megatron.serialization import (
+from trackbed.megatron.checkpoints.serialization import (
     get_default_load_sharded_strategy,
     get_default_save_sharded_strategy,
     load_common_state_dict,
@@ -51,17 +54,14 @@ from trackbed.checkpoint.megatron.serialization import (
     load_tensors_metadata,
     remove_sharded_tensors,
 )
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.checkpoint.megatron.strictness import (
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strictness import (
     StrictHandling,
     determine_global_metadata,
     parse_strict_flag,
     validate_integrity_and_strict_load,
     validate_sharding_integrity,
 )
-from trackbed.checkpoint.reading import Checkpoint, TensorReader, open_checkpoint
-from trackbed.checkpoint.save import save
-from trackbed.checkpoint.verify import find_damage
 
 __all__ = [
     "AsyncCallsQueue",

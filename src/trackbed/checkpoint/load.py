@@ -14,19 +14,19 @@ from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.loading import load_shards, require_loadable
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Ranks, meet
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.later_calls import takes_later_calls
-from trackbed.checkpoint.megatron.strategy_base import LoadCommonStrategy, LoadShardedStrategy
-from trackbed.checkpoint.megatron.strictness import (
-    StrictHandling,
-    maybe_report_missing_and_unexpected_keys,
-    parse_strict_flag,
-)
 from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.same_keys import require_distinct
 from trackbed.checkpoint.table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import ArgumentError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.later_calls import takes_later_calls
+from trackbed.megatron.checkpoints.strategy_base import LoadCommonStrategy, LoadShardedStrategy
+from trackbed.megatron.checkpoints.strictness import (
+    StrictHandling,
+    maybe_report_missing_and_unexpected_keys,
+    parse_strict_flag,
+)
 from trackbed.plural import number_of
 
 __all__ = ["load"]

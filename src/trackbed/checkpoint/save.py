@@ -8,12 +8,6 @@ from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.describe import describe_state
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
 from trackbed.checkpoint.meeting import Meeting, Ranks, meet
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.async_requests import AsyncRequest
-from trackbed.checkpoint.megatron.entries import clean_metadata
-from trackbed.checkpoint.megatron.later_calls import takes_later_calls
-from trackbed.checkpoint.megatron.strategy_base import SaveCommonStrategy, SaveShardedStrategy
-from trackbed.checkpoint.megatron.strictness import log_common_differences
 from trackbed.checkpoint.parts import check_whole, check_whole_shards
 from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plain_tensors import check_same, digesting
@@ -33,6 +27,12 @@ from trackbed.checkpoint.writing import (
 )
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.async_requests import AsyncRequest
+from trackbed.megatron.checkpoints.entries import clean_metadata
+from trackbed.megatron.checkpoints.later_calls import takes_later_calls
+from trackbed.megatron.checkpoints.strategy_base import SaveCommonStrategy, SaveShardedStrategy
+from trackbed.megatron.checkpoints.strictness import log_common_differences
 
 __all__ = ["save"]
 

@@ -56,7 +56,7 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         msg = f"parts: must be a collection of names among {PARTS}, found {parts!r}"
         raise ArgumentError(msg)
     if exchange is not None:
-        from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
+        from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
 
         choose_exchange(exchange)
     installed = [finder for finder in sys.meta_path if isinstance(finder, Finder) and finder.root == _MEGATRON]

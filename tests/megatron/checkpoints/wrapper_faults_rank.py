@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory
-from trackbed.checkpoint.megatron import file_write, fully_parallel, serialization, strategies
 from trackbed.checkpoint.storage.box_reader import BoxReader
 from trackbed.checkpoint.tree import nested_values
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import file_write, fully_parallel, serialization, strategies
 
 GROUPS = {"all": [[0, 1, 2, 3]], "pairs": [[0, 1], [2, 3]], "one alone": [[0, 1, 2], [3]]}
 SAVE_PHASES = {

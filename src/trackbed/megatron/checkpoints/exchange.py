@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from trackbed.checkpoint.mapping import ShardedTensor
 from trackbed.checkpoint.meeting import Meeting, meet_among
-from trackbed.checkpoint.megatron.distribution import ShardDistribution
-from trackbed.checkpoint.megatron.entries import ShardId
 from trackbed.comm.torch import device_for
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.distribution import ShardDistribution
+from trackbed.megatron.checkpoints.entries import ShardId
 
 __all__ = [
     "exchange_by_distribution",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trackbed.checkpoint.meeting import meet
-from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
 
 __all__ = ["AsyncCallsQueue", "AsyncRequest"]
 

@@ -6,8 +6,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.checkpoint.megatron.async_requests import AsyncCallsQueue, AsyncRequest
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
 
 __all__ = [
     "AsyncSaveShardedStrategy",
@@ -46,7 +46,7 @@ def get_default_strategy(action: StrategyAction, backend: str, version: int) -> 
     Raises:
         CheckpointError: there is none.
     """
-    from trackbed.checkpoint.megatron import strategies  # registers its own
+    from trackbed.megatron.checkpoints import strategies  # registers its own
 
     del strategies
     try:

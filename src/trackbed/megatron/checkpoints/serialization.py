@@ -9,31 +9,6 @@ from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, apply_factory_merges
 from trackbed.checkpoint.meeting import meet
-from trackbed.checkpoint.megatron.async_requests import AsyncRequest
-from trackbed.checkpoint.megatron.entries import extract_sharded_base, force_all_tensors_to_non_fp8
-from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
-from trackbed.checkpoint.megatron.file_write import InPartialFolder
-from trackbed.checkpoint.megatron.fully_parallel import FullyParallelSaveStrategyWrapper
-from trackbed.checkpoint.megatron.later_calls import takes_later_calls
-from trackbed.checkpoint.megatron.preprocess import load_preprocess, save_preprocess
-from trackbed.checkpoint.megatron.strategies import TorchDistSaveShardedStrategy
-from trackbed.checkpoint.megatron.strategy_base import (
-    AsyncSaveShardedStrategy,
-    LoadCommonStrategy,
-    LoadShardedStrategy,
-    SaveCommonStrategy,
-    SaveShardedStrategy,
-    StrategyAction,
-    get_default_strategy,
-)
-from trackbed.checkpoint.megatron.strictness import (
-    StrictHandling,
-    check_main_replicas,
-    determine_global_metadata,
-    parse_strict_flag,
-    validate_integrity_and_strict_load,
-    verify_checkpoint_and_load_strategy,
-)
 from trackbed.checkpoint.safe_pickle import torch_bytes
 from trackbed.checkpoint.side_file import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.tree import merge
@@ -42,6 +17,31 @@ from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files
+from trackbed.megatron.checkpoints.async_requests import AsyncRequest
+from trackbed.megatron.checkpoints.entries import extract_sharded_base, force_all_tensors_to_non_fp8
+from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.file_write import InPartialFolder
+from trackbed.megatron.checkpoints.fully_parallel import FullyParallelSaveStrategyWrapper
+from trackbed.megatron.checkpoints.later_calls import takes_later_calls
+from trackbed.megatron.checkpoints.preprocess import load_preprocess, save_preprocess
+from trackbed.megatron.checkpoints.strategies import TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strategy_base import (
+    AsyncSaveShardedStrategy,
+    LoadCommonStrategy,
+    LoadShardedStrategy,
+    SaveCommonStrategy,
+    SaveShardedStrategy,
+    StrategyAction,
+    get_default_strategy,
+)
+from trackbed.megatron.checkpoints.strictness import (
+    StrictHandling,
+    check_main_replicas,
+    determine_global_metadata,
+    parse_strict_flag,
+    validate_integrity_and_strict_load,
+    verify_checkpoint_and_load_strategy,
+)
 
 __all__ = [
     "get_default_load_sharded_strategy",

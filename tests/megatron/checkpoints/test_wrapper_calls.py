@@ -7,15 +7,15 @@ import torch
 
 from launching import run_script
 from trackbed.checkpoint import ShardedObject, ShardedTensor
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
-from trackbed.checkpoint.megatron.file_write import FileWrite
-from trackbed.checkpoint.megatron.fully_parallel import (
+from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.file_write import FileWrite
+from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 
 RANK = Path(__file__).parent / "wrapper_calls_rank.py"
 SIZE = 3

@@ -12,30 +12,30 @@ import torch.distributed as dist
 from trackbed.checkpoint.exchange import Exchange, parse_exchange
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import Meeting, meet, meet_among
-from trackbed.checkpoint.megatron.async_requests import AsyncRequest
-from trackbed.checkpoint.megatron.distribution import (
+from trackbed.checkpoint.table import has_elements
+from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
+from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.megatron.checkpoints.async_requests import AsyncRequest
+from trackbed.megatron.checkpoints.distribution import (
     ShardDistribution,
     as_group,
     determine_main_replica_uniform_distribution,
     num_ranks_of,
 )
-from trackbed.checkpoint.megatron.entries import ShardId, object_id, shard_id
-from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
-from trackbed.checkpoint.megatron.exchange import (
+from trackbed.megatron.checkpoints.entries import ShardId, object_id, shard_id
+from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.exchange import (
     exchange_by_distribution,
     exchange_function,
     exchange_loaded_objects_gather_object,
 )
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.checkpoint.megatron.strategy_base import (
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strategy_base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     SaveShardedStrategy,
 )
-from trackbed.checkpoint.megatron.strictness import check_main_replicas
-from trackbed.checkpoint.table import has_elements
-from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
-from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.megatron.checkpoints.strictness import check_main_replicas
 from trackbed.plural import number_of
 
 __all__ = [

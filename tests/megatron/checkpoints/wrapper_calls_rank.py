@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.fully_parallel import (
+from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.checkpoint.megatron.strategy_base import LoadShardedStrategy, SaveShardedStrategy
-from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strategy_base import LoadShardedStrategy, SaveShardedStrategy
 
 CASES = {}
 WAYS = ("broadcast", "gather_rounds", "gather_object")

@@ -13,17 +13,6 @@ from trackbed.checkpoint.folder import COMMON_NAME, CheckpointFolder, data_name,
 from trackbed.checkpoint.loading import load_shards, require_loadable
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import meet
-from trackbed.checkpoint.megatron.async_requests import AsyncRequest
-from trackbed.checkpoint.megatron.errors import DistributedCheckpointError
-from trackbed.checkpoint.megatron.file_write import FileWrite
-from trackbed.checkpoint.megatron.strategy_base import (
-    AsyncSaveShardedStrategy,
-    LoadCommonStrategy,
-    LoadShardedStrategy,
-    SaveCommonStrategy,
-    StrategyAction,
-    register_default_strategy,
-)
 from trackbed.checkpoint.plan_save import main_replicas
 from trackbed.checkpoint.remove import remove_tensors
 from trackbed.checkpoint.safe_pickle import torch_bytes
@@ -38,6 +27,17 @@ from trackbed.checkpoint.writing import (
     write_descriptions,
 )
 from trackbed.files.publish import write_new
+from trackbed.megatron.checkpoints.async_requests import AsyncRequest
+from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.file_write import FileWrite
+from trackbed.megatron.checkpoints.strategy_base import (
+    AsyncSaveShardedStrategy,
+    LoadCommonStrategy,
+    LoadShardedStrategy,
+    SaveCommonStrategy,
+    StrategyAction,
+    register_default_strategy,
+)
 
 __all__ = [
     "TorchCommonLoadStrategy",

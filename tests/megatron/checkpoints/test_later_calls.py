@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 
 WAYS = {"trackbed": (save, load), "megatron": (serialization.save, serialization.load)}
 CONTENT = {"version": 3}

@@ -11,16 +11,16 @@ from trackbed.checkpoint.config_file import maybe_load_config
 from trackbed.checkpoint.main_replicas import require_main_replicas
 from trackbed.checkpoint.mapping import ShardedBase, ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Meeting, meet
-from trackbed.checkpoint.megatron.strategy_base import (
+from trackbed.checkpoint.table import gather_table, has_elements, join_tables, tabulate
+from trackbed.checkpoint.tree import Tree, diff, extract_matching_values, nested_values
+from trackbed.checkpoint.validate import require_valid
+from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.strategy_base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
     get_default_strategy,
 )
-from trackbed.checkpoint.table import gather_table, has_elements, join_tables, tabulate
-from trackbed.checkpoint.tree import Tree, diff, extract_matching_values, nested_values
-from trackbed.checkpoint.validate import require_valid
-from trackbed.errors import CheckpointError
 
 __all__ = [
     "StrictHandling",

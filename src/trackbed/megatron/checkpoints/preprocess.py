@@ -5,8 +5,6 @@ from typing import Any
 
 from trackbed.checkpoint.describe import check_places
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, apply_factories
-from trackbed.checkpoint.megatron.entries import clean_metadata, extract_nonpersistent, extract_sharded_base
-from trackbed.checkpoint.megatron.strictness import determine_global_metadata, validate_sharding_integrity
 from trackbed.checkpoint.parts import check_whole, check_whole_shards
 from trackbed.checkpoint.tree import (
     Tree,
@@ -15,6 +13,8 @@ from trackbed.checkpoint.tree import (
     extract_matching_values,
     nested_values,
 )
+from trackbed.megatron.checkpoints.entries import clean_metadata, extract_nonpersistent, extract_sharded_base
+from trackbed.megatron.checkpoints.strictness import determine_global_metadata, validate_sharding_integrity
 
 __all__ = ["filter_out_empty_flatten_tensor", "load_preprocess", "save_preprocess"]
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import trackbed.megatron
 from trackbed.checkpoint import exchange
-from trackbed.checkpoint.megatron import fully_parallel
+from trackbed.megatron.checkpoints import fully_parallel
 
 
 def count(counts, module, name):

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from trackbed.checkpoint.mapping import ShardedTensor, is_main_replica
 from trackbed.checkpoint.meeting import meet_among
-from trackbed.checkpoint.megatron.entries import ShardId, shard_id
 from trackbed.checkpoint.table import has_elements
 from trackbed.checkpoint.tree import Tree, nested_values
+from trackbed.megatron.checkpoints.entries import ShardId, shard_id
 
 __all__ = [
     "ShardDistribution",

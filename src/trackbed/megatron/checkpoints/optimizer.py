@@ -9,9 +9,9 @@ from typing import Any, Final
 import torch
 
 from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory
-from trackbed.checkpoint.megatron.entries import extract_sharded_tensors_and_factories
 from trackbed.checkpoint.tree import Tree, nested_values
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.entries import extract_sharded_tensors_and_factories
 
 __all__ = [
     "KEEP_VARS_HINT",
