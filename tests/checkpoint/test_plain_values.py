@@ -94,7 +94,7 @@ def test_a_part_is_refused_by_key_wherever_it_lies(place, tmp_path):
         state = {"step": 1, **PLACES[place](part_of(kind))}
         for function in (
             lambda state, folder: save(state, folder, group=SOLO),
-            lambda state, folder: save(state, folder, async_sharded_save=True, group=SOLO).execute_sync(),
+            lambda state, folder: serialization.save(state, folder, async_sharded_save=True).execute_sync(),
             serialization.save,
         ):
             with pytest.raises(CheckpointError, match=rf"rank 0.*\bw\b.*{kind.__name__}"):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
 from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.describe import describe_request
@@ -14,27 +14,30 @@ from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.loading import load_shards, require_loadable
 from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
 from trackbed.checkpoint.meeting import Ranks, meet
+from trackbed.checkpoint.other_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.same_keys import require_distinct
 from trackbed.checkpoint.table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.validate import require_valid
 from trackbed.errors import ArgumentError
-from trackbed.megatron.checkpoints import serialization
-from trackbed.megatron.checkpoints.later_calls import takes_later_calls
-from trackbed.megatron.checkpoints.strategy_base import LoadCommonStrategy, LoadShardedStrategy
-from trackbed.megatron.checkpoints.strictness import (
-    StrictHandling,
-    maybe_report_missing_and_unexpected_keys,
-    parse_strict_flag,
-)
 from trackbed.plural import number_of
 
-__all__ = ["load"]
+__all__ = ["DifferingKeys", "differing_keys", "load"]
 
 logger = logging.getLogger(__name__)
 
 Rename = Mapping[str, str] | Callable[[str], str]
 Shard = ShardedTensor | ShardedObject
+Strict: TypeAlias = Literal["raise", "log", "ignore"]
+"""Handling of keys that are asked for and not stored."""
+
+_STRICT: Final = get_args(Strict)
+_OWN_NAMES: Final = {
+    "sharded_state_dict": "state",
+    "checkpoint_dir": "folder",
+    "validate_access_integrity": "allow_parts",
+    "process_group": "group",
+}
 
 
 @overload
@@ -49,57 +52,49 @@ def load(
 
 @overload
 def load(
-    sharded_state_dict: dict[str, Any],
-    checkpoint_dir: str | Path,
-    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
-    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    state: dict[str, Any],
+    folder: str | Path,
     *,
+    strict: Strict = "raise",
+    allow_parts: bool = False,
     rename: Rename | None = None,
     group: Ranks = None,
     exchange: Exchange = "auto",
     allow_cast: bool = False,
     observe: Observer | None = None,
-) -> Any: ...
+) -> dict[str, Any]: ...
 
 
-@takes_later_calls(6, ("verify_integrity", "process_group"), names={"process_group": "group"})
+@refuses_megatron_arguments(_OWN_NAMES)
 def load(
-    sharded_state_dict: dict[str, Any] | str | Path,
-    checkpoint_dir: str | Path | None = None,
-    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
-    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    state: dict[str, Any] | str | Path,
+    folder: str | Path | None = None,
     *,
+    strict: Strict = "raise",
+    allow_parts: bool = False,
     rename: Rename | None = None,
     group: Ranks = None,
     exchange: Exchange = "auto",
     allow_cast: bool = False,
     observe: Observer | None = None,
-) -> Any:
+) -> dict[str, Any]:
     """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
 
     `load(folder)` returns the plain tensors and values of a checkpoint, and none of the tensors that `sharded_state`
-    has saved: use `load_sharded_state`. `load(sharded_state_dict, folder)` returns them
-    too, with the tensors and objects for which the argument has a `ShardedTensor` or `ShardedObject`. Plain tensors and
-    values of the argument are ignored. In a checkpoint of `torch.distributed.checkpoint` everything is a tensor or an
-    object to ask for; `open_checkpoint` reads it without a state.
+    has saved: use `load_sharded_state`. `load(state, folder)` returns them too, with the tensors and objects for which
+    the state has a `ShardedTensor` or `ShardedObject`. Plain tensors and values of the state are ignored. In a
+    checkpoint of `torch.distributed.checkpoint` everything is a tensor or an object to ask for; `open_checkpoint` reads
+    it without a state.
 
     Args:
-        sharded_state_dict: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is
-            wanted. The `data` of a `ShardedTensor` is filled if it is not None. The dictionary is not changed. The
-            folder, if only plain tensors and values are wanted.
-        checkpoint_dir: folder of the checkpoint, if it is not the first argument.
-        sharded_strategy: strategy that loads tensors and objects, in the place of this function's own way.
-        common_strategy: strategy that loads the common state.
-        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once, so that
-            nothing is forgotten. False to load parts of tensors.
-        strict: handling of unexpected keys, which are wanted and not stored, and of missing keys, which are stored and
-            not wanted. "assume_ok_unexpected": an unexpected key is an error of the tensor that is not there.
-            "log_unexpected", "log_all", "raise_unexpected", "raise_all": unexpected keys, or both kinds, are logged or
-            raised. "return_unexpected", "return_all": they are returned. "ignore_all": they are left out.
+        state: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is wanted. The
+            `data` of a `ShardedTensor` is filled if it is not None. The dictionary is not changed. The folder, if only
+            plain tensors and values are wanted.
+        folder: folder of the checkpoint, if it is not the first argument.
+        strict: handling of keys that this rank asks for and that are not stored. "raise" for an error, "log" and
+            "ignore" to leave them out, with and without a warning. `differing_keys` returns them.
+        allow_parts: False to check that the main replicas of all ranks cover each tensor once, so that nothing is
+            forgotten. True to load parts of tensors.
         rename: mapping or function that gives the key under which a tensor is stored, for keys that have changed.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
@@ -109,58 +104,86 @@ def load(
         observe: called with the name and the seconds of each phase.
 
     Returns:
-        State with the loaded tensors and objects, and the plain tensors and values of the checkpoint. With `strict`
-        "return_all" or "return_unexpected" a tuple of that, the missing keys, and the unexpected keys.
+        State with the loaded tensors and objects, and the plain tensors and values of the checkpoint.
 
     Raises:
-        ArgumentError: `exchange` is unknown, or a strategy is combined with what only this function's own way has.
-        ValueError: `strict` is unknown.
+        ArgumentError: `strict` or `exchange` is unknown, or an argument is Megatron Core's, which
+            `trackbed.megatron.load` takes.
         CheckpointError: on every rank, with the rank that failed and its message.
     """
-    sharded_state_dict, checkpoint_dir = _state_and_folder(sharded_state_dict, checkpoint_dir)
-    if sharded_strategy is not None or common_strategy is not None:
-        if rename is not None or observe is not None:
-            msg = "rename and observe: must be None where a strategy loads"
-            raise ArgumentError(msg)
-        return serialization.load(
-            sharded_state_dict,
-            checkpoint_dir,
-            sharded_strategy,
-            common_strategy,
-            validate_access_integrity,
-            strict,
-            process_group=group,
-        )
-    handling = parse_strict_flag(strict)
+    state, folder = _state_and_folder(state, folder)
+    _check_strict(strict)
     parse_exchange(exchange)
     phases = Phases(observe)
     with meet("load", group) as meeting:
         with phases("open"):
-            request = describe_request(sharded_state_dict)
-            folder = open_for_all(local_folder(checkpoint_dir), meeting)
+            request = describe_request(state)
+            opened = open_for_all(local_folder(folder), meeting)
             shards = _renamed(request.shards, rename)
             table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
-            missing, unexpected = _differences(handling, folder.catalogue, shards, set(table.keys))
-            if unexpected:
-                is_kept = [shard.key not in unexpected for shard in shards]
+            not_stored = _not_stored(shards, opened.catalogue) if strict != "raise" else set()
+            if not_stored:
+                if strict == "log":
+                    logger.warning(
+                        "%s: keys that are asked for must be stored, but %s are not, and are left out",
+                        opened.path,
+                        sorted(not_stored),
+                    )
+                is_kept = [shard.key not in not_stored for shard in shards]
                 request = request.only(is_kept)
                 shards = list(compress(shards, is_kept))
             for shard in shards:
-                require_loadable(shard, folder.catalogue, allow_cast=allow_cast)
-            if validate_access_integrity:
+                require_loadable(shard, opened.catalogue, allow_cast=allow_cast)
+            if not allow_parts:
                 require_distinct(shards, request.places, meeting.rank)
-                require_valid(table, "load parts with validate_access_integrity=False")
-            common = folder.load_common()
-            if not shards and folder.catalogue.tensors and meeting.rank == 0:
-                tensors = number_of(len(folder.catalogue.tensors), "sharded tensor")
-                logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", folder.path, tensors)
-        with phases("read"), folder.naming_replacement():
-            values = load_shards(shards, folder, meeting, exchange=exchange)
+                require_valid(table, "load parts with allow_parts=True")
+            common = opened.load_common()
+            if not shards and opened.catalogue.tensors and meeting.rank == 0:
+                tensors = number_of(len(opened.catalogue.tensors), "sharded tensor")
+                logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", opened.path, tensors)
+        with phases("read"), opened.naming_replacement():
+            values = load_shards(shards, opened, meeting, exchange=exchange)
         with phases("merge"):
-            loaded = request.fill(common, values)
-    if StrictHandling.requires_returning_mismatch_keys(handling):
-        return loaded, missing, unexpected
-    return loaded
+            return request.fill(common, values)
+
+
+class DifferingKeys(NamedTuple):
+    """Keys of sharded tensors and objects that only a checkpoint or only a state has."""
+
+    not_asked_for: set[str]
+    """Stored, and asked for by no rank; the same on all ranks."""
+    not_stored: set[str]
+    """Asked for by this rank, and not stored. Tensors without elements are left out: they need not be stored."""
+
+
+def differing_keys(
+    state: dict[str, Any], folder: str | Path, *, rename: Rename | None = None, group: Ranks = None
+) -> DifferingKeys:
+    """Collective over `group`: compares the keys of a state with those of a checkpoint, and loads nothing.
+
+    Args:
+        state: state as for `load`.
+        folder: folder of the checkpoint.
+        rename: mapping or function that gives the key under which a tensor is stored.
+        group: the ranks, as for `load`.
+
+    Raises:
+        CheckpointError: on every rank, with the rank that failed and its message.
+    """
+    with meet("differing_keys", group) as meeting:
+        shards = _renamed(describe_request(state).shards, rename)
+        catalogue = open_for_all(local_folder(folder), meeting).catalogue
+        table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
+        return DifferingKeys(_stored_keys(catalogue) - set(table.keys), _not_stored(shards, catalogue))
+
+
+def _check_strict(strict: Any) -> None:
+    if strict not in _STRICT:
+        msg = (
+            f"strict: must be 'raise', 'log' or 'ignore', found {strict!r}: differing_keys returns keys that one side "
+            "has, and Megatron Core's words are for trackbed.megatron.load"
+        )
+        raise ArgumentError(msg)
 
 
 def _state_and_folder(
@@ -170,7 +193,7 @@ def _state_and_folder(
         return {}, state
     if isinstance(state, (str, Path)) or folder is None:
         msg = (
-            "load: must be called as load(folder) or load(sharded_state_dict, folder), found arguments of "
+            "load: must be called as load(folder) or load(state, folder), found arguments of "
             f"{type(state).__name__} and {type(folder).__name__}"
         )
         raise ArgumentError(msg)
@@ -185,26 +208,10 @@ def _renamed(shards: Sequence[Shard], rename: Rename | None) -> list[Shard]:
     return [replace(shard, key=stored_key(shard.key)) for shard in shards]
 
 
-def _differences(
-    handling: StrictHandling, catalogue: Catalogue, shards: Sequence[Shard], wanted: set[str]
-) -> tuple[set[str], set[str]]:
-    """Missing and unexpected keys, if they are to be handled.
+def _stored_keys(catalogue: Catalogue) -> set[str]:
+    return {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
 
-    Args:
-        handling: what to do about them.
-        catalogue: contents of the checkpoint.
-        shards: shards of this rank.
-        wanted: keys of the shards of all ranks.
 
-    Raises:
-        CheckpointError: there are some, and that is to be an error.
-    """
-    if not StrictHandling.requires_explicit_ckpt_mismatch_check(handling):
-        return set(), set()
-    stored = {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
-    missing = stored - wanted if StrictHandling.requires_global_app_metadata(handling) else set()
-    unexpected = {shard.key for shard in shards if has_elements(shard)} - stored
-    if handling is not StrictHandling.IGNORE_ALL and not StrictHandling.requires_returning_mismatch_keys(handling):
-        raises = handling in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
-        maybe_report_missing_and_unexpected_keys(missing, unexpected, raises)
-    return missing, unexpected
+def _not_stored(shards: Sequence[Shard], catalogue: Catalogue) -> set[str]:
+    """Keys of shards that a checkpoint does not have. Tensors without elements need not be stored."""
+    return {shard.key for shard in shards if has_elements(shard)} - _stored_keys(catalogue)

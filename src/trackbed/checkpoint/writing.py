@@ -156,10 +156,7 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
         raise CheckpointError(msg)
     partial, real = Path(offered[1]), offered[2]
     if os.path.realpath(final) != real:
-        msg = (
-            f"checkpoint_dir must be the same folder on all ranks, but rank {meeting.rank} saves to {final}, and "
-            f"rank 0 to {real}"
-        )
+        msg = f"folder: must be the same on all ranks, but rank {meeting.rank} saves to {final}, and rank 0 to {real}"
         raise CheckpointError(msg)
     if not partial.is_dir():
         msg = f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"

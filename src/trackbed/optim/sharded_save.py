@@ -136,9 +136,7 @@ def load_sharded_state(
             saved = _saved_optimizer(common, folder, of_optimizer)
             wanted[of_optimizer] = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
-        loaded: dict[str, Any] = load(
-            wanted, folder, validate_access_integrity=False, allow_cast=allow_cast, rename=stored
-        )
+        loaded = load(wanted, folder, allow_parts=True, allow_cast=allow_cast, rename=stored)
         if optimizer is not None:
             state = {"state": {}, **loaded[of_optimizer]}  # without tensors it may be empty, and is not stored then
             optimizer.load_split_state_dict(state, state.pop(_PARTS, {}), allow_cast=allow_cast)

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
-from trackbed.comm import run_ranks
+from trackbed.checkpoint import ShardedObject, ShardedTensor, save
+from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints import serialization
 from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 
-WAYS = {"trackbed": (save, load), "megatron": (serialization.save, serialization.load)}
 CONTENT = {"version": 3}
 
 
@@ -21,11 +20,6 @@ def state(*, is_empty=False, rank=0, size=1):
     }
 
 
-@pytest.fixture(params=WAYS)
-def way(request):
-    return WAYS[request.param]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -35,15 +29,15 @@ def way(request):
         (None, True, False, None, CONTENT),
     ],
 )
-def test_saves_by_position(way, arguments, tmp_path):
-    way[0](state(), tmp_path / "checkpoint", *arguments)
+def test_saves_by_position(arguments, tmp_path):
+    serialization.save(state(), tmp_path / "checkpoint", *arguments)
     assert serialization.load_content_metadata(tmp_path / "checkpoint") == CONTENT
     with pytest.raises(TypeError):
-        way[0](state(), tmp_path / "checkpoint", *arguments, *arguments)
+        serialization.save(state(), tmp_path / "checkpoint", *arguments, *arguments)
 
 
-def test_saves_by_name(way, tmp_path):
-    request = way[0](
+def test_saves_by_name(tmp_path):
+    request = serialization.save(
         state(),
         tmp_path / "checkpoint",
         sharded_strategy=None,
@@ -57,14 +51,14 @@ def test_saves_by_name(way, tmp_path):
     assert serialization.load_content_metadata(tmp_path / "checkpoint") == CONTENT
 
 
-def test_integrity_that_is_not_to_be_validated(way, tmp_path):
+def test_integrity_that_is_not_to_be_validated(tmp_path):
     half = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(2), (0, 1, 2))}
     with pytest.raises(CheckpointError, match="no rank has"):
-        way[0](half, tmp_path / "checkpoint", None, True)
-    way[0](half, tmp_path / "checkpoint", None, False)
+        serialization.save(half, tmp_path / "checkpoint", None, True)
+    serialization.save(half, tmp_path / "checkpoint", None, False)
     with pytest.raises(CheckpointError, match="no rank has"):
-        way[1](half, tmp_path / "checkpoint", None, True)
-    assert way[1](half, tmp_path / "checkpoint", None, False)["w"].tolist() == [1, 1]
+        serialization.load(half, tmp_path / "checkpoint", None, True)
+    assert serialization.load(half, tmp_path / "checkpoint", None, False)["w"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -76,15 +70,15 @@ def test_integrity_that_is_not_to_be_validated(way, tmp_path):
         ((), {"validate_access_integrity": True, "strict": "return_all", "verify_integrity": False}),
     ],
 )
-def test_loads(way, arguments, names, tmp_path):
+def test_loads(arguments, names, tmp_path):
     save(state(), tmp_path / "checkpoint")
-    found, missing, unexpected = way[1](state(is_empty=True), tmp_path / "checkpoint", *arguments, **names)
+    found, missing, unexpected = serialization.load(state(is_empty=True), tmp_path / "checkpoint", *arguments, **names)
     assert (found["w"].tolist(), found["o"], missing, unexpected) == ([0, 1], 0, set(), set())
 
 
 @pytest.mark.parametrize("has_strategy", [False, True])
 @pytest.mark.parametrize("is_named", [False, True])
-def test_the_process_group_is_that_of_the_ranks(way, is_named, has_strategy, tmp_path):
+def test_the_process_group_is_that_of_the_ranks(is_named, has_strategy, tmp_path):
     save(state(), tmp_path / "one")
 
     def work(group):
@@ -92,8 +86,8 @@ def test_the_process_group_is_that_of_the_ranks(way, is_named, has_strategy, tmp
         wanted = state(is_empty=True, rank=group.rank, size=2)
         strategy = TorchDistLoadShardedStrategy() if has_strategy else None
         if is_named:
-            return way[1](wanted, tmp_path / "checkpoint", strategy, True, process_group=group)
-        found, *_ = way[1](wanted, tmp_path / "checkpoint", strategy, True, "return_all", False, group)
+            return serialization.load(wanted, tmp_path / "checkpoint", strategy, True, process_group=group)
+        found, *_ = serialization.load(wanted, tmp_path / "checkpoint", strategy, True, "return_all", False, group)
         return found
 
     assert [found["o"] for found in run_ranks(2, work)] == [0, 1]
@@ -101,12 +95,8 @@ def test_the_process_group_is_that_of_the_ranks(way, is_named, has_strategy, tmp
 
 def test_the_ranks_are_given_once(tmp_path):
     save(state(), tmp_path / "checkpoint")
-
-    def work(group):
-        with pytest.raises(ArgumentError, match="group: must be given once"):
-            load(state(is_empty=True), tmp_path / "checkpoint", group=group, process_group=group)
-
-    run_ranks(1, work)
+    with pytest.raises(ArgumentError, match="process_group: must be given once"):
+        serialization.load(state(), tmp_path / "checkpoint", None, True, "log_all", True, SOLO, process_group=SOLO)
 
 
 def test_strategies_take_the_name_of_an_implementation(tmp_path):

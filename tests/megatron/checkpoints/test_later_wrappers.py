@@ -7,9 +7,10 @@ import sys
 PROGRAM = """
 import json, sys
 import torch, torch.distributed as dist
-from trackbed.checkpoint import (
-    FullyParallelLoadStrategyWrapper, FullyParallelSaveStrategyWrapper, ShardedTensor,
-    TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy,
+from trackbed.checkpoint import ShardedTensor
+from trackbed.megatron import (
+    FullyParallelLoadStrategyWrapper, FullyParallelSaveStrategyWrapper, TorchDistLoadShardedStrategy,
+    TorchDistSaveShardedStrategy,
 )
 from pathlib import Path
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)

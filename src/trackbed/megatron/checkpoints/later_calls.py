@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from types import MappingProxyType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from trackbed.errors import ArgumentError
@@ -15,12 +14,9 @@ R = TypeVar("R")
 _COMMON_STRATEGY: Final = 3
 """Position of the argument that 0.19 does not have any more."""
 _WITHOUT_EFFECT: Final = ("async_strategy", "verify_integrity")
-_SAME_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def takes_later_calls(
-    num_positional: int, later: tuple[str, ...], *, names: Mapping[str, str] = _SAME_NAMES
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def takes_later_calls(num_positional: int, later: tuple[str, ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function with 0.16.1's signature to take later versions' calls too.
 
     From 0.19 on there is no `common_strategy`: a truth value in its place is `validate_access_integrity`. The names of
@@ -30,7 +26,6 @@ def takes_later_calls(
     Args:
         num_positional: number of arguments of 0.16.1 that may be given by position.
         later: names of the arguments that follow them in 0.17 or 0.19.
-        names: names that the function has for some of these.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -41,9 +36,6 @@ def takes_later_calls(
             if len(arguments) <= num_positional + len(later):
                 options |= _by_name(dict(zip(later, arguments[num_positional:], strict=False)), options)
                 arguments = arguments[:num_positional]
-            for name, other in names.items():
-                value = options.pop(name, None)
-                options |= {} if value is None else _by_name({other: value}, options)
             return function(
                 *arguments, **{name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
             )
@@ -54,10 +46,10 @@ def takes_later_calls(
 
 
 def _by_name(found: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments that were given by position or under another name.
+    """Arguments that were given by position.
 
     Raises:
-        ArgumentError: one was given under its name too.
+        ArgumentError: one was given by name, too.
     """
     for name in found:
         if options.get(name) is not None:
