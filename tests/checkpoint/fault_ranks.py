@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, exchange, load, save, writing
-from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save, writing
+from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.plan import exchange
 from trackbed.checkpoint.verify import find_damage
 from trackbed.errors import CheckpointError
 

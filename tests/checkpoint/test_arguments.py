@@ -8,8 +8,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, differing_keys, load, open_checkpoint, save
-from trackbed.checkpoint.exchange import plan_parts
-from trackbed.checkpoint.table import join_tables, tabulate
+from trackbed.checkpoint.plan.exchange import plan_parts
+from trackbed.checkpoint.plan.table import join_tables, tabulate
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints import serialization

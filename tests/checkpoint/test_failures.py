@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory, load, loading, save, writing
-from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint.io.box_reader import BoxReader
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
 

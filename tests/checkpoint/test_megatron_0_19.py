@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, open_checkpoint, save
-from trackbed.checkpoint.config_file import CheckpointingConfig, maybe_load_config
+from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
 from trackbed.cli.main import trackbed
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError

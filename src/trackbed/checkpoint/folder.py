@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import orjson
 
-from trackbed.checkpoint.catalogue import EMPTY, Catalogue
-from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
-from trackbed.checkpoint.meeting import Meeting
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.safe_pickle import load_torch_item
+from trackbed.checkpoint.format.side_file import SIDE_NAME, SideFile
+from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.io.whole_file import maybe_read_file
 from trackbed.checkpoint.other_saves import naming_other_programs, naming_replacement, read_side
-from trackbed.checkpoint.safe_pickle import load_torch_item
-from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
-from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.checkpoint.storage.whole_file import maybe_read_file
+from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.checkpoint.folder import local_folder, open_folder
-from trackbed.checkpoint.meeting import Ranks, meet
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME
+from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.errors import CheckpointError
 
 __all__ = ["latest_checkpoint"]

@@ -7,18 +7,19 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
-from trackbed.checkpoint.catalogue import Catalogue
-from trackbed.checkpoint.describe import describe_request
-from trackbed.checkpoint.exchange import Exchange, parse_exchange
 from trackbed.checkpoint.folder import local_folder, open_for_all
+from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.loading import load_shards, require_loadable
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
-from trackbed.checkpoint.meeting import Ranks, meet
 from trackbed.checkpoint.other_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.phases import Observer, Phases
-from trackbed.checkpoint.same_keys import require_distinct
-from trackbed.checkpoint.table import gather_table, has_elements, tabulate
-from trackbed.checkpoint.validate import require_valid
+from trackbed.checkpoint.plan.exchange import Exchange, parse_exchange
+from trackbed.checkpoint.plan.same_keys import require_distinct
+from trackbed.checkpoint.plan.table import gather_table, has_elements, tabulate
+from trackbed.checkpoint.plan.validate import require_valid
+from trackbed.checkpoint.ranks import Ranks, meet
+from trackbed.checkpoint.state.describe import describe_request
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import ArgumentError
 from trackbed.plural import number_of
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from trackbed.checkpoint.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.exact_cast import is_exact_cast
-from trackbed.checkpoint.exchange import Exchange, exchange_parts, must_exchange, plan_parts
 from trackbed.checkpoint.folder import CheckpointFolder
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
-from trackbed.checkpoint.meeting import Meeting
-from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.checkpoint.storage.parallel_read import Place, read_places
-from trackbed.checkpoint.table import gather_table, has_elements, tabulate
-from trackbed.checkpoint.validate import cover_once
+from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
+from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.io.parallel_read import Place, read_places
+from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, plan_parts
+from trackbed.checkpoint.plan.table import gather_table, has_elements, tabulate
+from trackbed.checkpoint.plan.validate import cover_once
+from trackbed.checkpoint.ranks import Meeting
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import CheckpointError
 
 __all__ = ["load_shards", "require_covered", "require_loadable"]

@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
-from trackbed.checkpoint.describe import describe_state
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
-from trackbed.checkpoint.meeting import Meeting, Ranks, meet
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
+from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.other_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.parts import check_whole, check_whole_shards
 from trackbed.checkpoint.phases import Observer, Phases
-from trackbed.checkpoint.plain_tensors import check_same, digesting
-from trackbed.checkpoint.plan_save import plan_balanced
-from trackbed.checkpoint.safe_pickle import torch_bytes
-from trackbed.checkpoint.same_keys import require_distinct
-from trackbed.checkpoint.table import is_written
-from trackbed.checkpoint.tree import nested_items_iter
+from trackbed.checkpoint.plan.assignment import plan_balanced
+from trackbed.checkpoint.plan.same_keys import require_distinct
+from trackbed.checkpoint.plan.table import is_written
+from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.state.describe import describe_state
+from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
+from trackbed.checkpoint.state.plain_tensors import check_same, digesting
+from trackbed.checkpoint.state.tree import nested_items_iter
 from trackbed.checkpoint.writing import (
     agree_on_plan,
     collect_beside,

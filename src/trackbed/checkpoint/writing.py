@@ -10,17 +10,19 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from trackbed.checkpoint.main_replicas import require_main_replicas
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
-from trackbed.checkpoint.meeting import Meeting
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
-from trackbed.checkpoint.plan_save import Assignment
-from trackbed.checkpoint.safe_pickle import torch_bytes
-from trackbed.checkpoint.side_file import SIDE_NAME, SideFile, StoredFile
-from trackbed.checkpoint.storage import WrittenItem, write_items
-from trackbed.checkpoint.table import Table, gather_table, tabulate
-from trackbed.checkpoint.validate import require_valid
-from trackbed.checkpoint.written_files import WrittenFiles, catalogue_of
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.format.safe_pickle import torch_bytes
+from trackbed.checkpoint.format.side_file import SIDE_NAME, SideFile, StoredFile
+from trackbed.checkpoint.io.rank_file import WrittenItem, write_items
+from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
+from trackbed.checkpoint.plan.assignment import Assignment
+from trackbed.checkpoint.plan.main_replicas import require_main_replicas
+from trackbed.checkpoint.plan.table import Table, gather_table, tabulate
+from trackbed.checkpoint.plan.validate import require_valid
+from trackbed.checkpoint.ranks import Meeting
+from trackbed.checkpoint.state.sharded_base import is_main_replica
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new

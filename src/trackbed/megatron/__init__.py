@@ -24,19 +24,14 @@ from trackbed.megatron.table import MODULES, PARTS, part_of
 from trackbed.version import __version__
 
 if TYPE_CHECKING:
-    from trackbed.checkpoint.config_file import (
+    from trackbed.checkpoint.format.config_file import (
         CheckpointingConfig,
         check_is_distributed_checkpoint,
         maybe_load_config,
         save_config,
     )
-    from trackbed.checkpoint.mapping import (
-        ReplicaId,
-        ShardedBase,
-        apply_factories,
-        apply_factory_merges,
-        is_main_replica,
-    )
+    from trackbed.checkpoint.state.factory import apply_factories, apply_factory_merges
+    from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase, is_main_replica
     from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
     from trackbed.megatron.checkpoints.distribution import (
         ShardDistribution,

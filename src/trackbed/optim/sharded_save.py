@@ -14,12 +14,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from trackbed.checkpoint import ShardedTensor, load
-from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.folder import local_folder, open_for_all
-from trackbed.checkpoint.mapping import check_key
-from trackbed.checkpoint.meeting import Ranks, meet
-from trackbed.checkpoint.parts import is_part
-from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint.format.catalogue import Catalogue
+from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.ranks import Ranks, meet
+from trackbed.checkpoint.state.partial_tensors import is_part
+from trackbed.checkpoint.state.sharded_base import check_key
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel

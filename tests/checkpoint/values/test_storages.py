@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trackbed import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.checkpoint import ShardedObject, load
-from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.checkpoint.save import save
 from trackbed.checkpoint.values.storages import copy_of, has_plain_storage, own_memory
 from trackbed.comm import SOLO

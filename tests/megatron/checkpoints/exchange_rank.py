@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import trackbed.megatron
-from trackbed.checkpoint import exchange
+from trackbed.checkpoint.plan import exchange
 from trackbed.megatron.checkpoints import fully_parallel
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from trackbed.checkpoint.mapping import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.megatron.checkpoints.distribution import distribute_shards_to_ranks, shard_size
 
 

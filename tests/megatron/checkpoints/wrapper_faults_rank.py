@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory
-from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.checkpoint.tree import nested_values
+from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.state.tree import nested_values
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import file_write, fully_parallel, serialization, strategies
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from trackbed.checkpoint.meeting import meet
+from trackbed.checkpoint.ranks import meet
 from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
 
 __all__ = ["AsyncCallsQueue", "AsyncRequest"]

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from trackbed.checkpoint.mapping import ShardedTensor, is_main_replica
-from trackbed.checkpoint.meeting import meet_among
-from trackbed.checkpoint.table import has_elements
-from trackbed.checkpoint.tree import Tree, nested_values
+from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.ranks import meet_among
+from trackbed.checkpoint.state.sharded_base import is_main_replica
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import Tree, nested_values
 from trackbed.megatron.checkpoints.entries import ShardId, shard_id
 
 __all__ = [

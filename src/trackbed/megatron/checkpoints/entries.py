@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedBase, ShardedObject, ShardedTensor
-from trackbed.checkpoint.mapping import ShardedTensorFactory as Factory
-from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, nested_values
+from trackbed.checkpoint.state.factory import ShardedTensorFactory as Factory
+from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
+from trackbed.checkpoint.state.sharded_base import ShardedBase
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import Tree, dict_list_map_inplace, extract_matching_values, nested_values
 
 __all__ = [
     "ShardId",

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint.mapping import ShardedTensor
-from trackbed.checkpoint.meeting import Meeting, meet_among
+from trackbed.checkpoint.ranks import Meeting, meet_among
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.comm.torch import device_for
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.distribution import ShardDistribution

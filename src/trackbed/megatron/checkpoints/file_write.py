@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from trackbed.checkpoint.folder import data_name
-from trackbed.checkpoint.meeting import current_meeting
+from trackbed.checkpoint.io.written_files import WrittenFiles
+from trackbed.checkpoint.ranks import current_meeting
 from trackbed.checkpoint.writing import write_shards
-from trackbed.checkpoint.written_files import WrittenFiles
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 

@@ -9,11 +9,13 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint.exchange import Exchange, parse_exchange
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor, is_main_replica
-from trackbed.checkpoint.meeting import Meeting, meet, meet_among
-from trackbed.checkpoint.table import has_elements
-from trackbed.checkpoint.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
+from trackbed.checkpoint.plan.exchange import Exchange, parse_exchange
+from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.ranks import Meeting, meet, meet_among
+from trackbed.checkpoint.state.sharded_base import is_main_replica
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
 from trackbed.megatron.checkpoints.distribution import (

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from trackbed.checkpoint.describe import check_places
-from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, apply_factories
-from trackbed.checkpoint.parts import check_whole, check_whole_shards
-from trackbed.checkpoint.tree import (
+from trackbed.checkpoint.state.describe import check_places
+from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factories
+from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
+from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import (
     Tree,
     dict_list_map_inplace,
     dict_list_map_outplace,

@@ -7,17 +7,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from trackbed.checkpoint.catalogue import Catalogue
-from trackbed.checkpoint.exchange import Exchange
 from trackbed.checkpoint.folder import COMMON_NAME, CheckpointFolder, data_name, load_common, open_folder, open_for_all
+from trackbed.checkpoint.format.catalogue import Catalogue
+from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.loading import load_shards, require_loadable
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
-from trackbed.checkpoint.meeting import meet
-from trackbed.checkpoint.plan_save import main_replicas
+from trackbed.checkpoint.plan.assignment import main_replicas
+from trackbed.checkpoint.plan.exchange import Exchange
+from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.remove import remove_tensors
-from trackbed.checkpoint.safe_pickle import torch_bytes
-from trackbed.checkpoint.table import has_elements
-from trackbed.checkpoint.tree import Tree, dict_list_map_outplace, nested_values
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, nested_values
 from trackbed.checkpoint.writing import (
     SavePlan,
     agree_on_plan,

@@ -7,13 +7,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trackbed.checkpoint.config_file import maybe_load_config
-from trackbed.checkpoint.main_replicas import require_main_replicas
-from trackbed.checkpoint.mapping import ShardedBase, ShardedObject, ShardedTensor
-from trackbed.checkpoint.meeting import Meeting, meet
-from trackbed.checkpoint.table import gather_table, has_elements, join_tables, tabulate
-from trackbed.checkpoint.tree import Tree, diff, extract_matching_values, nested_values
-from trackbed.checkpoint.validate import require_valid
+from trackbed.checkpoint.format.config_file import maybe_load_config
+from trackbed.checkpoint.plan.main_replicas import require_main_replicas
+from trackbed.checkpoint.plan.table import gather_table, has_elements, join_tables, tabulate
+from trackbed.checkpoint.plan.validate import require_valid
+from trackbed.checkpoint.ranks import Meeting, meet
+from trackbed.checkpoint.state.sharded_base import ShardedBase
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import Tree, diff, extract_matching_values, nested_values
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.strategy_base import (
     LoadCommonStrategy,
