@@ -17,8 +17,7 @@ from trackbed.checkpoint import find_damage, open_checkpoint
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, meet
 from trackbed.checkpoint.save import save
-from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
-from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup

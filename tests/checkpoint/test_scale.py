@@ -5,8 +5,7 @@ import time
 import numpy as np
 import torch
 
-from trackbed.checkpoint.format.side_file import SideFile, StoredFile
-from trackbed.checkpoint.io.file_writer import SUM_BYTES
+from trackbed.checkpoint.format.extents import SUM_BYTES, SideFile, StoredFile
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.plan.assignment import plan_balanced
 from trackbed.checkpoint.plan.table import DTYPES, Table

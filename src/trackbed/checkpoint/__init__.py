@@ -1,12 +1,10 @@
 """Sharded checkpoints: written by all ranks, committed whole or not at all, loaded in any layout."""
 
-from trackbed.checkpoint.latest import latest_checkpoint
 from trackbed.checkpoint.load import DifferingKeys, differing_keys, load
-from trackbed.checkpoint.open import Checkpoint, TensorReader, open_checkpoint
+from trackbed.checkpoint.open import Checkpoint, TensorReader, latest_checkpoint, open_checkpoint
 from trackbed.checkpoint.save import save
 from trackbed.checkpoint.state.factory import ShardedTensorFactory
-from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
-from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.verify import find_damage
 

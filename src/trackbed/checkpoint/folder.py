@@ -16,10 +16,10 @@ import orjson
 from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
 from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
-from trackbed.checkpoint.format.side_file import SIDE_NAME, SideFile
-from trackbed.checkpoint.io.box_reader import BoxReader
-from trackbed.checkpoint.io.whole_file import maybe_read_file
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.checkpoint.other_saves import naming_other_programs, naming_replacement, read_side
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError

@@ -1,20 +1,27 @@
-"""Reads parts of a checkpoint, without a state dictionary."""
+"""Opens a checkpoint to read parts of it without a state dictionary, and finds the last one in a folder."""
 
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
-from trackbed.checkpoint.io.box_reader import BoxReader
-from trackbed.checkpoint.loading import require_covered
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.load import require_covered
+from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.plural import number_of
 
-__all__ = ["Checkpoint", "TensorReader", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorReader", "latest_checkpoint", "open_checkpoint"]
+
+logger = logging.getLogger(__name__)
+_NUMBER: Final = re.compile(r"[0-9]+\Z")
 
 
 class TensorReader:
@@ -155,3 +162,51 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         CheckpointError: there is none, or it is damaged.
     """
     return Checkpoint(open_folder(local_folder(folder)))
+
+
+def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None:
+    """Collective over `group`: returns the checkpoint in a folder whose name ends with the highest number.
+
+    Names such as `step-0000100`, `iter_0000100` and `100` have a number at their end. Other names are ignored, such as
+    that of the `.partial` folder of a save that was killed, and so are folders that hold no checkpoint. One that is not
+    whole is passed over with a warning; its tensors are not read. Rank 0 looks, and all ranks return the same path.
+
+    Args:
+        folder: folder of the checkpoints. It need not exist.
+        group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
+            this process alone.
+
+    Returns:
+        Path of the checkpoint, `folder` and its name. None if there is none.
+
+    Raises:
+        CheckpointError: on every rank: the folder cannot be read, is a file, or is a checkpoint itself.
+    """
+    with meet("latest_checkpoint", group) as meeting:
+        name = meeting.broadcast(_latest_name(local_folder(folder)).encode() if meeting.rank == 0 else b"").decode()
+    return Path(folder) / name if name else None
+
+
+def _latest_name(folder: Path) -> str:
+    """Name of the last checkpoint of a folder; empty if there is none."""
+    if folder.is_file():
+        msg = f"{folder}: must be a folder of checkpoints, but is a file"
+        raise CheckpointError(msg)
+    if not folder.is_dir():
+        return ""
+    found = [
+        (int(number[0]), one.name)
+        for one in folder.iterdir()
+        if (number := _NUMBER.search(one.name)) and (one / METADATA_NAME).is_file()
+    ]
+    for _, name in sorted(found, reverse=True):
+        try:
+            open_folder(folder / name)
+        except CheckpointError as error:
+            logger.warning("%s: is passed over, because it is not whole: %s", folder / name, error)
+        else:
+            return name
+    if (folder / METADATA_NAME).is_file():
+        msg = f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
+        raise CheckpointError(msg)
+    return ""

@@ -9,11 +9,10 @@ from trackbed.checkpoint.folder import CheckpointFolder, open_folder
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
 from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
-from trackbed.checkpoint.format.side_file import SIDE_NAME, SideFile
-from trackbed.checkpoint.io.box_reader import BoxReader
-from trackbed.checkpoint.io.verified_reader import FileReader
-from trackbed.checkpoint.io.whole_file import maybe_read_file
-from trackbed.checkpoint.loading import require_covered
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.io.reader import FileReader, maybe_read_file
+from trackbed.checkpoint.load import require_covered
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 

@@ -93,7 +93,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "datasets.utils_s3": {**_OBJECT_STORAGE, "is_s3_path": "trackbed.megatron.object_storage:is_s3_path"},
     "dist_checkpointing": {
-        "LocalNonpersistentObject": "trackbed.checkpoint.state.local_object:LocalNonpersistentObject",
+        "LocalNonpersistentObject": "trackbed.checkpoint.state.sharded_object:LocalNonpersistentObject",
         "ShardedObject": "trackbed.checkpoint.state.sharded_object:ShardedObject",
         "ShardedTensor": "trackbed.checkpoint.state.sharded_tensor:ShardedTensor",
         "check_is_distributed_checkpoint": "trackbed.checkpoint.format.config_file:check_is_distributed_checkpoint",
@@ -152,7 +152,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "CommonStateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
         "FactoryBuildFn": "trackbed.checkpoint.state.factory:Builder",
         "FactoryMergeFn": "trackbed.checkpoint.state.factory:Merger",
-        "LocalNonpersistentObject": "trackbed.checkpoint.state.local_object:LocalNonpersistentObject",
+        "LocalNonpersistentObject": "trackbed.checkpoint.state.sharded_object:LocalNonpersistentObject",
         "ReplicaId": "trackbed.checkpoint.state.sharded_base:ReplicaId",
         "ShardedBase": "trackbed.checkpoint.state.sharded_base:ShardedBase",
         "ShardedObject": "trackbed.checkpoint.state.sharded_object:ShardedObject",

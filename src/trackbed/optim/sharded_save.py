@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from trackbed.checkpoint import ShardedTensor, load
 from trackbed.checkpoint.folder import local_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue
-from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.checkpoint.state.partial_tensors import is_part
 from trackbed.checkpoint.state.sharded_base import check_key

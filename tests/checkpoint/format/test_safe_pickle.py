@@ -2,18 +2,20 @@
 
 import argparse
 import collections
+import re
 import subprocess
 import warnings
 from io import BytesIO
 
+import numpy as np
 import pytest
 import torch
 
-from trackbed.checkpoint import load
+from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
-from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
 
 
 class Own:
@@ -115,3 +117,24 @@ def test_a_common_state_of_protocol_4_is_named_by_its_class(tmp_path):
     (tmp_path / "checkpoint" / "trackbed.extents").unlink()
     with pytest.raises(CheckpointError, match="must be made of classes that are allowed, but has 'Own'"):
         load({}, tmp_path / "checkpoint", group=SOLO)
+
+
+@pytest.mark.parametrize("saves", [save, serialization.save])
+def test_no_checkpoint_has_the_path_of_a_class_of_ours(saves, tmp_path):
+    """So modules of Trackbed may be renamed, and checkpoints that were saved before are still loaded."""
+    values = {
+        "default": collections.defaultdict(int, a=1),
+        "deque": collections.deque([1], 3),
+        "bytes": b"1",
+        "set": frozenset([1]),
+        "number": np.float64(1),
+        "tensor": torch.ones(2),
+    }
+    state = {
+        "w": ShardedTensor.from_rank_offsets("w", torch.ones(3)),
+        "o": ShardedObject("o", values if saves is save else 5, (1,), (0,)),
+        **(values if saves is save else {}),
+    }
+    saves(state, tmp_path / "step", content_metadata={"version": 1})
+    for file in (tmp_path / "step").iterdir():
+        assert not re.search(rb"trackbed[./](?!extents)", file.read_bytes()), file.name

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factories, apply_factory_merges
-from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
 from trackbed.checkpoint.state.sharded_base import is_main_replica
-from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import ArgumentError, CheckpointError
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory
-from trackbed.checkpoint.io.box_reader import BoxReader
+from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.state.tree import nested_values
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import file_write, fully_parallel, serialization, strategies

@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from trackbed.checkpoint.io.whole_file import maybe_read_file
+from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.errors import CheckpointError
 
 __all__ = ["CONFIG_NAME", "CheckpointingConfig", "check_is_distributed_checkpoint", "maybe_load_config", "save_config"]

@@ -12,8 +12,7 @@ from typing import Final
 import torch
 
 from trackbed.checkpoint.format.catalogue import Catalogue
-from trackbed.checkpoint.io.box_reader import BoxReader
-from trackbed.checkpoint.io.regions import cut_box
+from trackbed.checkpoint.io.boxes import BoxReader, cut_box
 
 __all__ = ["Place", "read_places"]
 

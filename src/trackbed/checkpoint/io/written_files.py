@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
-from trackbed.checkpoint.format.side_file import StoredFile
-from trackbed.checkpoint.io.rank_file import WrittenItem
+from trackbed.checkpoint.format.extents import StoredFile
+from trackbed.checkpoint.io.writer import WrittenItem
 from trackbed.checkpoint.plan.assignment import Assignment
 from trackbed.checkpoint.plan.table import DTYPES, Table
 from trackbed.checkpoint.state.sharded_object import ShardedObject

@@ -1,4 +1,4 @@
-"""Local objects of a grid of objects."""
+"""Local objects of a grid of objects, and values that a checkpoint does not contain."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -6,7 +6,7 @@ from typing import Any, Self
 from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
 from trackbed.errors import CheckpointError
 
-__all__ = ["ShardedObject"]
+__all__ = ["LocalNonpersistentObject", "ShardedObject"]
 
 
 @dataclass
@@ -93,3 +93,18 @@ class ShardedObject(ShardedBase):
         if len(sizes) + 1 == len(numbers):
             sizes = (*sizes, -1)
         return cls(key, None, sizes, numbers, replica_id)
+
+
+@dataclass(eq=False)
+class LocalNonpersistentObject:
+    """Value that is not saved; `load` returns the one of the state dictionary that it was given.
+
+    Args:
+        obj: value.
+    """
+
+    obj: Any
+
+    def unwrap(self) -> Any:
+        """Returns the value."""
+        return self.obj

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from trackbed.checkpoint.state.factory import ShardedTensorFactory as Factory
-from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
 from trackbed.checkpoint.state.sharded_base import ShardedBase
-from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, dict_list_map_inplace, extract_matching_values, nested_values
 

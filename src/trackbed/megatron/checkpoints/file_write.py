@@ -11,7 +11,7 @@ import torch
 from trackbed.checkpoint.folder import data_name
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.ranks import current_meeting
-from trackbed.checkpoint.writing import write_shards
+from trackbed.checkpoint.save import write_shards
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from trackbed.checkpoint.state.describe import check_places
 from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factories
-from trackbed.checkpoint.state.local_object import LocalNonpersistentObject
 from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import (
     Tree,

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
-from trackbed.checkpoint.format.side_file import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.ranks import meet
+from trackbed.checkpoint.save import make_partial
 from trackbed.checkpoint.state.factory import apply_factory_merges
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import merge
-from trackbed.checkpoint.writing import make_partial
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new

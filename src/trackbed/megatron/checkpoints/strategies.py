@@ -10,16 +10,13 @@ import numpy as np
 from trackbed.checkpoint.folder import COMMON_NAME, CheckpointFolder, data_name, load_common, open_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
-from trackbed.checkpoint.loading import load_shards, require_loadable
+from trackbed.checkpoint.load import load_shards, require_loadable
 from trackbed.checkpoint.plan.assignment import main_replicas
 from trackbed.checkpoint.plan.exchange import Exchange
 from trackbed.checkpoint.plan.table import has_elements
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.remove import remove_tensors
-from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, nested_values
-from trackbed.checkpoint.writing import (
+from trackbed.checkpoint.save import (
     SavePlan,
     agree_on_plan,
     collect,
@@ -27,6 +24,9 @@ from trackbed.checkpoint.writing import (
     shard_values,
     write_descriptions,
 )
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, nested_values
 from trackbed.files.publish import write_new
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
 from trackbed.megatron.checkpoints.errors import DistributedCheckpointError

@@ -1,4 +1,4 @@
-"""Reader of payloads that checks the checksum of every MiB it touches."""
+"""Reading of the files of a checkpoint: whole ones, and payloads, of which the checksum of every MiB is compared."""
 
 import os
 from collections.abc import Iterator
@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.checkpoint.format.side_file import SIDE_NAME
-from trackbed.checkpoint.io.file_writer import SUM_BYTES
-from trackbed.checkpoint.io.whole_file import open_file
-from trackbed.errors import CheckpointError
+from trackbed.checkpoint.format.extents import SIDE_NAME, SUM_BYTES
+from trackbed.errors import CheckpointError, FormatError
 from trackbed.files.checksum import crc32
+from trackbed.files.regular import open_regular
 
-__all__ = ["FileReader"]
+__all__ = ["FileReader", "maybe_read_file", "open_file"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -149,3 +148,36 @@ class FileReader:
                 f"as {SIDE_NAME} says, but is {found:08x}: the file is damaged"
             )
             raise CheckpointError(msg)
+
+
+def open_file(folder: Path, name: str) -> tuple[int, int]:
+    """Opens a regular file of a checkpoint. Returns its descriptor, and its size in bytes.
+
+    Raises:
+        CheckpointError: there is a folder, a pipe, a device or a socket in its place.
+        OSError: the file cannot be opened.
+    """
+    try:
+        return open_regular(folder / name)
+    except FormatError as error:
+        raise CheckpointError(str(error).removeprefix(f"{folder}/")) from error
+
+
+def maybe_read_file(folder: Path, name: str) -> bytes | None:
+    """Reads a file of a checkpoint; None if there is none.
+
+    Raises:
+        CheckpointError: it is no regular file, cannot be read, or does not fit into memory.
+    """
+    try:
+        descriptor, _ = open_file(folder, name)
+        with os.fdopen(descriptor, "rb", buffering=0) as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        msg = f"{name}: must be a file that can be read, but is not: {error.strerror}"
+        raise CheckpointError(msg) from error
+    except MemoryError as error:
+        msg = f"{name}: must fit into memory, but does not"
+        raise CheckpointError(msg) from error
