@@ -24,13 +24,8 @@ from trackbed.megatron.table import MODULES, PARTS, part_of
 from trackbed.version import __version__
 
 if TYPE_CHECKING:
-    from trackbed.checkpoint.format.config_file import (
-        CheckpointingConfig,
-        check_is_distributed_checkpoint,
-        maybe_load_config,
-        save_config,
-    )
-    from trackbed.checkpoint.state.factory import apply_factories, apply_factory_merges
+    from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
+    from trackbed.checkpoint.state.factory import apply_factory_merges
     from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase, is_main_replica
     from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
     from trackbed.megatron.checkpoints.distribution import (
@@ -51,6 +46,7 @@ if TYPE_CHECKING:
         distribute_main_replicas_with_precomputed_distribution,
     )
     from trackbed.megatron.checkpoints.serialization import (
+        check_is_distributed_checkpoint,
         get_default_load_sharded_strategy,
         get_default_save_sharded_strategy,
         load,
@@ -61,6 +57,7 @@ if TYPE_CHECKING:
         load_tensors_metadata,
         remove_sharded_tensors,
         save,
+        save_config,
     )
     from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
     from trackbed.megatron.checkpoints.strictness import (
@@ -70,6 +67,7 @@ if TYPE_CHECKING:
         validate_integrity_and_strict_load,
         validate_sharding_integrity,
     )
+    from trackbed.megatron.checkpoints.trees import apply_factories
 
 __all__ = [
     "AsyncCallsQueue",

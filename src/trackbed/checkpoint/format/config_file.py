@@ -9,7 +9,7 @@ import orjson
 from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.errors import CheckpointError
 
-__all__ = ["CONFIG_NAME", "CheckpointingConfig", "check_is_distributed_checkpoint", "maybe_load_config", "save_config"]
+__all__ = ["CONFIG_NAME", "CheckpointingConfig", "maybe_load_config"]
 
 CONFIG_NAME: Final = "metadata.json"
 
@@ -35,15 +35,6 @@ class CheckpointingConfig:
         return orjson.dumps(asdict(self))
 
 
-def check_is_distributed_checkpoint(checkpoint_dir: str | Path) -> bool:
-    """True if a folder has a `metadata.json` that can be read.
-
-    Raises:
-        CheckpointError: it has one that is damaged.
-    """
-    return maybe_load_config(checkpoint_dir) is not None
-
-
 def maybe_load_config(checkpoint_dir: str | Path) -> CheckpointingConfig | None:
     """Reads `metadata.json` of a folder; None if there is none. Unknown fields are ignored.
 
@@ -67,8 +58,3 @@ def maybe_load_config(checkpoint_dir: str | Path) -> CheckpointingConfig | None:
         msg = f"{CONFIG_NAME}: formats must be names, and versions whole numbers, but are {str(asdict(config))[:200]}"
         raise CheckpointError(msg)
     return config
-
-
-def save_config(config: CheckpointingConfig, checkpoint_dir: str | Path) -> None:
-    """Writes `metadata.json` to a folder."""
-    (Path(checkpoint_dir) / CONFIG_NAME).write_bytes(config.encode())

@@ -7,9 +7,8 @@ from typing import Any, Self
 import torch
 
 from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
-from trackbed.checkpoint.state.tree import dict_list_map_inplace
 
-__all__ = ["ShardedTensorFactory", "apply_factories", "apply_factory_merges"]
+__all__ = ["ShardedTensorFactory", "apply_factory_merges"]
 
 Path = tuple[Any, ...]
 Builder = Callable[..., Any]
@@ -49,13 +48,6 @@ class ShardedTensorFactory(ShardedBase):
     def without_data(self) -> Self:
         """Returns a copy whose data is None."""
         return replace(self, data=None)
-
-
-def apply_factories(sharded_state_dict: Any) -> None:
-    """Replaces each factory in a state dictionary by the state dictionary that it builds."""
-    dict_list_map_inplace(
-        lambda value: value.build() if isinstance(value, ShardedTensorFactory) else value, sharded_state_dict
-    )
 
 
 def apply_factory_merges(x1: Any, x2: Any, key: Path = ()) -> Any:

@@ -3,7 +3,6 @@
 A tree is a dictionary or list of trees and leaves; a tuple is a leaf.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,14 +10,9 @@ import numpy as np
 import torch
 
 __all__ = [
-    "dict_list_map_inplace",
     "dict_list_map_outplace",
-    "dict_map",
-    "dict_map_with_key",
     "diff",
     "extract_matching_values",
-    "inspect_types",
-    "map_reduce",
     "merge",
     "nested_items_iter",
     "nested_values",
@@ -133,30 +127,6 @@ def nested_items_iter(x: Tree) -> Iterator[tuple[Any, Any, Any]]:
             yield x, key, value
 
 
-def dict_map(f: Callable[[Any], Any], d: Tree) -> None:
-    """Replaces each leaf of a tree by `f(leaf)`."""
-    for container, key, value in nested_items_iter(d):
-        container[key] = f(value)
-
-
-def dict_map_with_key(f: Callable[[Any, Any], Any], d: Tree) -> None:
-    """Replaces each leaf of a tree by `f(key, leaf)`."""
-    for container, key, value in nested_items_iter(d):
-        container[key] = f(key, value)
-
-
-def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:
-    """Replaces each leaf of a tree by `f(leaf)`, and returns the tree; `f(x)` for a leaf."""
-    if isinstance(x, dict):
-        for key, value in x.items():
-            x[key] = dict_list_map_inplace(f, value)
-        return x
-    if isinstance(x, list):
-        x[:] = (dict_list_map_inplace(f, value) for value in x)
-        return x
-    return f(x)
-
-
 def dict_list_map_outplace(f: Callable[[Any], Any], x: Any) -> Any:
     """Returns a tree of `f(leaf)` for each leaf, in new containers."""
     if isinstance(x, dict):
@@ -187,27 +157,3 @@ def merge(x1: Tree, x2: Tree, key: Path = ()) -> Tree:
         return x1
     msg = f"state: one value must be at {key}, but two are to be merged, of {type(x1).__name__} and {type(x2).__name__}"
     raise ValueError(msg)
-
-
-def map_reduce(
-    xs: Iterable[Any],
-    key_fn: Callable[[Any], Any] = lambda x: x,
-    value_fn: Callable[[Any], Any] = lambda x: x,
-    reduce_fn: Callable[[list[Any]], Any] = lambda x: x,
-) -> dict[Any, Any]:
-    """Groups `value_fn(x)` by `key_fn(x)`, and returns `reduce_fn` of each group by key."""
-    groups: defaultdict[Any, list[Any]] = defaultdict(list)
-    for x in xs:
-        groups[key_fn(x)].append(value_fn(x))
-    return {key: reduce_fn(values) for key, values in groups.items()}
-
-
-def inspect_types(x: Any, prefix: Path = (), indent: int = 4) -> None:
-    """Prints the types of all leaves."""
-    if isinstance(x, dict | list):
-        print()  # noqa: T201  it is there to print
-        for key, value in x.items() if isinstance(x, dict) else enumerate(x):
-            print(f"{' ' * indent * len(prefix)}{'>' if isinstance(x, dict) else '-'} {key}: ", end="")  # noqa: T201
-            inspect_types(value, (*prefix, key), indent)
-        return
-    print(f"Tensor of shape {x.shape}" if isinstance(x, torch.Tensor) else f"[{type(x)}]: {str(x)[:30]}")  # noqa: T201

@@ -10,7 +10,8 @@ from trackbed.checkpoint.state.factory import ShardedTensorFactory as Factory
 from trackbed.checkpoint.state.sharded_base import ShardedBase
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import Tree, dict_list_map_inplace, extract_matching_values, nested_values
+from trackbed.checkpoint.state.tree import Tree, extract_matching_values, nested_values
+from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
 
 __all__ = [
     "ShardId",

@@ -15,7 +15,7 @@ from trackbed.checkpoint.ranks import Meeting, meet, meet_among
 from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import Tree, dict_list_map_inplace, extract_matching_values, merge, nested_values
+from trackbed.checkpoint.state.tree import Tree, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
 from trackbed.megatron.checkpoints.distribution import (
@@ -38,6 +38,7 @@ from trackbed.megatron.checkpoints.strategy_base import (
     SaveShardedStrategy,
 )
 from trackbed.megatron.checkpoints.strictness import check_main_replicas
+from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
 from trackbed.plural import number_of
 
 __all__ = [

@@ -4,19 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from trackbed.checkpoint.state.describe import check_places
-from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factories
+from trackbed.checkpoint.state.factory import ShardedTensorFactory
 from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import (
-    Tree,
-    dict_list_map_inplace,
-    dict_list_map_outplace,
-    extract_matching_values,
-    nested_values,
-)
+from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, extract_matching_values, nested_values
 from trackbed.megatron.checkpoints.entries import clean_metadata, extract_nonpersistent, extract_sharded_base
 from trackbed.megatron.checkpoints.strictness import determine_global_metadata, validate_sharding_integrity
+from trackbed.megatron.checkpoints.trees import apply_factories, dict_list_map_inplace
 
 __all__ = ["filter_out_empty_flatten_tensor", "load_preprocess", "save_preprocess"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
-from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig, maybe_load_config
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.ranks import meet
@@ -26,7 +26,7 @@ from trackbed.megatron.checkpoints.file_write import InPartialFolder
 from trackbed.megatron.checkpoints.fully_parallel import FullyParallelSaveStrategyWrapper
 from trackbed.megatron.checkpoints.later_calls import takes_later_calls
 from trackbed.megatron.checkpoints.preprocess import load_preprocess, save_preprocess
-from trackbed.megatron.checkpoints.strategies import TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strategies import TorchDistSaveShardedStrategy, get_default_strategy
 from trackbed.megatron.checkpoints.strategy_base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
@@ -34,7 +34,6 @@ from trackbed.megatron.checkpoints.strategy_base import (
     SaveCommonStrategy,
     SaveShardedStrategy,
     StrategyAction,
-    get_default_strategy,
 )
 from trackbed.megatron.checkpoints.strictness import (
     StrictHandling,
@@ -46,6 +45,7 @@ from trackbed.megatron.checkpoints.strictness import (
 )
 
 __all__ = [
+    "check_is_distributed_checkpoint",
     "get_default_load_sharded_strategy",
     "get_default_save_common_strategy",
     "get_default_save_sharded_strategy",
@@ -57,6 +57,7 @@ __all__ = [
     "load_tensors_metadata",
     "remove_sharded_tensors",
     "save",
+    "save_config",
 ]
 
 logger = logging.getLogger(__name__)
@@ -301,6 +302,20 @@ def remove_sharded_tensors(checkpoint_dir: Folder, key_prefix: str) -> None:
     """
     with meet("remove", error_type=DistributedCheckpointError):
         verify_checkpoint_and_load_strategy(checkpoint_dir)[0].remove_sharded_tensors(checkpoint_dir, key_prefix)
+
+
+def check_is_distributed_checkpoint(checkpoint_dir: str | Path) -> bool:
+    """True if a folder has a `metadata.json` that can be read.
+
+    Raises:
+        CheckpointError: it has one that is damaged.
+    """
+    return maybe_load_config(checkpoint_dir) is not None
+
+
+def save_config(config: CheckpointingConfig, checkpoint_dir: str | Path) -> None:
+    """Writes `metadata.json` to a folder."""
+    (Path(checkpoint_dir) / CONFIG_NAME).write_bytes(config.encode())
 
 
 def get_default_save_sharded_strategy(backend: str = "torch_dist", version: int = 1) -> SaveShardedStrategy:

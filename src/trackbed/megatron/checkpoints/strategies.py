@@ -1,6 +1,7 @@
 """Strategies for the format of torch's distributed checkpoints, and for the state that is not sharded."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from trackbed.checkpoint.save import (
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, nested_values
+from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
 from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
@@ -35,9 +37,10 @@ from trackbed.megatron.checkpoints.strategy_base import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
     LoadShardedStrategy,
+    LoadStrategyBase,
     SaveCommonStrategy,
+    SaveStrategyBase,
     StrategyAction,
-    register_default_strategy,
 )
 
 __all__ = [
@@ -45,13 +48,39 @@ __all__ = [
     "TorchCommonSaveStrategy",
     "TorchDistLoadShardedStrategy",
     "TorchDistSaveShardedStrategy",
+    "default_strategies",
+    "get_default_strategy",
     "register_default_strategies",
+    "register_default_strategy",
 ]
 
 logger = logging.getLogger(__name__)
 
 _FORMAT: Final = ("torch_dist", 1)
 _COMMON_FORMAT: Final = ("torch", 1)
+
+default_strategies: Final[defaultdict[str, dict[tuple[str, int], Any]]] = defaultdict(dict)
+"""Strategy by the value of its kind, and by the name and version of the format."""
+
+
+def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
+    """Returns the strategy for a format.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        return default_strategies[action.value][backend, version]
+    except KeyError as error:
+        msg = f"format: {action.value} must know {backend!r} of version {version}, but does not"
+        raise CheckpointError(msg) from error
+
+
+def register_default_strategy(
+    action: StrategyAction, backend: str, version: int, strategy: SaveStrategyBase | LoadStrategyBase
+) -> None:
+    """Makes a strategy the one for a format."""
+    default_strategies[action.value][backend, version] = strategy
 
 
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):

@@ -1,12 +1,10 @@
-"""Base classes of strategies, and the ones that are used by default. Names are Megatron Core 0.16.1's."""
+"""Base classes of strategies. Names are Megatron Core 0.16.1's."""
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
 
 __all__ = [
@@ -19,9 +17,6 @@ __all__ = [
     "SaveStrategyBase",
     "StrategyAction",
     "async_calls",
-    "default_strategies",
-    "get_default_strategy",
-    "register_default_strategy",
 ]
 
 
@@ -34,33 +29,7 @@ class StrategyAction(Enum):
     SAVE_SHARDED = "save_sharded"
 
 
-default_strategies: Final[defaultdict[str, dict[tuple[str, int], Any]]] = defaultdict(dict)
-"""Strategy by the value of its kind, and by the name and version of the format."""
-
 async_calls: Final = AsyncCallsQueue()
-
-
-def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
-    """Returns the strategy for a format.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    from trackbed.megatron.checkpoints import strategies  # registers its own
-
-    del strategies
-    try:
-        return default_strategies[action.value][backend, version]
-    except KeyError as error:
-        msg = f"format: {action.value} must know {backend!r} of version {version}, but does not"
-        raise CheckpointError(msg) from error
-
-
-def register_default_strategy(
-    action: StrategyAction, backend: str, version: int, strategy: "SaveStrategyBase | LoadStrategyBase"
-) -> None:
-    """Makes a strategy the one for a format."""
-    default_strategies[action.value][backend, version] = strategy
 
 
 class LoadStrategyBase(ABC):

@@ -17,11 +17,11 @@ from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, diff, extract_matching_values, nested_values
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints.strategies import get_default_strategy
 from trackbed.megatron.checkpoints.strategy_base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
-    get_default_strategy,
 )
 
 __all__ = [
