@@ -16,7 +16,7 @@ from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.parallel_read import Place, read_places
-from trackbed.checkpoint.other_arguments import refuses_megatron_arguments
+from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
 from trackbed.checkpoint.plan.same_keys import require_distinct
@@ -42,7 +42,7 @@ _STRICT: Final = get_args(Strict)
 _OWN_NAMES: Final = {
     "sharded_state_dict": "state",
     "checkpoint_dir": "folder",
-    "validate_access_integrity": "allow_parts",
+    "validate_access_integrity": "allow_parts=True for False",
     "process_group": "group",
 }
 

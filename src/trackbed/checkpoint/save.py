@@ -17,7 +17,7 @@ from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
-from trackbed.checkpoint.other_arguments import refuses_megatron_arguments
+from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan.assignment import Assignment, plan_balanced
 from trackbed.checkpoint.plan.main_replicas import require_main_replicas

@@ -77,7 +77,7 @@ class FileWrite:
         return [value if isinstance(value, bytes) else value.to("cpu", copy=True) for value in self._values]
 
     def result(self) -> WrittenFiles:
-        """What was written, once.
+        """Returns the report of the written files, once.
 
         Raises:
             CheckpointError: the files were not written.

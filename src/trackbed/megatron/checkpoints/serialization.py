@@ -193,7 +193,10 @@ def load(
         sharded_strategy: strategy for tensors and objects, or the name and version of its format.
         common_strategy: strategy for the common state, or the same.
         validate_access_integrity: True to check that main replicas cover each tensor once.
-        strict: handling of keys that only one side has.
+        strict: handling of unexpected keys, which are wanted and not stored, and of missing keys, which are stored and
+            not wanted. "assume_ok_unexpected": an unexpected key is an error of the tensor that is not there.
+            "log_unexpected", "log_all", "raise_unexpected", "raise_all": unexpected keys, or both kinds, are logged or
+            raised. "return_unexpected", "return_all": they are returned. "ignore_all": they are left out.
         process_group: the ranks; by default all.
 
     Returns:
