@@ -182,8 +182,8 @@ def savers(state: State) -> dict[str, Callable[[Path], None]]:
             package.save(entries, str(folder), strategy)
 
     return {
-        "Trackbed": lambda folder: save(ours, folder) and None,
-        "Trackbed, direct=False": lambda folder: save(ours, folder, direct=False) and None,
+        "Trackbed": lambda folder: save(ours, folder),
+        "Trackbed, direct=False": lambda folder: save(ours, folder, direct=False),
         "DCP": lambda folder: dcp.save(plain, checkpoint_id=str(folder)) and None,
         "megatron-core": lambda folder: megatron(folder, is_wrapped=False),
         "megatron-core, FullyParallelSave": lambda folder: megatron(folder, is_wrapped=True),

@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, exchange, load, save, writing
-from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.plan import exchange
 from trackbed.checkpoint.verify import find_damage
 from trackbed.errors import CheckpointError
 
@@ -31,13 +32,13 @@ save_module, load_module = (import_module(f"trackbed.checkpoint.{name}") for nam
 PHASES = {
     "save": {
         "describe": (save_module, "describe_state"),
-        "tabulate": (writing, "tabulate"),
-        "validate": (writing, "require_valid"),
+        "tabulate": (save_module, "tabulate"),
+        "validate": (save_module, "require_valid"),
         "plan": (save_module, "plan_balanced"),
         "write": (save_module, "write_shards"),
-        "write items": (writing, "write_items"),
+        "write items": (save_module, "write_items"),
         "collect": (save_module, "collect_beside"),
-        "partial folder": (writing, "make_partial_folder"),
+        "partial folder": (save_module, "make_partial_folder"),
         "descriptions": (save_module, "write_descriptions"),
         "commit": (save_module, "commit_checkpoint"),
     },

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from states import check_loaded, state_of
 
 from trackbed.checkpoint import load, save
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.fully_parallel import (
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 
 
 def run(case, folder, groups):

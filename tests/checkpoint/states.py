@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from trackbed.checkpoint.mapping import LocalNonpersistentObject, ShardedObject, ShardedTensor, ShardedTensorFactory
+from trackbed.checkpoint.state.factory import ShardedTensorFactory
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

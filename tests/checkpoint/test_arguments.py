@@ -1,4 +1,4 @@
-"""Arguments of Megatron Core 0.16.1 in Trackbed's own save and load."""
+"""Arguments of save and load."""
 
 import logging
 from pathlib import Path
@@ -7,17 +7,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
-from trackbed.checkpoint.exchange import plan_parts
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
-from trackbed.checkpoint.megatron.serialization import remove_sharded_tensors
-from trackbed.checkpoint.megatron.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.checkpoint.megatron.strictness import StrictHandling
-from trackbed.checkpoint.table import join_tables, tabulate
-from trackbed.checkpoint.verify import find_damage
+from trackbed.checkpoint import ShardedObject, ShardedTensor, differing_keys, load, open_checkpoint, save
+from trackbed.checkpoint.plan.exchange import plan_parts
+from trackbed.checkpoint.plan.table import join_tables, tabulate
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.megatron.checkpoints import serialization
+from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
+from trackbed.megatron.checkpoints.strictness import StrictHandling
 
 
 def tensor(key, data, *cuts, **options):
@@ -38,62 +35,82 @@ def checkpoint(tmp_path):
     return tmp_path / "checkpoint"
 
 
-@pytest.mark.parametrize("handling", StrictHandling)
-def test_keys_that_one_side_has_are_handled(handling, checkpoint, caplog):
-    missing, unexpected = {"b", "o"} if handling.value.endswith("_all") else set(), {"c"}
-    if handling is StrictHandling.ASSUME_OK_UNEXPECTED:
+@pytest.mark.parametrize("strict", ["raise", "log", "ignore"])
+def test_keys_that_are_not_stored_are_handled(strict, checkpoint, caplog):
+    if strict == "raise":
         with pytest.raises(CheckpointError, match="c: must be a tensor of the checkpoint"):
-            load(wanted("a", "c"), checkpoint, strict=handling)
-        return
-    if handling.value.startswith("raise"):
-        with pytest.raises(CheckpointError, match=r"Unexpected keys \(.*\): \{'c'\}"):
-            load(wanted("a", "c"), checkpoint, strict=handling.value)
+            load(wanted("a", "c"), checkpoint)
         return
     with caplog.at_level(logging.WARNING):
-        found = load(wanted("a", "c"), checkpoint, strict=handling)
-    if handling.value.startswith("return"):
-        found, *keys = found
-        assert keys == [missing, unexpected]
-    assert set(found) == {"a"}
-    assert ("Unexpected" in caplog.text) == handling.value.startswith("log")
-    assert ("Missing" in caplog.text) == (handling is StrictHandling.LOG_ALL)
+        assert set(load(wanted("a", "c"), checkpoint, strict=strict)) == {"a"}
+    assert ("must be stored" in caplog.text) == (strict == "log")
+    assert ("['c']" in caplog.text) == (strict == "log")
+
+
+@pytest.mark.parametrize("strict", [*(one.value for one in StrictHandling), StrictHandling.RETURN_ALL, None, True])
+def test_other_words_for_keys_are_refused_with_the_functions_that_have_them(strict, checkpoint):
+    words = f"strict: must be 'raise', 'log' or 'ignore', found {strict!r}: differing_keys .*trackbed.megatron.load"
+    with pytest.raises(ArgumentError, match=words.replace("(", r"\(")):
+        load(wanted("a"), checkpoint, strict=strict)
+
+
+def test_keys_that_only_one_side_has_are_returned_and_nothing_is_loaded(checkpoint):
+    asked = wanted("a", "c")
+    assert differing_keys(asked, checkpoint) == ({"b", "o"}, {"c"})
+    assert asked["a"].data.tolist() == [0] * 4
+    assert differing_keys(asked, checkpoint, rename={"c": "b"}) == ({"o"}, set())
+
+
+def test_keys_are_asked_for_by_all_ranks_together_and_missed_by_each(checkpoint):
+    def work(group):
+        return differing_keys(wanted("ab"[group.rank], f"c{group.rank}"), checkpoint, group=group)
+
+    assert run_ranks(2, work) == [({"o"}, {"c0"}), ({"o"}, {"c1"})]
+
+
+@pytest.mark.parametrize("name", ["save", "load"])
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"validate_access_integrity": False}, "validate_access_integrity"),
+        ({"async_sharded_save": True}, "async_sharded_save"),
+        ({"preprocess_common_before_consistancy_check": None}, "preprocess_common_before_consistancy_check"),
+        ({"sharded_strategy": ("torch_dist", 1), "common_strategy": None}, "common_strategy, sharded_strategy"),
+        ({"process_group": None, "verify_integrity": True}, r"process_group.*, verify_integrity"),
+        ({"async_strategy": "mcore"}, "async_strategy"),
+        ({"third": ("torch_dist", 1)}, "3 arguments without a name"),
+    ],
+)
+def test_arguments_of_megatron_core_are_refused_with_the_function_that_has_them(name, options, found, tmp_path):
+    arguments = [options["third"]] if "third" in options else []
+    options = {key: value for key, value in options.items() if key != "third"}
+    function = {"save": save, "load": load}[name]
+    with pytest.raises(ArgumentError, match=rf"{name}: .*found {found}.*: call trackbed.megatron.{name}, which has"):
+        function(state("a"), tmp_path / "checkpoint", *arguments, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_argument_of_megatron_core_is_refused_with_the_own_one(tmp_path):
+    with pytest.raises(ArgumentError, match=r"checkpoint_dir \(here folder\), sharded_state_dict \(here state\): "):
+        save(sharded_state_dict=state("a"), checkpoint_dir=tmp_path / "checkpoint")
+    with pytest.raises(ArgumentError, match=r"validate_access_integrity \(here allow_parts=True for False\)"):
+        load(wanted("a"), tmp_path / "checkpoint", validate_access_integrity=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stric'"):
+        load(wanted("a"), tmp_path / "checkpoint", stric="log")
+
+
+def test_the_description_of_the_contents_is_loaded_with_the_plain_values(tmp_path):
+    save({"step": 1}, tmp_path / "checkpoint", content_metadata={"version": 3})
+    assert load(tmp_path / "checkpoint") == {"step": 1, "content_metadata": {"version": 3}}
+    assert serialization.load_content_metadata(tmp_path / "checkpoint") == {"version": 3}
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("handling", StrictHandling)
-def test_names_of_torchs_objects_are_keys(handling, tmp_path):
+def test_names_of_torchs_objects_are_keys(tmp_path):
     dcp.save({"a": torch.arange(4.0), "epoch": 7}, checkpoint_id=str(tmp_path / "torchs"), no_dist=True)
-    if handling is StrictHandling.RAISE_ALL:
-        with pytest.raises(CheckpointError, match=r"Missing keys \(.*\): \{'epoch'\}"):
-            load(wanted("a"), tmp_path / "torchs", strict=handling)
-        return
-    found = load(wanted("a"), tmp_path / "torchs", strict=handling)
-    if handling.value.startswith("return"):
-        found, *keys = found
-        assert keys == [{"epoch"} if handling.value.endswith("_all") else set(), set()]
-    assert torch.equal(found["a"], torch.arange(4.0))
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_torchs_objects_are_described_under_megatrons_paths(tmp_path):
-    dcp.save({"a": torch.arange(4.0), "epoch": 7}, checkpoint_id=str(tmp_path / "torchs"), no_dist=True)
-    (tmp_path / "torchs" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    torch.save({}, tmp_path / "torchs" / "common.pt")
-    found = serialization.load(wanted("a"), tmp_path / "torchs", strict="return_all")
-    assert found[1:] == ({"epoch"}, set())
-    assert set(serialization.load_sharded_metadata(tmp_path / "torchs")) == {"a", "epoch"}
-
-
-def test_a_strategy_saves_and_loads(tmp_path):
-    path = tmp_path / "checkpoint"
-    path.mkdir()
-    save(state("a"), path, TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=3))
-    found = load(wanted("a"), path, TorchDistLoadShardedStrategy(), ("torch", 1))
-    assert torch.equal(found["a"], torch.arange(4.0))
-    with pytest.raises(ArgumentError, match="must be None where a strategy saves"):
-        save(state("a"), path, ("torch_dist", 1), observe=print)
-    with pytest.raises(ArgumentError, match="must be None where a strategy loads"):
-        load(wanted("a"), path, ("torch_dist", 1), rename={"a": "b"})
+    assert differing_keys(wanted("a"), tmp_path / "torchs") == ({"epoch"}, set())
+    for strict in ("raise", "log", "ignore"):
+        assert torch.equal(load(wanted("a"), tmp_path / "torchs", strict=strict)["a"], torch.arange(4.0))
 
 
 @pytest.mark.parametrize("saves", [save, serialization.save])
@@ -124,14 +141,6 @@ def test_a_link_to_a_folder_is_refused_before_anything_is_written(saves, tmp_pat
         saves(state("a"), tmp_path / "link")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
     assert list((tmp_path / "real").iterdir()) == []
-
-
-def test_a_request_saves_when_it_is_executed(tmp_path):
-    path = tmp_path / "checkpoint"
-    request = save(state("a"), path, async_sharded_save=True)
-    assert not path.exists()
-    request.execute_sync()
-    assert torch.equal(load(wanted("a"), path)["a"], torch.arange(4.0))
 
 
 def test_phases_are_observed_in_order(tmp_path):
@@ -172,97 +181,17 @@ def test_what_an_observer_raises_is_raised_on_every_rank_and_the_folder_is_as_it
     assert torch.equal(load(wanted("a"), checkpoint)["a"], torch.arange(4.0))
 
 
-@pytest.mark.parametrize("strategy", [None, ("torch_dist", 1)])
-def test_a_request_saves_to_the_folder_that_its_path_named_when_it_was_made(strategy, tmp_path, monkeypatch):
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    request = save(state("a"), "checkpoint", strategy, async_sharded_save=True)
-    monkeypatch.chdir(tmp_path / "there")
-    request.execute_sync()
-    assert list(open_checkpoint(tmp_path / "here" / "checkpoint")) == ["a"]
-    assert list((tmp_path / "there").iterdir()) == []
-
-
-def test_a_request_of_a_strategy_writes_to_the_folder_that_its_path_named_when_it_was_made(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    request = TorchDistSaveShardedStrategy().async_save(state("a"), ".")
-    monkeypatch.chdir(tmp_path)
-    request.execute_sync()
-    assert (tmp_path / "here" / "__0_0.distcp").exists()
-
-
-def test_a_request_that_fails_leaves_nothing_behind(tmp_path):
-    request = save(state("a"), tmp_path / "checkpoint", ("torch_dist", 1), async_sharded_save=True)
-    (folder,) = tmp_path.iterdir()
-    (folder / "__0_0.distcp").mkdir()
-    with pytest.raises(CheckpointError, match="rank 0: FileExistsError"):
-        request.execute_sync()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("place", [lambda shard: [shard, 1], lambda shard: (shard,)])
-def test_a_shard_where_it_could_not_be_loaded_is_refused_by_strategies_too(tmp_path, place):
-    with pytest.raises(CheckpointError, match="could not be loaded"):
-        serialization.save({"layers": place(tensor("a", torch.ones(2)))}, tmp_path / "checkpoint")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cast_that_loses_values_is_made_by_strategies_with_a_warning(tmp_path, caplog):
-    save(state("a"), tmp_path / "checkpoint")
-    wanted = {"a": tensor("a", torch.zeros(4, dtype=torch.int8))}
-    found = serialization.load(wanted, tmp_path / "checkpoint")
-    assert found["a"].tolist() == [0, 1, 2, 3]
-    assert "a: loaded into another type" in caplog.text
-    with pytest.raises(CheckpointError, match="allow_cast=True"):
-        load(wanted, tmp_path / "checkpoint")
-
-
 def test_holes_are_saved_and_loaded_where_that_is_wanted(tmp_path):
     half = {"w": tensor("w", torch.ones(2), (0, 1, 2))}
     with pytest.raises(CheckpointError, match=r"w: main replicas must cover all elements, but no rank has \[0:2\]$"):
         save(half, tmp_path / "checkpoint")
-    save(half, tmp_path / "checkpoint", validate_access_integrity=False)
-    with pytest.raises(CheckpointError, match="load parts with validate_access_integrity=False"):
+    serialization.save(half, tmp_path / "checkpoint", validate_access_integrity=False)
+    with pytest.raises(CheckpointError, match="load parts with allow_parts=True"):
         load(half, tmp_path / "checkpoint")
-    found = load(half, tmp_path / "checkpoint", validate_access_integrity=False)
+    found = load(half, tmp_path / "checkpoint", allow_parts=True)
     assert found["w"].tolist() == [1, 1]
     with pytest.raises(CheckpointError, match="all 4 elements"):
         load({"w": tensor("w", torch.ones(4))}, tmp_path / "checkpoint")
-
-
-def test_differences_of_the_common_state_are_logged(tmp_path, caplog):
-    def work(group):
-        save(
-            {"same": 1, "step": group.rank, "w": tensor("w", torch.ones(1), replica_id=group.rank)},
-            tmp_path / "checkpoint",
-            preprocess_common_before_consistancy_check=lambda common: common,
-            group=group,
-        )
-
-    run_ranks(2, work)
-    assert "Mismatched keys: [(('step',), <class 'int'>, <class 'int'>)]" in caplog.text
-
-
-@pytest.mark.parametrize("way", ["save", "strategy"])
-def test_tensors_are_removed_by_the_beginning_of_their_keys(way, tmp_path):
-    path = tmp_path / "checkpoint"
-    path.mkdir()
-    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, separation_hint="a") if way == "strategy" else None
-    save(state("a.x", "a.y", "b"), path, strategy)
-    (path / "notes.txt").write_text("kept")
-    before = {file.name for file in path.iterdir()}
-    remove_sharded_tensors(path, "a.")
-    after = {file.name for file in path.iterdir()}
-    assert {name for name in before - after if not name.startswith("a_")} == set()
-    assert after <= before
-    assert way == "save" or before - after == {name for name in before if name.startswith("a__")}
-    assert list(open_checkpoint(path)) == ["b"]
-    assert (path / "notes.txt").read_text() == "kept"
-    assert list(find_damage(path)) == []
-    assert load({**wanted("b"), "o": ShardedObject("o", None, (1,), (0,))}, path)["o"] == 5
-    assert [found.name for found in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def test_an_unknown_exchange_is_refused_by_name(checkpoint):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tiers import with_files
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, save
-from trackbed.checkpoint.allowed_classes import naming_unknown
+from trackbed.checkpoint.format.allowed_classes import naming_unknown
 from trackbed.cli.main import trackbed as command
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError

@@ -11,11 +11,11 @@ import torch
 from click.testing import CliRunner
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, open_checkpoint, save
-from trackbed.checkpoint.config_file import CheckpointingConfig, maybe_load_config
-from trackbed.checkpoint.megatron import serialization
+from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
 from trackbed.cli.main import trackbed
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
 
 GOLDEN = Path(__file__).parent / "golden" / "megatron-core-0.19"
 COMMON = {"step": 7, "options": {"name": "golden", "rates": [0.5, 0.25]}, "content_metadata": {"version": 3}}

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import trackbed
-from trackbed.checkpoint.allowed_classes import naming_unknown
-from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.checkpoint.format.allowed_classes import naming_unknown
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.errors import CheckpointError
 
 DATA = {

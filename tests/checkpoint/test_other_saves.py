@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 import trackbed
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, latest_checkpoint, load, open_checkpoint
-from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
 
 
 def state(value=1.0, shape=(4,)):

@@ -5,12 +5,11 @@ import time
 import numpy as np
 import torch
 
-from trackbed.checkpoint.plan_save import plan_balanced
-from trackbed.checkpoint.side_file import SideFile, StoredFile
-from trackbed.checkpoint.storage.file_writer import SUM_BYTES
-from trackbed.checkpoint.table import DTYPES, Table
-from trackbed.checkpoint.validate import require_valid
-from trackbed.checkpoint.written_files import WrittenFiles, catalogue_of
+from trackbed.checkpoint.format.extents import SUM_BYTES, SideFile, StoredFile
+from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
+from trackbed.checkpoint.plan.assignment import plan_balanced
+from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.validate import require_valid
 
 NUM_RANKS = 4096
 NUM_SHARDS = 200_000

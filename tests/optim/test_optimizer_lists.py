@@ -238,7 +238,7 @@ def test_a_parameter_in_two_optimizers_is_refused_by_name():
     ("optimizers", "text"),
     [([], "but is an empty list"), ([None], "a list of some, but is of NoneType"), ({1: 2}, "but is of dict")],
 )
-def test_other_arguments_are_refused(optimizers, text):
+def test_megatron_arguments_are_refused(optimizers, text):
     model = DistributedDataParallel(new_module(), process_group=SOLO)
     with pytest.raises(ArgumentError, match=text):
         DataParallelOptimizer(optimizers, model)

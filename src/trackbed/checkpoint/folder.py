@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import orjson
 
-from trackbed.checkpoint.catalogue import EMPTY, Catalogue
-from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
-from trackbed.checkpoint.meeting import Meeting
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
+from trackbed.checkpoint.format.safe_pickle import load_torch_item
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.checkpoint.other_saves import naming_other_programs, naming_replacement, read_side
-from trackbed.checkpoint.safe_pickle import load_torch_item
-from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
-from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.checkpoint.storage.whole_file import maybe_read_file
+from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import flush_to_disk, publish
@@ -319,26 +319,23 @@ def target_folder(path: str | Path) -> Path:
     num_bytes = len(os.fsencode(found.name))
     if num_bytes > _MOST_NAME_BYTES:
         msg = (
-            f"checkpoint_dir: the name of the folder must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: "
-            f"{found.name[:40]!r}..."
+            f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {found.name[:40]!r}..."
         )
         raise ArgumentError(msg)
     if found.is_dir() and os.path.ismount(found):
         raise ArgumentError(_mounted(found))
     if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
-        msg = f"checkpoint_dir: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not"
+        msg = f"folder: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not"
         raise ArgumentError(msg)
     if found.is_dir() and found.samefile("."):
-        msg = (
-            f"checkpoint_dir: must be another folder than the working directory, which it replaces, found {str(path)!r}"
-        )
+        msg = f"folder: must be another folder than the working directory, which it replaces, found {str(path)!r}"
         raise ArgumentError(msg)
     return found
 
 
 def _mounted(path: Path) -> str:
     return (
-        f"checkpoint_dir: must be a folder that can be replaced, but a volume is mounted at {path}: save into a folder "
+        f"folder: must be a folder that can be replaced, but a volume is mounted at {path}: save into a folder "
         f"below it, such as {path / 'step-0000100'}"
     )
 

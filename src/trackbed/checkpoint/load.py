@@ -4,37 +4,47 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
+from math import prod
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
-from trackbed.checkpoint.catalogue import Catalogue
-from trackbed.checkpoint.describe import describe_request
-from trackbed.checkpoint.exchange import Exchange, parse_exchange
-from trackbed.checkpoint.folder import local_folder, open_for_all
-from trackbed.checkpoint.loading import load_shards, require_loadable
-from trackbed.checkpoint.mapping import ShardedObject, ShardedTensor
-from trackbed.checkpoint.meeting import Ranks, meet
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.later_calls import takes_later_calls
-from trackbed.checkpoint.megatron.strategy_base import LoadCommonStrategy, LoadShardedStrategy
-from trackbed.checkpoint.megatron.strictness import (
-    StrictHandling,
-    maybe_report_missing_and_unexpected_keys,
-    parse_strict_flag,
-)
+import numpy as np
+import torch
+
+from trackbed.checkpoint.exact_cast import is_exact_cast
+from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
+from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.io.parallel_read import Place, read_places
+from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.phases import Observer, Phases
-from trackbed.checkpoint.same_keys import require_distinct
-from trackbed.checkpoint.table import gather_table, has_elements, tabulate
-from trackbed.checkpoint.validate import require_valid
-from trackbed.errors import ArgumentError
+from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
+from trackbed.checkpoint.plan.same_keys import require_distinct
+from trackbed.checkpoint.plan.table import gather_table, has_elements, tabulate
+from trackbed.checkpoint.plan.validate import cover_once, require_valid
+from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.state.describe import describe_request
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.plural import number_of
 
-__all__ = ["load"]
+__all__ = ["DifferingKeys", "differing_keys", "load", "load_shards", "require_covered", "require_loadable"]
 
 logger = logging.getLogger(__name__)
 
 Rename = Mapping[str, str] | Callable[[str], str]
 Shard = ShardedTensor | ShardedObject
+Strict: TypeAlias = Literal["raise", "log", "ignore"]
+"""Handling of keys that are asked for and not stored."""
+
+_STRICT: Final = get_args(Strict)
+_OWN_NAMES: Final = {
+    "sharded_state_dict": "state",
+    "checkpoint_dir": "folder",
+    "validate_access_integrity": "allow_parts=True for False",
+    "process_group": "group",
+}
 
 
 @overload
@@ -49,57 +59,49 @@ def load(
 
 @overload
 def load(
-    sharded_state_dict: dict[str, Any],
-    checkpoint_dir: str | Path,
-    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
-    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    state: dict[str, Any],
+    folder: str | Path,
     *,
+    strict: Strict = "raise",
+    allow_parts: bool = False,
     rename: Rename | None = None,
     group: Ranks = None,
     exchange: Exchange = "auto",
     allow_cast: bool = False,
     observe: Observer | None = None,
-) -> Any: ...
+) -> dict[str, Any]: ...
 
 
-@takes_later_calls(6, ("verify_integrity", "process_group"), names={"process_group": "group"})
+@refuses_megatron_arguments(_OWN_NAMES)
 def load(
-    sharded_state_dict: dict[str, Any] | str | Path,
-    checkpoint_dir: str | Path | None = None,
-    sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
-    common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
+    state: dict[str, Any] | str | Path,
+    folder: str | Path | None = None,
     *,
+    strict: Strict = "raise",
+    allow_parts: bool = False,
     rename: Rename | None = None,
     group: Ranks = None,
     exchange: Exchange = "auto",
     allow_cast: bool = False,
     observe: Observer | None = None,
-) -> Any:
+) -> dict[str, Any]:
     """Collective over `group`: loads a checkpoint of Trackbed, Megatron Core or torch, in any layout.
 
     `load(folder)` returns the plain tensors and values of a checkpoint, and none of the tensors that `sharded_state`
-    has saved: use `load_sharded_state`. `load(sharded_state_dict, folder)` returns them
-    too, with the tensors and objects for which the argument has a `ShardedTensor` or `ShardedObject`. Plain tensors and
-    values of the argument are ignored. In a checkpoint of `torch.distributed.checkpoint` everything is a tensor or an
-    object to ask for; `open_checkpoint` reads it without a state.
+    has saved: use `load_sharded_state`. `load(state, folder)` returns them too, with the tensors and objects for which
+    the state has a `ShardedTensor` or `ShardedObject`. Plain tensors and values of the state are ignored. In a
+    checkpoint of `torch.distributed.checkpoint` everything is a tensor or an object to ask for; `open_checkpoint` reads
+    it without a state.
 
     Args:
-        sharded_state_dict: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is
-            wanted. The `data` of a `ShardedTensor` is filled if it is not None. The dictionary is not changed. The
-            folder, if only plain tensors and values are wanted.
-        checkpoint_dir: folder of the checkpoint, if it is not the first argument.
-        sharded_strategy: strategy that loads tensors and objects, in the place of this function's own way.
-        common_strategy: strategy that loads the common state.
-        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once, so that
-            nothing is forgotten. False to load parts of tensors.
-        strict: handling of unexpected keys, which are wanted and not stored, and of missing keys, which are stored and
-            not wanted. "assume_ok_unexpected": an unexpected key is an error of the tensor that is not there.
-            "log_unexpected", "log_all", "raise_unexpected", "raise_all": unexpected keys, or both kinds, are logged or
-            raised. "return_unexpected", "return_all": they are returned. "ignore_all": they are left out.
+        state: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is wanted. The
+            `data` of a `ShardedTensor` is filled if it is not None. The dictionary is not changed. The folder, if only
+            plain tensors and values are wanted.
+        folder: folder of the checkpoint, if it is not the first argument.
+        strict: handling of keys that this rank asks for and that are not stored. "raise" for an error, "log" and
+            "ignore" to leave them out, with and without a warning. `differing_keys` returns them.
+        allow_parts: False to check that the main replicas of all ranks cover each tensor once, so that nothing is
+            forgotten. True to load parts of tensors.
         rename: mapping or function that gives the key under which a tensor is stored, for keys that have changed.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
@@ -109,58 +111,86 @@ def load(
         observe: called with the name and the seconds of each phase.
 
     Returns:
-        State with the loaded tensors and objects, and the plain tensors and values of the checkpoint. With `strict`
-        "return_all" or "return_unexpected" a tuple of that, the missing keys, and the unexpected keys.
+        State with the loaded tensors and objects, and the plain tensors and values of the checkpoint.
 
     Raises:
-        ArgumentError: `exchange` is unknown, or a strategy is combined with what only this function's own way has.
-        ValueError: `strict` is unknown.
+        ArgumentError: `strict` or `exchange` is unknown, or an argument is Megatron Core's, which
+            `trackbed.megatron.load` takes.
         CheckpointError: on every rank, with the rank that failed and its message.
     """
-    sharded_state_dict, checkpoint_dir = _state_and_folder(sharded_state_dict, checkpoint_dir)
-    if sharded_strategy is not None or common_strategy is not None:
-        if rename is not None or observe is not None:
-            msg = "rename and observe: must be None where a strategy loads"
-            raise ArgumentError(msg)
-        return serialization.load(
-            sharded_state_dict,
-            checkpoint_dir,
-            sharded_strategy,
-            common_strategy,
-            validate_access_integrity,
-            strict,
-            process_group=group,
-        )
-    handling = parse_strict_flag(strict)
+    state, folder = _state_and_folder(state, folder)
+    _check_strict(strict)
     parse_exchange(exchange)
     phases = Phases(observe)
     with meet("load", group) as meeting:
         with phases("open"):
-            request = describe_request(sharded_state_dict)
-            folder = open_for_all(local_folder(checkpoint_dir), meeting)
+            request = describe_request(state)
+            opened = open_for_all(local_folder(folder), meeting)
             shards = _renamed(request.shards, rename)
             table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
-            missing, unexpected = _differences(handling, folder.catalogue, shards, set(table.keys))
-            if unexpected:
-                is_kept = [shard.key not in unexpected for shard in shards]
+            not_stored = _not_stored(shards, opened.catalogue) if strict != "raise" else set()
+            if not_stored:
+                if strict == "log":
+                    logger.warning(
+                        "%s: keys that are asked for must be stored, but %s are not, and are left out",
+                        opened.path,
+                        sorted(not_stored),
+                    )
+                is_kept = [shard.key not in not_stored for shard in shards]
                 request = request.only(is_kept)
                 shards = list(compress(shards, is_kept))
             for shard in shards:
-                require_loadable(shard, folder.catalogue, allow_cast=allow_cast)
-            if validate_access_integrity:
+                require_loadable(shard, opened.catalogue, allow_cast=allow_cast)
+            if not allow_parts:
                 require_distinct(shards, request.places, meeting.rank)
-                require_valid(table, "load parts with validate_access_integrity=False")
-            common = folder.load_common()
-            if not shards and folder.catalogue.tensors and meeting.rank == 0:
-                tensors = number_of(len(folder.catalogue.tensors), "sharded tensor")
-                logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", folder.path, tensors)
-        with phases("read"), folder.naming_replacement():
-            values = load_shards(shards, folder, meeting, exchange=exchange)
+                require_valid(table, "load parts with allow_parts=True")
+            common = opened.load_common()
+            if not shards and opened.catalogue.tensors and meeting.rank == 0:
+                tensors = number_of(len(opened.catalogue.tensors), "sharded tensor")
+                logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", opened.path, tensors)
+        with phases("read"), opened.naming_replacement():
+            values = load_shards(shards, opened, meeting, exchange=exchange)
         with phases("merge"):
-            loaded = request.fill(common, values)
-    if StrictHandling.requires_returning_mismatch_keys(handling):
-        return loaded, missing, unexpected
-    return loaded
+            return request.fill(common, values)
+
+
+class DifferingKeys(NamedTuple):
+    """Keys of sharded tensors and objects that only a checkpoint or only a state has."""
+
+    not_asked_for: set[str]
+    """Stored, and asked for by no rank; the same on all ranks."""
+    not_stored: set[str]
+    """Asked for by this rank, and not stored. Tensors without elements are left out: they need not be stored."""
+
+
+def differing_keys(
+    state: dict[str, Any], folder: str | Path, *, rename: Rename | None = None, group: Ranks = None
+) -> DifferingKeys:
+    """Collective over `group`: compares the keys of a state with those of a checkpoint, and loads nothing.
+
+    Args:
+        state: state as for `load`.
+        folder: folder of the checkpoint.
+        rename: mapping or function that gives the key under which a tensor is stored.
+        group: the ranks, as for `load`.
+
+    Raises:
+        CheckpointError: on every rank, with the rank that failed and its message.
+    """
+    with meet("differing_keys", group) as meeting:
+        shards = _renamed(describe_request(state).shards, rename)
+        catalogue = open_for_all(local_folder(folder), meeting).catalogue
+        table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
+        return DifferingKeys(_stored_keys(catalogue) - set(table.keys), _not_stored(shards, catalogue))
+
+
+def _check_strict(strict: Any) -> None:
+    if strict not in _STRICT:
+        msg = (
+            f"strict: must be 'raise', 'log' or 'ignore', found {strict!r}: differing_keys returns keys that one side "
+            "has, and Megatron Core's words are for trackbed.megatron.load"
+        )
+        raise ArgumentError(msg)
 
 
 def _state_and_folder(
@@ -170,7 +200,7 @@ def _state_and_folder(
         return {}, state
     if isinstance(state, (str, Path)) or folder is None:
         msg = (
-            "load: must be called as load(folder) or load(sharded_state_dict, folder), found arguments of "
+            "load: must be called as load(folder) or load(state, folder), found arguments of "
             f"{type(state).__name__} and {type(folder).__name__}"
         )
         raise ArgumentError(msg)
@@ -185,26 +215,150 @@ def _renamed(shards: Sequence[Shard], rename: Rename | None) -> list[Shard]:
     return [replace(shard, key=stored_key(shard.key)) for shard in shards]
 
 
-def _differences(
-    handling: StrictHandling, catalogue: Catalogue, shards: Sequence[Shard], wanted: set[str]
-) -> tuple[set[str], set[str]]:
-    """Missing and unexpected keys, if they are to be handled.
+def _stored_keys(catalogue: Catalogue) -> set[str]:
+    return {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
 
-    Args:
-        handling: what to do about them.
-        catalogue: contents of the checkpoint.
-        shards: shards of this rank.
-        wanted: keys of the shards of all ranks.
+
+def _not_stored(shards: Sequence[Shard], catalogue: Catalogue) -> set[str]:
+    """Keys of shards that a checkpoint does not have. Tensors without elements need not be stored."""
+    return {shard.key for shard in shards if has_elements(shard)} - _stored_keys(catalogue)
+
+
+def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) -> None:
+    """Checks that a shard can be loaded. A tensor without elements need not be stored, as older checkpoints lack them.
 
     Raises:
-        CheckpointError: there are some, and that is to be an error.
+        CheckpointError: it is not stored, or in another shape or type.
     """
-    if not StrictHandling.requires_explicit_ckpt_mismatch_check(handling):
-        return set(), set()
-    stored = {*catalogue.tensors, *(ShardedObject.empty_from_any_key(name).key for name in catalogue.objects)}
-    missing = stored - wanted if StrictHandling.requires_global_app_metadata(handling) else set()
-    unexpected = {shard.key for shard in shards if has_elements(shard)} - stored
-    if handling is not StrictHandling.IGNORE_ALL and not StrictHandling.requires_returning_mismatch_keys(handling):
-        raises = handling in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
-        maybe_report_missing_and_unexpected_keys(missing, unexpected, raises)
-    return missing, unexpected
+    if isinstance(shard, ShardedObject):
+        if shard.unique_key not in catalogue.objects:
+            msg = f"{shard.unique_key}: must be an object of the checkpoint, but is not there"
+            raise CheckpointError(msg)
+        return
+    stored = catalogue.tensors.get(shard.key)
+    if stored is None:
+        if not has_elements(shard):
+            return
+        msg = f"{shard.key}: must be a tensor of the checkpoint, but is not there"
+        raise CheckpointError(msg)
+    wanted = tuple(shard.global_shape)
+    if wanted != stored.shape and not (shard.allow_shape_mismatch and len(wanted) == len(stored.shape)):
+        msg = f"{shard.key}: must have the shape {wanted} that is wanted, but is stored as {stored.shape}"
+        raise CheckpointError(msg)
+    if not has_elements(shard):
+        return
+    if not allow_cast and not is_exact_cast(stored.dtype, shard.dtype):
+        msg = (
+            f"{shard.key}: values of {stored.dtype} must be loaded into a type that can hold them, but are wanted in "
+            f"{shard.dtype}: pass allow_cast=True to round them"
+        )
+        raise CheckpointError(msg)
+    _check_coverage(shard, catalogue, stored)
+
+
+def _check_coverage(shard: ShardedTensor, catalogue: Catalogue, stored: StoredTensor) -> None:
+    shape = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
+    offset = tuple(shard.global_offset)
+    # A target may be longer than what is stored, where that is allowed.
+    pairs = zip(offset, shape, stored.shape, strict=True)
+    require_covered(catalogue, shard.key, offset, tuple(max(0, min(size, end - start)) for start, size, end in pairs))
+
+
+def require_covered(catalogue: Catalogue, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Checks that each element of a box of a tensor is stored once.
+
+    Raises:
+        CheckpointError: one is not, or several times.
+    """
+    common = catalogue.overlaps(key, offset, shape) if 0 not in shape else []
+    if len(common) == 1 and common[0][1:] == (offset, tuple(map(sum, zip(offset, shape, strict=True)))):
+        return
+    boxes = np.array([(first, end) for _, first, end in common], dtype=np.int64).reshape(-1, 2, len(shape))
+    low, sizes = np.array(offset, dtype=np.int64), boxes[:, 1] - boxes[:, 0]
+    if cover_once(boxes[:, 0] - low, sizes, np.array(shape, dtype=np.int64)):
+        return
+    region = ", ".join(f"{start}:{start + size}" for start, size in zip(offset, shape, strict=True))
+    found = sum(prod(size) for size in sizes.tolist())
+    twice = ", some of them twice" if found >= prod(shape) else ""
+    msg = f"{key}: all {prod(shape):,} elements of [{region}] must be stored once, but {found:,} are{twice}"
+    raise CheckpointError(msg)
+
+
+def load_shards(
+    shards: Sequence[Shard], folder: CheckpointFolder, meeting: Meeting, *, exchange: Exchange = "none"
+) -> list[Any]:
+    """Loads tensors and objects, with an exchange collectively over the ranks.
+
+    Args:
+        shards: shards that `require_loadable` accepts, with stored keys. Tensors with data are filled.
+        folder: opened checkpoint.
+        meeting: the ranks.
+        exchange: see `Exchange`.
+
+    Returns:
+        Loaded values, in order.
+
+    Raises:
+        CheckpointError: a file is damaged, or a rank failed.
+    """
+    found: list[Any] = [
+        None if isinstance(shard, ShardedObject) else _target(shard) if shard.data is None else shard.data
+        for shard in shards
+    ]
+    with torch.no_grad():
+        exchanged: set[int] = set()
+        if must_exchange(meeting, exchange):
+            exchanged = _exchange(shards, found, folder, meeting)
+        places = []
+        with BoxReader(folder.path, folder.catalogue) as reader:
+            for number, shard in enumerate(shards):
+                if isinstance(shard, ShardedObject):
+                    meeting.poll()
+                    found[number] = reader.read_object(shard.unique_key)
+                elif number not in exchanged and has_elements(shard):
+                    box = _box(shard, found[number])
+                    if shard.allow_shape_mismatch:
+                        box.zero_()
+                    places.append(Place(shard.key, box, tuple(shard.global_offset)))
+        # Ranks begin at different places, so that each byte comes from the disk once where they share a page cache.
+        first = len(places) * meeting.rank // meeting.size
+        read_places(places[first:] + places[:first], folder.path, folder.catalogue, meeting.poll)
+    return found
+
+
+def _target(shard: ShardedTensor) -> torch.Tensor:
+    return torch.empty(tuple(shard.local_shape), dtype=shard.dtype, device="cpu")
+
+
+def _box(shard: ShardedTensor, data: torch.Tensor) -> torch.Tensor:
+    """Data of a shard with all axes of its tensor."""
+    return data.detach()[(None,) * shard.prepend_axis_num]
+
+
+def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointFolder, meeting: Meeting) -> set[int]:
+    """Collective over the ranks: fills tensors that several ranks want. Returns their places in `shards`."""
+    tensors = {
+        number: shard
+        for number, shard in enumerate(shards)
+        if isinstance(shard, ShardedTensor) and has_elements(shard) and not shard.allow_shape_mismatch
+    }
+    numbers = list(tensors)
+    described = [
+        replace(shard, data=None, dtype=folder.catalogue.tensors[shard.key].dtype) for shard in tensors.values()
+    ]
+    table, first = gather_table(meeting, tabulate(described, meeting.rank))
+    parts = plan_parts(table, meeting.size)
+
+    def target(row: int) -> torch.Tensor:
+        number = numbers[row - first]
+        return _box(tensors[number], found[number])
+
+    with BoxReader(folder.path, folder.catalogue) as reader:
+
+        def read(key: str, box: torch.Tensor, place: tuple[int, ...]) -> None:
+            meeting.poll()
+            reader.read_box(key, box, place)
+
+        exchange_parts(meeting, table, parts, target, read)
+    rows = {row - first for part in parts for row in part.rows.tolist()}
+    return {numbers[row] for row in rows if 0 <= row < len(numbers)}

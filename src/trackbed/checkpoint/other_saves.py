@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
-from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
-from trackbed.checkpoint.storage.whole_file import maybe_read_file
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
+from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.checkpoint.folder import commit_checkpoint, link_or_copy, open_folder
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME, encode_metadata
-from trackbed.checkpoint.side_file import SIDE_NAME, StoredFile
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.format.extents import SIDE_NAME, StoredFile
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder

@@ -1,131 +1,146 @@
 """Saves a checkpoint with all ranks."""
 
-from collections.abc import Callable
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-from trackbed.checkpoint.config_file import CONFIG_NAME, CheckpointingConfig
-from trackbed.checkpoint.describe import describe_state
+import torch
+
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
-from trackbed.checkpoint.meeting import Meeting, Ranks, meet
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.megatron.async_requests import AsyncRequest
-from trackbed.checkpoint.megatron.entries import clean_metadata
-from trackbed.checkpoint.megatron.later_calls import takes_later_calls
-from trackbed.checkpoint.megatron.strategy_base import SaveCommonStrategy, SaveShardedStrategy
-from trackbed.checkpoint.megatron.strictness import log_common_differences
-from trackbed.checkpoint.parts import check_whole, check_whole_shards
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
+from trackbed.checkpoint.format.safe_pickle import torch_bytes
+from trackbed.checkpoint.io.writer import WrittenItem, write_items
+from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
+from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.phases import Observer, Phases
-from trackbed.checkpoint.plain_tensors import check_same, digesting
-from trackbed.checkpoint.plan_save import plan_balanced
-from trackbed.checkpoint.safe_pickle import torch_bytes
-from trackbed.checkpoint.same_keys import require_distinct
-from trackbed.checkpoint.table import is_written
-from trackbed.checkpoint.tree import nested_items_iter
-from trackbed.checkpoint.writing import (
-    agree_on_plan,
-    collect_beside,
-    encode_objects,
-    make_partial,
-    shard_values,
-    write_descriptions,
-    write_shards,
-)
+from trackbed.checkpoint.plan.assignment import Assignment, plan_balanced
+from trackbed.checkpoint.plan.main_replicas import require_main_replicas
+from trackbed.checkpoint.plan.same_keys import require_distinct
+from trackbed.checkpoint.plan.table import Table, gather_table, is_written, tabulate
+from trackbed.checkpoint.plan.validate import require_valid
+from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.state.describe import describe_state
+from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
+from trackbed.checkpoint.state.plain_tensors import check_same, digesting
+from trackbed.checkpoint.state.sharded_base import is_main_replica
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import nested_items_iter
 from trackbed.comm.torch import check_initialized
-from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.errors import CheckpointError
+from trackbed.files.checksum import crc32
+from trackbed.files.publish import write_new
+from trackbed.files.publish_folder import flush_files, make_partial_folder
 
-__all__ = ["save"]
+__all__ = [
+    "SavePlan",
+    "agree_on_plan",
+    "collect",
+    "collect_beside",
+    "encode_objects",
+    "make_partial",
+    "save",
+    "shard_values",
+    "write_descriptions",
+    "write_shards",
+]
+
+Shard = ShardedTensor | ShardedObject
+Choose = Callable[[Table, int], Assignment]
+_SAVE: Final = "save"
+"""Word with which ranks that save begin, so that one at another operation is noticed."""
+_OBJECT_STEP: Final = 64 << 10
+_last_plans: Final[WeakKeyDictionary[Any, "_LastPlan"]] = WeakKeyDictionary()
 
 
-@takes_later_calls(8, ("async_strategy", "verify_integrity"))
+@refuses_megatron_arguments({"sharded_state_dict": "state", "checkpoint_dir": "folder"})
 def save(
-    sharded_state_dict: dict[str, Any],
-    checkpoint_dir: str | Path,
-    sharded_strategy: SaveShardedStrategy | tuple[str, int] | None = None,
-    common_strategy: SaveCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    async_sharded_save: bool = False,  # noqa: FBT001, FBT002
-    preprocess_common_before_consistancy_check: Callable[[Any], Any] | None = None,
-    content_metadata: dict[str, Any] | None = None,
+    state: dict[str, Any],
+    folder: str | Path,
     *,
+    content_metadata: dict[str, Any] | None = None,
     group: Ranks = None,
     direct: bool = True,
     observe: Observer | None = None,
-) -> AsyncRequest | None:
+) -> None:
     """Collective over `group`: saves a state dictionary as a checkpoint, which appears whole or not at all.
 
     In a folder with files of other programs, which are kept, the files of the checkpoint appear one after the other.
 
-    `save({**sharded_state(model, optimizer), "step": 100}, "checkpoints/step-0000100")`, on every rank. A new program
-    needs the state and the folder only; the arguments after them are Megatron Core's.
+    `save({**sharded_state(model, optimizer), "step": 100}, "checkpoints/step-0000100")`, on every rank.
 
     Ranks that have copies of the same shard divide the writing among themselves. The state dictionary is not changed.
 
     Args:
-        sharded_state_dict: dictionary with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject`
-            for each object of one rank, and plain tensors and values, which rank 0 writes. Plain values come back equal
-            and of their class, or are refused with their place. Plain tensors of 64 KiB or more must be the same on all
-            ranks that have them, and `DTensor`s are refused.
-        checkpoint_dir: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there
-            is replaced, where the file system can exchange two folders.
-        sharded_strategy: strategy that saves tensors and objects, in the place of this function's own way.
-        common_strategy: None, or the strategy for the common state, which makes no difference.
-        validate_access_integrity: True to check that the main replicas of all ranks cover each tensor once; False to
-            save parts of tensors. What a rank has must be in a main replica of some rank in any case.
-        async_sharded_save: True to return a request that makes the save when it is executed, with the values that the
-            tensors have then.
-        preprocess_common_before_consistancy_check: returns the part of the common state that all ranks should share;
-            differences are logged. By default none is compared.
-        content_metadata: description of the contents; `dp_cp_group` is left out.
+        state: dictionary with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for each object
+            of one rank, and plain tensors and values, which rank 0 writes. The main replicas of all ranks must cover
+            each tensor once. Plain values come back equal and of their class, or are refused with their place. Plain
+            tensors of 64 KiB or more must be the same on all ranks that have them, and `DTensor`s are refused.
+        folder: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there is
+            replaced, where the file system can exchange two folders.
+        content_metadata: description of the contents, which `load` returns under the key "content_metadata".
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
         direct: True to write past the page cache where the file system allows it.
         observe: called with the name and the seconds of each phase.
 
-    Returns:
-        A request if `async_sharded_save`, else None.
-
     Raises:
-        ArgumentError: a strategy is combined with an argument that only this function's own way has, or this process is
-            one of several and `torch.distributed` was not initialised.
+        ArgumentError: an argument is Megatron Core's, which `trackbed.megatron.save` takes, or this process is one of
+            several and `torch.distributed` was not initialised.
         CheckpointError: on every rank, with the rank that failed and its message. The folder is as it was before.
     """
-    if sharded_strategy is not None or common_strategy is not None:
-        if group is not None or observe is not None:
-            msg = "group and observe: must be None where a strategy saves"
-            raise ArgumentError(msg)
-        return serialization.save(
-            sharded_state_dict,
-            checkpoint_dir,
-            sharded_strategy,
-            common_strategy,
-            validate_access_integrity,
-            async_sharded_save,
-            preprocess_common_before_consistancy_check,
-            content_metadata,
-        )
-
     if group is None:
         check_initialized("save")
+    with meet("save", group) as meeting:
+        content = {} if content_metadata is None else {"content_metadata": content_metadata}
+        _save(state, target_folder(folder), meeting, Phases(observe), content=content, direct=direct)
 
-    def write() -> None:
-        with meet("save", group) as meeting:
-            _save(
-                sharded_state_dict,
-                target_folder(checkpoint_dir),
-                meeting,
-                Phases(observe),
-                validates=validate_access_integrity,
-                shared_part=preprocess_common_before_consistancy_check,
-                content_metadata=content_metadata,
-                direct=direct,
-            )
 
-    if async_sharded_save:
-        checkpoint_dir = Path(checkpoint_dir).absolute()  # the program may change its working directory meanwhile
-        return AsyncRequest(write, (), [])
-    write()
-    return None
+def _save(
+    state: dict[str, Any],
+    folder: Path,
+    meeting: Meeting,
+    phases: Phases,
+    *,
+    content: dict[str, Any],
+    direct: bool,
+) -> None:
+    with phases("describe"):
+        described = describe_state(state)
+        check_whole(described.common)
+        check_whole_shards(described.shards)
+        if meeting.size > 1:
+            _check_of_all_ranks(described.common)
+    with phases("plan"):
+        require_distinct(described.shards, described.places, meeting.rank)
+        shards = list(filter(is_written, described.shards))
+        objects = encode_objects(shards)
+        plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=True)
+    partial = make_partial(folder, meeting)
+    with digesting(described.common if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
+        with phases("write"):
+            values = shard_values(shards, objects, plan, meeting.rank)
+            names = [data_name(meeting.rank)] * len(values)
+            written = write_shards(partial, values, names, meeting.poll, direct=direct)
+        with phases("collect"):
+            own = plain_tensors()
+            found, digests = collect_beside(meeting, written, own.digest())
+            check_same(meeting, own, digests)
+    with phases("commit"):
+        if meeting.rank == 0:
+            config = CheckpointingConfig("torch_dist", 1)
+            contents = {
+                COMMON_NAME: torch_bytes(described.common_with(content), COMMON_NAME),
+                CONFIG_NAME: config.encode(),
+            }
+            write_descriptions(partial, plan, found, contents)
+            commit_checkpoint(partial, folder)
 
 
 def _check_of_all_ranks(common: dict[str, Any]) -> None:
@@ -143,48 +158,217 @@ def _check_of_all_ranks(common: dict[str, Any]) -> None:
             raise CheckpointError(msg)
 
 
-def _save(
-    state: dict[str, Any],
+@dataclass(frozen=True, slots=True, eq=False)
+class SavePlan:
+    """Plan of a save, the same on every rank but for `first_row`."""
+
+    table: Table
+    """Shards of all ranks."""
+    assignment: Assignment
+    """Parts of them that are written, and by whom."""
+    first_row: int
+    """Row of this rank's first shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastPlan:
+    """Plan of the last save over some ranks."""
+
+    name: str
+    """Digest of the table of all ranks."""
+    digest: bytes
+    """Digest of this rank's table."""
+    choose: Choose
+    is_validated: bool
+    """True if main replicas are known to cover each tensor once."""
+    plan: SavePlan
+
+
+def encode_objects(shards: Sequence[Shard], *, writes_storages: bool = False) -> dict[int, bytes]:
+    """Bytes of the objects that this rank may write, by their place among the shards.
+
+    Args:
+        shards: shards of this rank.
+        writes_storages: see `torch_bytes`.
+
+    Raises:
+        CheckpointError: one has a class that is not allowed, so that it could not be loaded.
+    """
+    return {
+        number: torch_bytes([shard.data], shard.unique_key, writes_storages=writes_storages)
+        for number, shard in enumerate(shards)
+        if isinstance(shard, ShardedObject) and is_main_replica(shard.replica_id)
+    }
+
+
+def agree_on_plan(
+    meeting: Meeting, shards: Sequence[Shard], objects: Mapping[int, bytes], choose: Choose, *, validates: bool = True
+) -> SavePlan:
+    """Collective over the ranks: plans a save.
+
+    If the tables of all ranks are those of the last save, its plan is used again, and the tables are not exchanged.
+
+    Args:
+        meeting: the ranks.
+        shards: shards of this rank.
+        objects: bytes of its objects, from `encode_objects`.
+        choose: chooses what each rank writes, from the table of all and the number of ranks.
+        validates: True to check that main replicas cover each tensor once; else they must cover what any rank has.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    # Rounded, so that an object that grows a little changes no plan.
+    sizes = [len(objects.get(number, b"")) for number, shard in enumerate(shards) if isinstance(shard, ShardedObject)]
+    own = tabulate(shards, meeting.rank, [size // _OBJECT_STEP * _OBJECT_STEP for size in sizes])
+    digest = own.digest()
+    last = _last_plans.get(meeting.group) if meeting.size > 1 else None
+    if last is not None and ((last.digest, last.choose) != (digest, choose) or (validates and not last.is_validated)):
+        last = None
+    if meeting.size > 1:
+        said = meeting.group.all_gather([_SAVE, None if last is None else last.name])
+        for rank, one in enumerate(said):
+            if not isinstance(one, list) or one[:1] != [_SAVE]:
+                msg = f"all ranks must save at the same time, but rank {rank} is at another operation"
+                raise CheckpointError(msg)
+        if last is not None and all(name == last.name for _, name in said):
+            return last.plan
+    table, first_row = gather_table(meeting, own)
+    if validates:
+        require_valid(table)
+    else:
+        require_main_replicas(table)
+    plan = SavePlan(table, choose(table, meeting.size), first_row)
+    if meeting.size > 1:
+        _last_plans[meeting.group] = _LastPlan(table.digest().hex(), digest, choose, validates, plan)
+    return plan
+
+
+def make_partial(folder: Path, meeting: Meeting) -> Path:
+    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have.
+
+    It is removed if the meeting fails.
+
+    Raises:
+        CheckpointError: this rank saves to another folder than rank 0, or does not see the partial one.
+    """
+    final = folder.absolute()
+    offer = None
+    if meeting.rank == 0:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
+        meeting.partials.append(path)
+        offer = [_SAVE, str(path), os.path.realpath(final)]
+    offered = meeting.group.broadcast(offer)
+    if not isinstance(offered, list) or offered[:1] != [_SAVE]:
+        msg = "all ranks must save at the same time, but rank 0 is at another operation"
+        raise CheckpointError(msg)
+    partial, real = Path(offered[1]), offered[2]
+    if os.path.realpath(final) != real:
+        msg = f"folder: must be the same on all ranks, but rank {meeting.rank} saves to {final}, and rank 0 to {real}"
+        raise CheckpointError(msg)
+    if not partial.is_dir():
+        msg = f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
+        raise CheckpointError(msg)
+    return partial
+
+
+def shard_values(
+    shards: Sequence[Shard], objects: Mapping[int, bytes], plan: SavePlan, rank: int
+) -> list[torch.Tensor | bytes]:
+    """Values that a rank writes, in the order of its part of the plan: bytes of objects, and views of tensors.
+
+    Args:
+        shards: shards of the rank, in the order of its table.
+        objects: bytes of its objects, from `encode_objects`.
+        plan: plan of the save.
+        rank: number of the rank.
+
+    Raises:
+        CheckpointError: a tensor has no data.
+    """
+    return [
+        _value(shards[row - plan.first_row], objects.get(row - plan.first_row, b""), start, stop, axis)
+        for row, start, stop, axis in _parts(plan.assignment.of_rank(rank))
+    ]
+
+
+def write_shards(
     folder: Path,
-    meeting: Meeting,
-    phases: Phases,
+    values: Sequence[torch.Tensor | bytes],
+    names: Sequence[str],
+    poll: Callable[[], None] = lambda: None,
     *,
-    validates: bool,
-    shared_part: Callable[[Any], Any] | None,
-    content_metadata: dict[str, Any] | None,
     direct: bool,
-) -> None:
-    with phases("describe"):
-        described = describe_state(state)
-        check_whole(described.common)
-        check_whole_shards(described.shards)
-        if meeting.size > 1:
-            _check_of_all_ranks(described.common)
-        if validates and shared_part is not None:
-            log_common_differences(shared_part(dict(described.common)), meeting)
-    with phases("plan"):
-        if validates:
-            require_distinct(described.shards, described.places, meeting.rank)
-        shards = list(filter(is_written, described.shards))
-        objects = encode_objects(shards)
-        plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=validates)
-    partial = make_partial(folder, meeting)
-    with digesting(described.common if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
-        with phases("write"):
-            values = shard_values(shards, objects, plan, meeting.rank)
-            names = [data_name(meeting.rank)] * len(values)
-            written = write_shards(partial, values, names, meeting.poll, direct=direct)
-        with phases("collect"):
-            own = plain_tensors()
-            found, digests = collect_beside(meeting, written, own.digest())
-            check_same(meeting, own, digests)
-    with phases("commit"):
-        if meeting.rank == 0:
-            content = {} if content_metadata is None else {"content_metadata": clean_metadata(content_metadata)}
-            config = CheckpointingConfig("torch_dist", 1)
-            contents = {
-                COMMON_NAME: torch_bytes(described.common_with(content), COMMON_NAME),
-                CONFIG_NAME: config.encode(),
-            }
-            write_descriptions(partial, plan, found, contents)
-            commit_checkpoint(partial, folder)
+) -> WrittenFiles:
+    """Writes a rank's part of the shards to files of its own.
+
+    Args:
+        folder: folder of the files.
+        values: result of `shard_values`.
+        names: name of the file of each value.
+        poll: called again and again; may raise to end the work.
+        direct: True to write past the page cache where the file system allows it.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    items: list[tuple[str, WrittenItem] | None] = [None] * len(values)
+    files = {}
+    for name in dict.fromkeys(names):
+        numbers = [number for number, found in enumerate(names) if found == name]
+        written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=poll)
+        files[name] = StoredFile(written.num_bytes, written.crc)
+        for number, item in zip(numbers, written.items, strict=True):
+            items[number] = (name, item)
+    return WrittenFiles.make(files, [item for item in items if item is not None])
+
+
+def _parts(assignment: Assignment) -> Iterable[tuple[int, int, int, int]]:
+    columns = (assignment.row, assignment.start, assignment.stop, assignment.axis)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> torch.Tensor | bytes:
+    """Value that is written for a part of a shard: the bytes of an object, or elements, all for axis -1."""
+    if isinstance(shard, ShardedObject):
+        return content
+    if shard.data is None:
+        msg = f"{shard.key}: a tensor that is saved must have data, but has none"
+        raise CheckpointError(msg)
+    data = shard.data.detach()[(None,) * shard.prepend_axis_num]
+    return data if axis < 0 else data.narrow(axis, start, stop - start)
+
+
+def collect(meeting: Meeting, written: WrittenFiles) -> list[WrittenFiles]:
+    """Collective over the ranks: returns what each has written, in rank order."""
+    return collect_beside(meeting, written, b"")[0]
+
+
+def collect_beside(meeting: Meeting, written: WrittenFiles, more: bytes) -> tuple[list[WrittenFiles], list[bytes]]:
+    """Collective over the ranks: like `collect`, and returns further bytes of each, as many on every rank."""
+    contents = meeting.gather(more + written.encode())
+    found = [WrittenFiles.decode(content[len(more) :]) for content in contents]
+    return found, [content[: len(more)] for content in contents]
+
+
+def write_descriptions(folder: Path, plan: SavePlan, found: Sequence[WrittenFiles], contents: dict[str, bytes]) -> None:
+    """Writes `.metadata` and the side file, and further files that it is to describe, and flushes them.
+
+    Args:
+        folder: folder of the files.
+        plan: plan of the save.
+        found: files of all ranks.
+        contents: further files by name.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    catalogue = catalogue_of(plan.table, plan.assignment, found)
+    contents = {METADATA_NAME: encode_metadata(catalogue), **contents}
+    files = {name: stored for written in found for name, stored in written.files.items()}
+    files |= {name: StoredFile(len(content), crc32(content)) for name, content in contents.items()}
+    contents[SIDE_NAME] = SideFile(uuid.uuid4().hex, files, catalogue).encode()
+    for name, content in contents.items():
+        write_new(folder / name, content)
+    flush_files(folder / name for name in contents)

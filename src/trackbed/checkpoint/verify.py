@@ -5,15 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trackbed.checkpoint.catalogue import Catalogue
-from trackbed.checkpoint.config_file import CONFIG_NAME, maybe_load_config
 from trackbed.checkpoint.folder import CheckpointFolder, open_folder
-from trackbed.checkpoint.loading import require_covered
-from trackbed.checkpoint.metadata_pickle import METADATA_NAME, decode_metadata
-from trackbed.checkpoint.side_file import SIDE_NAME, SideFile
-from trackbed.checkpoint.storage.box_reader import BoxReader
-from trackbed.checkpoint.storage.verified_reader import FileReader
-from trackbed.checkpoint.storage.whole_file import maybe_read_file
+from trackbed.checkpoint.format.catalogue import Catalogue
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.io.reader import FileReader, maybe_read_file
+from trackbed.checkpoint.load import require_covered
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 

@@ -28,7 +28,7 @@ def ckpt(ctx: click.Context) -> None:
     """
     if ctx.resilient_parsing:
         return
-    from trackbed.checkpoint.allowed_classes import naming_unknown
+    from trackbed.checkpoint.format.allowed_classes import naming_unknown
 
     ctx.obj = ctx.with_resource(naming_unknown())
 
@@ -71,8 +71,8 @@ def ls(folder: Path, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(folder: Path, *, as_json: bool) -> None:
     """Show what a checkpoint is: program, formats, files, keys of the common state."""
-    from trackbed.checkpoint.config_file import maybe_load_config
     from trackbed.checkpoint.folder import open_folder
+    from trackbed.checkpoint.format.config_file import maybe_load_config
 
     opened = open_folder(folder)
     config = maybe_load_config(folder)
@@ -193,7 +193,7 @@ def _tensor_differences(one: "Checkpoint", other: "Checkpoint", tolerance: float
 
 
 def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
-    from trackbed.checkpoint.tree import diff as compare
+    from trackbed.checkpoint.state.tree import diff as compare
     from trackbed.errors import CheckpointError
 
     keys, others = set(one.object_keys), set(other.object_keys)

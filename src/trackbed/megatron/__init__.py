@@ -3,15 +3,19 @@
 For each of the parts "datasets", "distributed" and "dist_checkpointing", `trackbed.megatron.core.<part>.*` contains
 Trackbed's counterparts of the names in `megatron.core.<part>.*`. After `trackbed.megatron.install()`, a program that
 imports `megatron.core.<part>.*` runs on Trackbed.
+
+`save`, `load` and other functions, strategies and wrappers of `dist_checkpointing` are imported from here, too, where
+they lie in several modules of Megatron Core. Their arguments are Megatron Core's, of 0.16.1 to 0.19.
 """
 
 import logging
 import re
 import sys
 from collections.abc import Collection
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.megatron.finder import Finder
@@ -19,7 +23,94 @@ from trackbed.megatron.importers import importers_of
 from trackbed.megatron.table import MODULES, PARTS, part_of
 from trackbed.version import __version__
 
-__all__ = ["install"]
+if TYPE_CHECKING:
+    from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
+    from trackbed.checkpoint.state.factory import apply_factory_merges
+    from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase, is_main_replica
+    from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
+    from trackbed.megatron.checkpoints.distribution import (
+        ShardDistribution,
+        determine_main_replica_uniform_distribution,
+        distribute_shards_to_ranks,
+    )
+    from trackbed.megatron.checkpoints.exchange import (
+        exchange_by_distribution,
+        exchange_loaded_objects_gather_object,
+        exchange_loaded_tensors_broadcast,
+        exchange_loaded_tensors_gather_object,
+        exchange_loaded_tensors_gather_rounds,
+    )
+    from trackbed.megatron.checkpoints.fully_parallel import (
+        FullyParallelLoadStrategyWrapper,
+        FullyParallelSaveStrategyWrapper,
+        distribute_main_replicas_with_precomputed_distribution,
+    )
+    from trackbed.megatron.checkpoints.serialization import (
+        check_is_distributed_checkpoint,
+        get_default_load_sharded_strategy,
+        get_default_save_sharded_strategy,
+        load,
+        load_common_state_dict,
+        load_content_metadata,
+        load_plain_tensors,
+        load_sharded_metadata,
+        load_tensors_metadata,
+        remove_sharded_tensors,
+        save,
+        save_config,
+    )
+    from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
+    from trackbed.megatron.checkpoints.strictness import (
+        StrictHandling,
+        determine_global_metadata,
+        parse_strict_flag,
+        validate_integrity_and_strict_load,
+        validate_sharding_integrity,
+    )
+    from trackbed.megatron.checkpoints.trees import apply_factories
+
+__all__ = [
+    "AsyncCallsQueue",
+    "AsyncRequest",
+    "CheckpointingConfig",
+    "FullyParallelLoadStrategyWrapper",
+    "FullyParallelSaveStrategyWrapper",
+    "ReplicaId",
+    "ShardDistribution",
+    "ShardedBase",
+    "StrictHandling",
+    "TorchDistLoadShardedStrategy",
+    "TorchDistSaveShardedStrategy",
+    "apply_factories",
+    "apply_factory_merges",
+    "check_is_distributed_checkpoint",
+    "determine_global_metadata",
+    "determine_main_replica_uniform_distribution",
+    "distribute_main_replicas_with_precomputed_distribution",
+    "distribute_shards_to_ranks",
+    "exchange_by_distribution",
+    "exchange_loaded_objects_gather_object",
+    "exchange_loaded_tensors_broadcast",
+    "exchange_loaded_tensors_gather_object",
+    "exchange_loaded_tensors_gather_rounds",
+    "get_default_load_sharded_strategy",
+    "get_default_save_sharded_strategy",
+    "install",
+    "is_main_replica",
+    "load",
+    "load_common_state_dict",
+    "load_content_metadata",
+    "load_plain_tensors",
+    "load_sharded_metadata",
+    "load_tensors_metadata",
+    "maybe_load_config",
+    "parse_strict_flag",
+    "remove_sharded_tensors",
+    "save",
+    "save_config",
+    "validate_integrity_and_strict_load",
+    "validate_sharding_integrity",
+]
 
 _MEGATRON: Final = "megatron.core"
 _COMPARED_WITH: Final = "0.16.1"
@@ -27,7 +118,28 @@ _logger = logging.getLogger("trackbed")
 _IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
 """Parts that `import megatron.core` imports."""
 
+_CHECKPOINT_NAMES: Final = {
+    name: source
+    for path, names in MODULES.items()
+    if part_of(path) == "dist_checkpointing"
+    for name, source in names.items()
+    if name in __all__
+}
+"""`module:name` of the names that are imported on first use, as a program with data alone uses none of them."""
+
 sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CHECKPOINT_NAMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    module, _, attribute = _CHECKPOINT_NAMES[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none", "flat"] | None = None) -> None:
@@ -56,7 +168,7 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         msg = f"parts: must be a collection of names among {PARTS}, found {parts!r}"
         raise ArgumentError(msg)
     if exchange is not None:
-        from trackbed.checkpoint.megatron.fully_parallel import choose_exchange
+        from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
 
         choose_exchange(exchange)
     installed = [finder for finder in sys.meta_path if isinstance(finder, Finder) and finder.root == _MEGATRON]

@@ -93,202 +93,206 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "datasets.utils_s3": {**_OBJECT_STORAGE, "is_s3_path": "trackbed.megatron.object_storage:is_s3_path"},
     "dist_checkpointing": {
-        "LocalNonpersistentObject": "trackbed.checkpoint.mapping.local:LocalNonpersistentObject",
-        "ShardedObject": "trackbed.checkpoint.mapping.object:ShardedObject",
-        "ShardedTensor": "trackbed.checkpoint.mapping.tensor:ShardedTensor",
-        "check_is_distributed_checkpoint": "trackbed.checkpoint.config_file:check_is_distributed_checkpoint",
-        "load": "trackbed.checkpoint.megatron.serialization:load",
-        "load_common_state_dict": "trackbed.checkpoint.megatron.serialization:load_common_state_dict",
-        "load_content_metadata": "trackbed.checkpoint.megatron.serialization:load_content_metadata",
-        "load_plain_tensors": "trackbed.checkpoint.megatron.serialization:load_plain_tensors",
-        "load_tensors_metadata": "trackbed.checkpoint.megatron.serialization:load_tensors_metadata",
-        "remove_sharded_tensors": "trackbed.checkpoint.megatron.serialization:remove_sharded_tensors",
-        "save": "trackbed.checkpoint.megatron.serialization:save",
+        "LocalNonpersistentObject": "trackbed.checkpoint.state.sharded_object:LocalNonpersistentObject",
+        "ShardedObject": "trackbed.checkpoint.state.sharded_object:ShardedObject",
+        "ShardedTensor": "trackbed.checkpoint.state.sharded_tensor:ShardedTensor",
+        "check_is_distributed_checkpoint": (
+            "trackbed.megatron.checkpoints.serialization:check_is_distributed_checkpoint"
+        ),
+        "load": "trackbed.megatron.checkpoints.serialization:load",
+        "load_common_state_dict": "trackbed.megatron.checkpoints.serialization:load_common_state_dict",
+        "load_content_metadata": "trackbed.megatron.checkpoints.serialization:load_content_metadata",
+        "load_plain_tensors": "trackbed.megatron.checkpoints.serialization:load_plain_tensors",
+        "load_tensors_metadata": "trackbed.megatron.checkpoints.serialization:load_tensors_metadata",
+        "remove_sharded_tensors": "trackbed.megatron.checkpoints.serialization:remove_sharded_tensors",
+        "save": "trackbed.megatron.checkpoints.serialization:save",
     },
     "dist_checkpointing.core": {
-        "CONFIG_FNAME": "trackbed.checkpoint.config_file:CONFIG_NAME",
-        "CheckpointingConfig": "trackbed.checkpoint.config_file:CheckpointingConfig",
+        "CONFIG_FNAME": "trackbed.checkpoint.format.config_file:CONFIG_NAME",
+        "CheckpointingConfig": "trackbed.checkpoint.format.config_file:CheckpointingConfig",
         "CheckpointingException": "trackbed.errors:CheckpointError",
-        "check_is_distributed_checkpoint": "trackbed.checkpoint.config_file:check_is_distributed_checkpoint",
-        "maybe_load_config": "trackbed.checkpoint.config_file:maybe_load_config",
-        "save_config": "trackbed.checkpoint.config_file:save_config",
+        "check_is_distributed_checkpoint": (
+            "trackbed.megatron.checkpoints.serialization:check_is_distributed_checkpoint"
+        ),
+        "maybe_load_config": "trackbed.checkpoint.format.config_file:maybe_load_config",
+        "save_config": "trackbed.megatron.checkpoints.serialization:save_config",
     },
     "dist_checkpointing.dict_utils": {
-        "dict_list_map_inplace": "trackbed.checkpoint.tree:dict_list_map_inplace",
-        "dict_list_map_outplace": "trackbed.checkpoint.tree:dict_list_map_outplace",
-        "dict_map": "trackbed.checkpoint.tree:dict_map",
-        "dict_map_with_key": "trackbed.checkpoint.tree:dict_map_with_key",
-        "diff": "trackbed.checkpoint.tree:diff",
-        "extract_matching_values": "trackbed.checkpoint.tree:extract_matching_values",
-        "inspect_types": "trackbed.checkpoint.tree:inspect_types",
-        "map_reduce": "trackbed.checkpoint.tree:map_reduce",
-        "merge": "trackbed.checkpoint.tree:merge",
-        "nested_items_iter": "trackbed.checkpoint.tree:nested_items_iter",
-        "nested_values": "trackbed.checkpoint.tree:nested_values",
+        "dict_list_map_inplace": "trackbed.megatron.checkpoints.trees:dict_list_map_inplace",
+        "dict_list_map_outplace": "trackbed.checkpoint.state.tree:dict_list_map_outplace",
+        "dict_map": "trackbed.megatron.checkpoints.trees:dict_map",
+        "dict_map_with_key": "trackbed.megatron.checkpoints.trees:dict_map_with_key",
+        "diff": "trackbed.checkpoint.state.tree:diff",
+        "extract_matching_values": "trackbed.checkpoint.state.tree:extract_matching_values",
+        "inspect_types": "trackbed.megatron.checkpoints.trees:inspect_types",
+        "map_reduce": "trackbed.megatron.checkpoints.trees:map_reduce",
+        "merge": "trackbed.checkpoint.state.tree:merge",
+        "nested_items_iter": "trackbed.checkpoint.state.tree:nested_items_iter",
+        "nested_values": "trackbed.checkpoint.state.tree:nested_values",
     },
     "dist_checkpointing.exchange_utils": {
-        "ShardDistribution": "trackbed.checkpoint.megatron.distribution:ShardDistribution",
-        "_get_empty_tensor_for_exchange": "trackbed.checkpoint.megatron.exchange:get_empty_tensor_for_exchange",
-        "_shard_size": "trackbed.checkpoint.megatron.distribution:shard_size",
+        "ShardDistribution": "trackbed.megatron.checkpoints.distribution:ShardDistribution",
+        "_get_empty_tensor_for_exchange": "trackbed.megatron.checkpoints.exchange:get_empty_tensor_for_exchange",
+        "_shard_size": "trackbed.megatron.checkpoints.distribution:shard_size",
         "determine_main_replica_uniform_distribution": (
-            "trackbed.checkpoint.megatron.distribution:determine_main_replica_uniform_distribution"
+            "trackbed.megatron.checkpoints.distribution:determine_main_replica_uniform_distribution"
         ),
-        "distribute_shards_to_ranks": "trackbed.checkpoint.megatron.distribution:distribute_shards_to_ranks",
-        "exchange_by_distribution": "trackbed.checkpoint.megatron.exchange:exchange_by_distribution",
+        "distribute_shards_to_ranks": "trackbed.megatron.checkpoints.distribution:distribute_shards_to_ranks",
+        "exchange_by_distribution": "trackbed.megatron.checkpoints.exchange:exchange_by_distribution",
         "exchange_loaded_objects_gather_object": (
-            "trackbed.checkpoint.megatron.exchange:exchange_loaded_objects_gather_object"
+            "trackbed.megatron.checkpoints.exchange:exchange_loaded_objects_gather_object"
         ),
-        "exchange_loaded_tensors_broadcast": "trackbed.checkpoint.megatron.exchange:exchange_loaded_tensors_broadcast",
+        "exchange_loaded_tensors_broadcast": "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_broadcast",
         "exchange_loaded_tensors_gather_object": (
-            "trackbed.checkpoint.megatron.exchange:exchange_loaded_tensors_gather_object"
+            "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_gather_object"
         ),
         "exchange_loaded_tensors_gather_rounds": (
-            "trackbed.checkpoint.megatron.exchange:exchange_loaded_tensors_gather_rounds"
+            "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_gather_rounds"
         ),
-        "is_float8tensor": "trackbed.checkpoint.megatron.exchange:is_float8tensor",
+        "is_float8tensor": "trackbed.megatron.checkpoints.exchange:is_float8tensor",
     },
     "dist_checkpointing.mapping": {
         "CheckpointingException": "trackbed.errors:CheckpointError",
-        "CommonStateDict": "trackbed.checkpoint.mapping.base:StateDict",
-        "FactoryBuildFn": "trackbed.checkpoint.mapping.factory:Builder",
-        "FactoryMergeFn": "trackbed.checkpoint.mapping.factory:Merger",
-        "LocalNonpersistentObject": "trackbed.checkpoint.mapping.local:LocalNonpersistentObject",
-        "ReplicaId": "trackbed.checkpoint.mapping.base:ReplicaId",
-        "ShardedBase": "trackbed.checkpoint.mapping.base:ShardedBase",
-        "ShardedObject": "trackbed.checkpoint.mapping.object:ShardedObject",
-        "ShardedStateDict": "trackbed.checkpoint.mapping.base:StateDict",
-        "ShardedTensor": "trackbed.checkpoint.mapping.tensor:ShardedTensor",
-        "ShardedTensorFactory": "trackbed.checkpoint.mapping.factory:ShardedTensorFactory",
-        "StateDict": "trackbed.checkpoint.mapping.base:StateDict",
-        "apply_factories": "trackbed.checkpoint.mapping.factory:apply_factories",
-        "apply_factory_merges": "trackbed.checkpoint.mapping.factory:apply_factory_merges",
-        "dict_list_map_inplace": "trackbed.checkpoint.tree:dict_list_map_inplace",
-        "is_main_replica": "trackbed.checkpoint.mapping.base:is_main_replica",
+        "CommonStateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
+        "FactoryBuildFn": "trackbed.checkpoint.state.factory:Builder",
+        "FactoryMergeFn": "trackbed.checkpoint.state.factory:Merger",
+        "LocalNonpersistentObject": "trackbed.checkpoint.state.sharded_object:LocalNonpersistentObject",
+        "ReplicaId": "trackbed.checkpoint.state.sharded_base:ReplicaId",
+        "ShardedBase": "trackbed.checkpoint.state.sharded_base:ShardedBase",
+        "ShardedObject": "trackbed.checkpoint.state.sharded_object:ShardedObject",
+        "ShardedStateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
+        "ShardedTensor": "trackbed.checkpoint.state.sharded_tensor:ShardedTensor",
+        "ShardedTensorFactory": "trackbed.checkpoint.state.factory:ShardedTensorFactory",
+        "StateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
+        "apply_factories": "trackbed.megatron.checkpoints.trees:apply_factories",
+        "apply_factory_merges": "trackbed.checkpoint.state.factory:apply_factory_merges",
+        "dict_list_map_inplace": "trackbed.megatron.checkpoints.trees:dict_list_map_inplace",
+        "is_main_replica": "trackbed.checkpoint.state.sharded_base:is_main_replica",
     },
     "dist_checkpointing.optimizer": {
-        "KEEP_VARS_HINT": "trackbed.checkpoint.megatron.optimizer:KEEP_VARS_HINT",
-        "get_optim_param_to_id_map": "trackbed.checkpoint.megatron.optimizer:get_optim_param_to_id_map",
+        "KEEP_VARS_HINT": "trackbed.megatron.checkpoints.optimizer:KEEP_VARS_HINT",
+        "get_optim_param_to_id_map": "trackbed.megatron.checkpoints.optimizer:get_optim_param_to_id_map",
         "get_param_id_to_sharded_param_map": (
-            "trackbed.checkpoint.megatron.optimizer:get_param_id_to_sharded_param_map"
+            "trackbed.megatron.checkpoints.optimizer:get_param_id_to_sharded_param_map"
         ),
-        "make_sharded_optimizer_tensor": "trackbed.checkpoint.megatron.optimizer:make_sharded_optimizer_tensor",
-        "optim_state_to_sharding_state": "trackbed.checkpoint.megatron.optimizer:optim_state_to_sharding_state",
+        "make_sharded_optimizer_tensor": "trackbed.megatron.checkpoints.optimizer:make_sharded_optimizer_tensor",
+        "optim_state_to_sharding_state": "trackbed.megatron.checkpoints.optimizer:optim_state_to_sharding_state",
     },
     "dist_checkpointing.serialization": {
-        "CkptShardedMetadata": "trackbed.checkpoint.megatron.serialization:Described",
+        "CkptShardedMetadata": "trackbed.megatron.checkpoints.serialization:Described",
         "get_default_load_sharded_strategy": (
-            "trackbed.checkpoint.megatron.serialization:get_default_load_sharded_strategy"
+            "trackbed.megatron.checkpoints.serialization:get_default_load_sharded_strategy"
         ),
         "get_default_save_common_strategy": (
-            "trackbed.checkpoint.megatron.serialization:get_default_save_common_strategy"
+            "trackbed.megatron.checkpoints.serialization:get_default_save_common_strategy"
         ),
         "get_default_save_sharded_strategy": (
-            "trackbed.checkpoint.megatron.serialization:get_default_save_sharded_strategy"
+            "trackbed.megatron.checkpoints.serialization:get_default_save_sharded_strategy"
         ),
-        "load": "trackbed.checkpoint.megatron.serialization:load",
-        "load_common_state_dict": "trackbed.checkpoint.megatron.serialization:load_common_state_dict",
-        "load_content_metadata": "trackbed.checkpoint.megatron.serialization:load_content_metadata",
-        "load_plain_tensors": "trackbed.checkpoint.megatron.serialization:load_plain_tensors",
-        "load_sharded_metadata": "trackbed.checkpoint.megatron.serialization:load_sharded_metadata",
-        "load_tensors_metadata": "trackbed.checkpoint.megatron.serialization:load_tensors_metadata",
-        "remove_sharded_tensors": "trackbed.checkpoint.megatron.serialization:remove_sharded_tensors",
-        "save": "trackbed.checkpoint.megatron.serialization:save",
+        "load": "trackbed.megatron.checkpoints.serialization:load",
+        "load_common_state_dict": "trackbed.megatron.checkpoints.serialization:load_common_state_dict",
+        "load_content_metadata": "trackbed.megatron.checkpoints.serialization:load_content_metadata",
+        "load_plain_tensors": "trackbed.megatron.checkpoints.serialization:load_plain_tensors",
+        "load_sharded_metadata": "trackbed.megatron.checkpoints.serialization:load_sharded_metadata",
+        "load_tensors_metadata": "trackbed.megatron.checkpoints.serialization:load_tensors_metadata",
+        "remove_sharded_tensors": "trackbed.megatron.checkpoints.serialization:remove_sharded_tensors",
+        "save": "trackbed.megatron.checkpoints.serialization:save",
     },
     "dist_checkpointing.state_dict_utils": {
-        "filter_out_empty_flatten_tensor": "trackbed.checkpoint.megatron.preprocess:filter_out_empty_flatten_tensor",
-        "load_preprocess": "trackbed.checkpoint.megatron.preprocess:load_preprocess",
-        "save_preprocess": "trackbed.checkpoint.megatron.preprocess:save_preprocess",
+        "filter_out_empty_flatten_tensor": "trackbed.megatron.checkpoints.preprocess:filter_out_empty_flatten_tensor",
+        "load_preprocess": "trackbed.megatron.checkpoints.preprocess:load_preprocess",
+        "save_preprocess": "trackbed.megatron.checkpoints.preprocess:save_preprocess",
     },
     "dist_checkpointing.strategies.async_utils": {
-        "AsyncCallsQueue": "trackbed.checkpoint.megatron.async_requests:AsyncCallsQueue",
-        "AsyncRequest": "trackbed.checkpoint.megatron.async_requests:AsyncRequest",
+        "AsyncCallsQueue": "trackbed.megatron.checkpoints.async_requests:AsyncCallsQueue",
+        "AsyncRequest": "trackbed.megatron.checkpoints.async_requests:AsyncRequest",
     },
     "dist_checkpointing.strategies.base": {
-        "AsyncSaveShardedStrategy": "trackbed.checkpoint.megatron.strategy_base:AsyncSaveShardedStrategy",
-        "LoadCommonStrategy": "trackbed.checkpoint.megatron.strategy_base:LoadCommonStrategy",
-        "LoadShardedStrategy": "trackbed.checkpoint.megatron.strategy_base:LoadShardedStrategy",
-        "LoadStrategyBase": "trackbed.checkpoint.megatron.strategy_base:LoadStrategyBase",
-        "SaveCommonStrategy": "trackbed.checkpoint.megatron.strategy_base:SaveCommonStrategy",
-        "SaveShardedStrategy": "trackbed.checkpoint.megatron.strategy_base:SaveShardedStrategy",
-        "SaveStrategyBase": "trackbed.checkpoint.megatron.strategy_base:SaveStrategyBase",
-        "StrategyAction": "trackbed.checkpoint.megatron.strategy_base:StrategyAction",
-        "async_calls": "trackbed.checkpoint.megatron.strategy_base:async_calls",
-        "default_strategies": "trackbed.checkpoint.megatron.strategy_base:default_strategies",
-        "get_default_strategy": "trackbed.checkpoint.megatron.strategy_base:get_default_strategy",
-        "register_default_strategy": "trackbed.checkpoint.megatron.strategy_base:register_default_strategy",
+        "AsyncSaveShardedStrategy": "trackbed.megatron.checkpoints.strategy_base:AsyncSaveShardedStrategy",
+        "LoadCommonStrategy": "trackbed.megatron.checkpoints.strategy_base:LoadCommonStrategy",
+        "LoadShardedStrategy": "trackbed.megatron.checkpoints.strategy_base:LoadShardedStrategy",
+        "LoadStrategyBase": "trackbed.megatron.checkpoints.strategy_base:LoadStrategyBase",
+        "SaveCommonStrategy": "trackbed.megatron.checkpoints.strategy_base:SaveCommonStrategy",
+        "SaveShardedStrategy": "trackbed.megatron.checkpoints.strategy_base:SaveShardedStrategy",
+        "SaveStrategyBase": "trackbed.megatron.checkpoints.strategy_base:SaveStrategyBase",
+        "StrategyAction": "trackbed.megatron.checkpoints.strategy_base:StrategyAction",
+        "async_calls": "trackbed.megatron.checkpoints.strategy_base:async_calls",
+        "default_strategies": "trackbed.megatron.checkpoints.strategies:default_strategies",
+        "get_default_strategy": "trackbed.megatron.checkpoints.strategies:get_default_strategy",
+        "register_default_strategy": "trackbed.megatron.checkpoints.strategies:register_default_strategy",
     },
     "dist_checkpointing.strategies.common": {
         "COMMON_STATE_FNAME": "trackbed.checkpoint.folder:COMMON_NAME",
-        "TorchCommonLoadStrategy": "trackbed.checkpoint.megatron.strategies:TorchCommonLoadStrategy",
-        "TorchCommonSaveStrategy": "trackbed.checkpoint.megatron.strategies:TorchCommonSaveStrategy",
-        "register_default_common_strategies": "trackbed.checkpoint.megatron.strategies:register_default_strategies",
+        "TorchCommonLoadStrategy": "trackbed.megatron.checkpoints.strategies:TorchCommonLoadStrategy",
+        "TorchCommonSaveStrategy": "trackbed.megatron.checkpoints.strategies:TorchCommonSaveStrategy",
+        "register_default_common_strategies": "trackbed.megatron.checkpoints.strategies:register_default_strategies",
     },
     "dist_checkpointing.strategies.fully_parallel": {
         "FullyParallelLoadStrategyWrapper": (
-            "trackbed.checkpoint.megatron.fully_parallel:FullyParallelLoadStrategyWrapper"
+            "trackbed.megatron.checkpoints.fully_parallel:FullyParallelLoadStrategyWrapper"
         ),
         "FullyParallelSaveStrategyWrapper": (
-            "trackbed.checkpoint.megatron.fully_parallel:FullyParallelSaveStrategyWrapper"
+            "trackbed.megatron.checkpoints.fully_parallel:FullyParallelSaveStrategyWrapper"
         ),
-        "T": "trackbed.checkpoint.megatron.fully_parallel:T",
-        "_defer_loading_sharded_items": "trackbed.checkpoint.megatron.fully_parallel:defer_loading_sharded_items",
+        "T": "trackbed.megatron.checkpoints.fully_parallel:T",
+        "_defer_loading_sharded_items": "trackbed.megatron.checkpoints.fully_parallel:defer_loading_sharded_items",
         "_fill_in_deferred_sharded_items": (
-            "trackbed.checkpoint.megatron.fully_parallel:fill_in_deferred_sharded_items"
+            "trackbed.megatron.checkpoints.fully_parallel:fill_in_deferred_sharded_items"
         ),
-        "_sharded_tensor_shard_id": "trackbed.checkpoint.megatron.entries:shard_id",
+        "_sharded_tensor_shard_id": "trackbed.megatron.checkpoints.entries:shard_id",
         "distribute_main_replicas_with_precomputed_distribution": (
-            "trackbed.checkpoint.megatron.fully_parallel:distribute_main_replicas_with_precomputed_distribution"
+            "trackbed.megatron.checkpoints.fully_parallel:distribute_main_replicas_with_precomputed_distribution"
         ),
-        "logger": "trackbed.checkpoint.megatron.fully_parallel:logger",
+        "logger": "trackbed.megatron.checkpoints.fully_parallel:logger",
     },
     "dist_checkpointing.strategies.torch": {
-        "TorchDistLoadShardedStrategy": "trackbed.checkpoint.megatron.strategies:TorchDistLoadShardedStrategy",
-        "TorchDistSaveShardedStrategy": "trackbed.checkpoint.megatron.strategies:TorchDistSaveShardedStrategy",
-        "register_default_torch_strategies": "trackbed.checkpoint.megatron.strategies:register_default_strategies",
+        "TorchDistLoadShardedStrategy": "trackbed.megatron.checkpoints.strategies:TorchDistLoadShardedStrategy",
+        "TorchDistSaveShardedStrategy": "trackbed.megatron.checkpoints.strategies:TorchDistSaveShardedStrategy",
+        "register_default_torch_strategies": "trackbed.megatron.checkpoints.strategies:register_default_strategies",
     },
     "dist_checkpointing.utils": {
-        "_ShardId": "trackbed.checkpoint.megatron.entries:ShardId",
-        "_clean_metadata_for_serialization": "trackbed.checkpoint.megatron.entries:clean_metadata",
-        "_sharded_object_id": "trackbed.checkpoint.megatron.entries:object_id",
-        "_sharded_tensor_shard_id": "trackbed.checkpoint.megatron.entries:shard_id",
-        "add_prefix_for_sharding": "trackbed.checkpoint.megatron.entries:add_prefix_for_sharding",
-        "apply_prefix_mapping": "trackbed.checkpoint.megatron.entries:apply_prefix_mapping",
-        "debug_msg": "trackbed.checkpoint.megatron.entries:debug_msg",
-        "debug_time": "trackbed.checkpoint.megatron.entries:debug_time",
-        "extract_nonpersistent": "trackbed.checkpoint.megatron.entries:extract_nonpersistent",
-        "extract_sharded_base": "trackbed.checkpoint.megatron.entries:extract_sharded_base",
-        "extract_sharded_tensors": "trackbed.checkpoint.megatron.entries:extract_sharded_tensors",
+        "_ShardId": "trackbed.megatron.checkpoints.entries:ShardId",
+        "_clean_metadata_for_serialization": "trackbed.megatron.checkpoints.entries:clean_metadata",
+        "_sharded_object_id": "trackbed.megatron.checkpoints.entries:object_id",
+        "_sharded_tensor_shard_id": "trackbed.megatron.checkpoints.entries:shard_id",
+        "add_prefix_for_sharding": "trackbed.megatron.checkpoints.entries:add_prefix_for_sharding",
+        "apply_prefix_mapping": "trackbed.megatron.checkpoints.entries:apply_prefix_mapping",
+        "debug_msg": "trackbed.megatron.checkpoints.entries:debug_msg",
+        "debug_time": "trackbed.megatron.checkpoints.entries:debug_time",
+        "extract_nonpersistent": "trackbed.megatron.checkpoints.entries:extract_nonpersistent",
+        "extract_sharded_base": "trackbed.megatron.checkpoints.entries:extract_sharded_base",
+        "extract_sharded_tensors": "trackbed.megatron.checkpoints.entries:extract_sharded_tensors",
         "extract_sharded_tensors_and_factories": (
-            "trackbed.checkpoint.megatron.entries:extract_sharded_tensors_and_factories"
+            "trackbed.megatron.checkpoints.entries:extract_sharded_tensors_and_factories"
         ),
         "extract_sharded_tensors_or_nonpersistent": (
-            "trackbed.checkpoint.megatron.entries:extract_sharded_tensors_or_nonpersistent"
+            "trackbed.megatron.checkpoints.entries:extract_sharded_tensors_or_nonpersistent"
         ),
-        "force_all_tensors_to_non_fp8": "trackbed.checkpoint.megatron.entries:force_all_tensors_to_non_fp8",
-        "logger_stack": "trackbed.checkpoint.megatron.entries:logger_stack",
-        "replace_prefix_for_sharding": "trackbed.checkpoint.megatron.entries:replace_prefix_for_sharding",
-        "zip_strict": "trackbed.checkpoint.megatron.entries:zip_strict",
+        "force_all_tensors_to_non_fp8": "trackbed.megatron.checkpoints.entries:force_all_tensors_to_non_fp8",
+        "logger_stack": "trackbed.megatron.checkpoints.entries:logger_stack",
+        "replace_prefix_for_sharding": "trackbed.megatron.checkpoints.entries:replace_prefix_for_sharding",
+        "zip_strict": "trackbed.megatron.checkpoints.entries:zip_strict",
     },
     "dist_checkpointing.validation": {
-        "StrictHandling": "trackbed.checkpoint.megatron.strictness:StrictHandling",
+        "StrictHandling": "trackbed.megatron.checkpoints.strictness:StrictHandling",
         "_determine_missing_and_unexpected_keys": (
-            "trackbed.checkpoint.megatron.strictness:determine_missing_and_unexpected_keys"
+            "trackbed.megatron.checkpoints.strictness:determine_missing_and_unexpected_keys"
         ),
-        "adjust_non_strict_load": "trackbed.checkpoint.megatron.strictness:adjust_non_strict_load",
-        "determine_global_metadata": "trackbed.checkpoint.megatron.strictness:determine_global_metadata",
+        "adjust_non_strict_load": "trackbed.megatron.checkpoints.strictness:adjust_non_strict_load",
+        "determine_global_metadata": "trackbed.megatron.checkpoints.strictness:determine_global_metadata",
         "maybe_report_missing_and_unexpected_keys": (
-            "trackbed.checkpoint.megatron.strictness:maybe_report_missing_and_unexpected_keys"
+            "trackbed.megatron.checkpoints.strictness:maybe_report_missing_and_unexpected_keys"
         ),
-        "parse_strict_flag": "trackbed.checkpoint.megatron.strictness:parse_strict_flag",
+        "parse_strict_flag": "trackbed.megatron.checkpoints.strictness:parse_strict_flag",
         "validate_integrity_and_strict_load": (
-            "trackbed.checkpoint.megatron.strictness:validate_integrity_and_strict_load"
+            "trackbed.megatron.checkpoints.strictness:validate_integrity_and_strict_load"
         ),
         "validate_sharded_objects_handling": (
-            "trackbed.checkpoint.megatron.strictness:validate_sharded_objects_handling"
+            "trackbed.megatron.checkpoints.strictness:validate_sharded_objects_handling"
         ),
-        "validate_sharding_integrity": "trackbed.checkpoint.megatron.strictness:validate_sharding_integrity",
+        "validate_sharding_integrity": "trackbed.megatron.checkpoints.strictness:validate_sharding_integrity",
         "verify_checkpoint_and_load_strategy": (
-            "trackbed.checkpoint.megatron.strictness:verify_checkpoint_and_load_strategy"
+            "trackbed.megatron.checkpoints.strictness:verify_checkpoint_and_load_strategy"
         ),
     },
     "distributed": {

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import torch
 
-from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE

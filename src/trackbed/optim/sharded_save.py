@@ -14,12 +14,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from trackbed.checkpoint import ShardedTensor, load
-from trackbed.checkpoint.catalogue import Catalogue
 from trackbed.checkpoint.folder import local_folder, open_for_all
-from trackbed.checkpoint.mapping import check_key
-from trackbed.checkpoint.meeting import Ranks, meet
-from trackbed.checkpoint.parts import is_part
-from trackbed.checkpoint.storage.box_reader import BoxReader
+from trackbed.checkpoint.format.catalogue import Catalogue
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.ranks import Ranks, meet
+from trackbed.checkpoint.state.partial_tensors import is_part
+from trackbed.checkpoint.state.sharded_base import check_key
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
@@ -137,9 +137,7 @@ def load_sharded_state(
             saved = _saved_optimizer(common, folder, of_optimizer)
             wanted[of_optimizer] = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
         # Without the check that the ranks want each element once: a rank wants what it needs.
-        loaded: dict[str, Any] = load(
-            wanted, folder, validate_access_integrity=False, allow_cast=allow_cast, rename=stored
-        )
+        loaded = load(wanted, folder, allow_parts=True, allow_cast=allow_cast, rename=stored)
         if optimizer is not None:
             state = {"state": {}, **loaded[of_optimizer]}  # without tensors it may be empty, and is not stored then
             optimizer.load_split_state_dict(state, state.pop(_PARTS, {}), allow_cast=allow_cast)

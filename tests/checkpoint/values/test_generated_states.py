@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from own_classes import ALLOWED, Color, Options, Plain, Point, Range, Ring, Sequence, is_same
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load
-from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError

@@ -14,9 +14,9 @@ from own_classes import ALLOWED, AsCall, Color, Level, Mode, Name, Point, Range,
 
 from trackbed import DataParallelOptimizer, DistributedDataParallel, sharded_state
 from trackbed.checkpoint import ShardedTensor, load
-from trackbed.checkpoint.megatron import serialization
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO
+from trackbed.megatron.checkpoints import serialization
 
 ZONE = dt.timezone(dt.timedelta(hours=5, minutes=30), "five and a half")
 

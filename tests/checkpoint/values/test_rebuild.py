@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from forked import run_in_fork
-from trackbed.checkpoint.allowed_classes import _DATA, _OF_DEFAULTDICTS, allowing
-from trackbed.checkpoint.safe_pickle import load_torch_item
+from trackbed.checkpoint.format.allowed_classes import _DATA, _OF_DEFAULTDICTS, allowing
+from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.checkpoint.values.rebuild import FactoryStandIn
 from trackbed.errors import CheckpointError
 

@@ -36,6 +36,7 @@ from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFacto
 from trackbed.checkpoint.save import save
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
+from trackbed.megatron.checkpoints import serialization
 
 
 class Outer:
@@ -249,7 +250,7 @@ def test_a_key_that_is_no_text_is_refused_with_the_key(key, tmp_path):
         assert "key of an entry: must be text" in error
         assert repr(key)[:20] in error
     with pytest.raises(CheckpointError, match="key of an entry: must be text"):
-        save({"a": entries["tensor"]}, tmp_path / "step", async_sharded_save=True, group=SOLO).execute_sync()
+        serialization.save({"a": entries["tensor"]}, tmp_path / "step", async_sharded_save=True).execute_sync()
 
 
 def test_a_key_that_is_no_text_is_refused_on_all_ranks(tmp_path):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from trackbed import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.checkpoint import ShardedObject, load
-from trackbed.checkpoint.megatron import serialization
-from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.checkpoint.save import save
 from trackbed.checkpoint.values.storages import copy_of, has_plain_storage, own_memory
 from trackbed.comm import SOLO
+from trackbed.megatron.checkpoints import serialization
 
 MOST_BYTES = 20_000
 """Of a pickle of few elements."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 from own_classes import Color, Mode, Plain, Point
 
-from trackbed.checkpoint.allowed_classes import naming_unknown
-from trackbed.checkpoint.safe_pickle import load_torch_item, torch_bytes
+from trackbed.checkpoint.format.allowed_classes import naming_unknown
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 
 PAIRS = [
     (Point(1, 2), Point(1, 3)),

@@ -86,13 +86,14 @@ def test_exchange_and_broadcast_work_without_a_backend_for_the_cpu(monkeypatch):
 
 
 def test_meetings_of_a_checkpoint_work_without_a_backend_for_the_cpu(monkeypatch):
-    from trackbed.checkpoint import exchange, meeting
+    from trackbed.checkpoint.plan import exchange
+    from trackbed.checkpoint.ranks import Meeting
 
     sent = []
     with process_group("cuda:fake") as group, FakeTensorMode(allow_non_fake_inputs=True):
-        met = meeting.Meeting(SOLO, contextlib.nullcontext(), group)
+        met = Meeting(SOLO, contextlib.nullcontext(), group)
         monkeypatch.setattr(type(met), "size", property(lambda _: 4))
-        monkeypatch.setattr(meeting.Meeting, "wait", lambda _, work: sent.append(work))
+        monkeypatch.setattr(Meeting, "wait", lambda _, work: sent.append(work))
         monkeypatch.setattr(dist, "all_to_all_single", lambda *tensors, **_: tensors[:2])
         exchange._all_to_all(met, [[torch.zeros(8, dtype=torch.uint8)]] * 4, [8] * 4)
     assert [tensor.device.type for tensor in sent[0]] == ["cuda", "cuda"]

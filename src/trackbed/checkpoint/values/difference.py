@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trackbed.checkpoint.parts import printable
+from trackbed.checkpoint.state.partial_tensors import printable
 
 __all__ = ["first_difference"]
 

@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Survey:
-    """What a pickle of a value would have."""
+    """Tensors, storages and classes that a pickle of a value would have."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     """Plain tensors and parameters."""
@@ -129,7 +129,7 @@ class _LongLong:
 
 
 def _reduced(value: Any) -> Any:
-    """How a value is pickled; NotImplemented where pickle's own way is read back.
+    """Returns the reduction of a value for its pickle; NotImplemented where pickle's own way is read back.
 
     Raises:
         RefusedError: no way is.

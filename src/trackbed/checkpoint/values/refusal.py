@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import _weights_only_unpickler as torch_unpickler
 
-from trackbed.checkpoint.allowed_classes import allowing
-from trackbed.checkpoint.parts import abbreviated, elements_of, printable, tensors_in
+from trackbed.checkpoint.format.allowed_classes import allowing
+from trackbed.checkpoint.state.partial_tensors import abbreviated, elements_of, printable, tensors_in
 from trackbed.checkpoint.values.difference import first_difference
 from trackbed.checkpoint.values.pickler import RefusedError, survey
 from trackbed.checkpoint.values.storages import has_plain_storage

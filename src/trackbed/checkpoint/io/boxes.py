@@ -1,0 +1,281 @@
+"""Reads parts of stored tensors, and objects, into their places."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+
+from trackbed.checkpoint.format.catalogue import Catalogue
+from trackbed.checkpoint.format.extents import SUM_BYTES
+from trackbed.checkpoint.format.safe_pickle import load_torch_item
+from trackbed.checkpoint.io.reader import FileReader
+from trackbed.checkpoint.io.writer import bytes_of
+from trackbed.errors import CheckpointError
+
+__all__ = ["BoxReader", "Slab", "cut_box", "slabs_of"]
+
+_SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
+"""End of the unique key of a `ShardedObject`: its place and its grid."""
+_HEAD_BYTES: Final = 10
+_STEP_BYTES: Final = 16 << 20
+_LONG_ROW_BYTES: Final = 4 << 20
+"""Rows from this size on are read one by one where only a part of each is wanted."""
+_MOST_HEADER_BYTES: Final = 100_000_000  # of files of safetensors
+
+Numbers = tuple[int, ...]
+
+
+class BoxReader:
+    """Reads from the files of a checkpoint, which it keeps open. A context manager.
+
+    Args:
+        folder: folder of the checkpoint.
+        catalogue: its contents.
+    """
+
+    def __init__(self, folder: Path, catalogue: Catalogue) -> None:
+        self._folder = folder
+        self._catalogue = catalogue
+        self._readers: dict[int, FileReader] = {}
+        self._open = ExitStack()
+        self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+        self._readers.clear()
+
+    def read_object(self, unique_key: str) -> Any:
+        """Reads an object.
+
+        Raises:
+            CheckpointError: it is damaged, or has classes that are not allowed.
+        """
+        content = self._read_item(self._catalogue.objects[unique_key], unique_key)
+        found = load_torch_item(content, f"{self._file_of(self._catalogue.objects[unique_key])}: {unique_key}")
+        is_sharded = _SHARDED_OBJECT.search(unique_key) is not None  # others are those of torch's own checkpoints
+        return found[0] if is_sharded and isinstance(found, list) and len(found) == 1 else found
+
+    def read_box(self, key: str, target: torch.Tensor, offset: Numbers) -> int:
+        """Fills a tensor with those elements of a stored tensor that lie at its place.
+
+        Args:
+            key: key of the stored tensor.
+            target: tensor with as many axes.
+            offset: first element of the target in the stored tensor.
+
+        Returns:
+            Number of elements that were filled.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        shape = tuple(target.shape)
+        if 0 in shape:
+            return 0
+        count = 0
+        for row, first, end in self._catalogue.overlaps(key, offset, shape):
+            if first == offset and self._read_whole(key, row, target, first):
+                return target.numel()
+            place = tuple(slice(low - at, high - at) for low, high, at in zip(first, end, offset, strict=True))
+            part = target[place]
+            stored, size = self._catalogue.box(row, len(shape))
+            low = tuple(at - start for at, start in zip(first, stored, strict=True))
+            high = tuple(at - start for at, start in zip(end, stored, strict=True))
+            if self._catalogue.payload_start[row] < 0:
+                index = tuple(map(slice, low, high))
+                part.copy_(self._read_foreign(key, row, size)[index])
+            else:
+                self._read_part(key, row, part, size, low, high)
+            count += part.numel()
+        return count
+
+    def _read_whole(self, key: str, row: int, target: torch.Tensor, offset: Numbers) -> bool:
+        """Fills a tensor that is one stored box, if its bytes are those of the box. Returns True if they are."""
+        if not _holds_bytes(target) or not target.is_contiguous():
+            return False
+        if target.dtype != self._catalogue.tensors[key].dtype or self._catalogue.payload_start[row] < 0:
+            return False
+        if self._catalogue.box(row, target.ndim) != (offset, tuple(target.shape)):
+            return False
+        self._read_range(key, row, bytes_of(target), 0)
+        return True
+
+    def check_item(self, key: str, row: int) -> None:
+        """Reads the box of a row that torch wrote.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        _, size = self._catalogue.box(row, len(self._catalogue.tensors[key].shape))
+        self._read_foreign(key, row, size)
+
+    def _read_part(self, key: str, row: int, part: torch.Tensor, size: Numbers, low: Numbers, high: Numbers) -> None:
+        """Fills a tensor with a part of a box."""
+        dtype = self._catalogue.tensors[key].dtype
+        if not size:
+            size, low, high, part = (1,), (0,), (1,), part.view(1)
+        is_direct = _holds_bytes(part) and part.dtype == dtype
+        for slab in slabs_of(size, low, high, dtype.itemsize):
+            axis = len(slab.index)
+            inside = tuple(place - at for place, at in zip(slab.index, low, strict=False))
+            there = part[inside][slab.low - low[axis] : slab.high - low[axis]]
+            is_whole = slab.is_whole(size, low, high)
+            if is_direct and is_whole and there.is_contiguous():
+                self._read_range(key, row, bytes_of(there), slab.start * dtype.itemsize)
+                continue
+            staged = self._stage(slab.num_elements * dtype.itemsize)
+            self._read_range(key, row, staged.numpy(), slab.start * dtype.itemsize)
+            box = staged.view(dtype).view(slab.high - slab.low, *size[axis + 1 :])
+            there.copy_(box[(slice(None), *map(slice, low[axis + 1 :], high[axis + 1 :]))])
+
+    def _read_range(self, key: str, row: int, target: np.ndarray[Any, np.dtype[np.uint8]], first: int) -> None:
+        catalogue = self._catalogue
+        num_bytes, place = int(catalogue.payload_bytes[row]), int(catalogue.first_sum[row])
+        sums = catalogue.sums[place : place + -(-num_bytes // SUM_BYTES)] if place >= 0 else catalogue.sums[:0]
+        self._reader(row).read_payload(target, int(catalogue.payload_start[row]), num_bytes, first, sums, key)
+
+    def _read_item(self, row: int, what: str) -> memoryview:
+        catalogue = self._catalogue
+        self._reader(row).require(int(catalogue.start[row]), int(catalogue.num_bytes[row]), what)
+        content = np.empty(int(catalogue.num_bytes[row]), dtype=np.uint8)
+        if catalogue.first_sum[row] >= 0:
+            self._read_range(what, row, content, 0)
+        else:
+            self._reader(row).read_into(content, int(catalogue.start[row]), what)
+        return content.data
+
+    def _read_foreign(self, key: str, row: int, size: Numbers) -> torch.Tensor:
+        """Reads a whole box that torch wrote."""
+        where, content = f"{self._file_of(row)}: {key}", self._read_item(row, key)
+        if _is_safetensors(self._reader(row).first_bytes(_HEAD_BYTES)):
+            msg = (
+                f"{where}: must be written by torch.save, but the file is in the format of safetensors: read it with "
+                "safetensors.torch.load_file, or save with SerializationFormat.TORCH_SAVE, the default"
+            )
+            raise CheckpointError(msg)
+        found = load_torch_item(content, where)
+        wanted = self._catalogue.tensors[key].dtype, size
+        if not isinstance(found, torch.Tensor) or (found.dtype, tuple(found.shape)) != wanted:
+            what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            msg = f"{where}: must be a tensor of {wanted[0]} {wanted[1]}, but is {what}: the file is damaged"
+            raise CheckpointError(msg)
+        return found
+
+    def _stage(self, num_bytes: int) -> torch.Tensor:
+        if len(self._staging) < num_bytes:
+            self._staging = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        return self._staging[:num_bytes]
+
+    def _file_of(self, row: int) -> str:
+        return self._catalogue.files[int(self._catalogue.file[row])]
+
+    def _reader(self, row: int) -> FileReader:
+        number = int(self._catalogue.file[row])
+        if number not in self._readers:
+            self._readers[number] = self._open.enter_context(
+                FileReader.open(self._folder, self._catalogue.files[number])
+            )
+        return self._readers[number]
+
+
+def _is_safetensors(head: bytes) -> bool:
+    """True if a file begins with the length of a description in JSON, and the description."""
+    return len(head) == _HEAD_BYTES and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < _MOST_HEADER_BYTES
+
+
+def _holds_bytes(tensor: torch.Tensor) -> bool:
+    """True if the memory of a tensor on the CPU holds its values, and not their conjugates or negatives."""
+    return tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Consecutive elements of a box, from `index + (low, 0, ...)` to before `index + (high, 0, ...)`."""
+
+    index: Numbers
+    """Place along the first axes, along each of which the slab has one element."""
+    low: int
+    """First place along the next axis."""
+    high: int
+    """End along that axis."""
+    start: int
+    """First element in row-major order."""
+    num_elements: int
+
+    def is_whole(self, shape: Numbers, first: Numbers, end: Numbers) -> bool:
+        """True if the part `[first, end)` of a box of that shape has all elements of the slab."""
+        below = len(self.index) + 1
+        return all(
+            (low, high) == (0, size) for low, high, size in zip(first[below:], end[below:], shape[below:], strict=True)
+        )
+
+
+def cut_box(first: Numbers, shape: Numbers, element_bytes: int, max_bytes: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yields first element and shape of boxes of some size that together have all elements of a box.
+
+    Args:
+        first: first element of the box.
+        shape: its shape.
+        element_bytes: size of an element.
+        max_bytes: size that none of them exceeds, at least that of an element.
+
+    >>> list(cut_box((0, 5), (2, 4), 1, 4))
+    [((0, 5), (1, 4)), ((1, 5), (1, 4))]
+    """
+    num_bytes = prod(shape) * element_bytes
+    if num_bytes <= max_bytes:
+        yield first, shape
+        return
+    axis = next(axis for axis, size in enumerate(shape) if size > 1)
+    step = max(1, shape[axis] * max_bytes // num_bytes)
+    for place in range(0, shape[axis], step):
+        low = (*first[:axis], first[axis] + place, *first[axis + 1 :])
+        size = (*shape[:axis], min(step, shape[axis] - place), *shape[axis + 1 :])
+        yield from cut_box(low, size, element_bytes, max_bytes)
+
+
+def slabs_of(shape: Numbers, first: Numbers, end: Numbers, element_bytes: int) -> Iterator[Slab]:
+    """Yields slabs of a box that together have all elements of a part of it, each of few MiB.
+
+    Args:
+        shape: shape of the box, with at least one axis.
+        first: first element of the part, along each axis.
+        end: end of the part, along each axis.
+        element_bytes: size of an element.
+
+    >>> [(slab.start, slab.num_elements) for slab in slabs_of((4, 6), (1, 2), (3, 4), 4)]
+    [(6, 12)]
+    """
+    yield from _below((), shape, first, end, element_bytes)
+
+
+def _below(index: Numbers, shape: Numbers, first: Numbers, end: Numbers, element_bytes: int) -> Iterator[Slab]:
+    axis = len(index)
+    row = prod(shape[axis + 1 :])
+    is_whole = all(
+        (low, high) == (0, size)
+        for low, high, size in zip(first[axis + 1 :], end[axis + 1 :], shape[axis + 1 :], strict=True)
+    )
+    if not is_whole and row * element_bytes >= _LONG_ROW_BYTES:
+        for place in range(first[axis], end[axis]):
+            yield from _below((*index, place), shape, first, end, element_bytes)
+        return
+    start = sum(place * prod(shape[number + 1 :]) for number, place in enumerate(index))
+    step = max(1, _STEP_BYTES // max(1, row * element_bytes))
+    if is_whole:
+        step = max(step, end[axis] - first[axis])  # it goes straight to its place
+    for low in range(first[axis], end[axis], step):
+        high = min(low + step, end[axis])
+        yield Slab(index, low, high, start + low * row, (high - low) * row)

@@ -1,0 +1,1 @@
+"""State dictionaries: entries for parts of tensors and objects, and the plain values beside them."""

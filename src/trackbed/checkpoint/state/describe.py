@@ -1,0 +1,367 @@
+"""State dictionaries as shards and a rest, and back. The caller's containers and entries are left as they are."""
+
+import enum
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factory_merges
+from trackbed.checkpoint.state.partial_tensors import abbreviated, printable
+from trackbed.checkpoint.state.sharded_base import ShardedBase, check_key
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
+from trackbed.errors import CheckpointError
+
+__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state"]
+
+Shard = ShardedTensor | ShardedObject
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """State that is to be saved."""
+
+    shards: list[Shard]
+    """Tensors and objects, in order."""
+    common: dict[str, Any]
+    """All that is neither sharded nor local."""
+    tree: Any
+    """State with what factories have built."""
+
+    def places(self) -> list[str]:
+        """Path of each tensor and object."""
+        return _places_of_shards(self.tree)
+
+    def common_with(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the common state with further values, in a container of the same class."""
+        found: dict[str, Any] = _same_container(self.common, [*self.common.items(), *more.items()])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """State that is to be loaded."""
+
+    tree: Any
+    """Tensors and objects, where they belong."""
+    factories: Any
+    """Factories that have built parts of the tree; lists are dictionaries by position."""
+    local: Any
+    """Values that are not stored."""
+    shards: list[Shard] = field(default_factory=list)
+    """Tensors and objects of the tree, in order."""
+
+    def places(self) -> list[str]:
+        """Path of each tensor and object."""
+        return _places_of_shards(self.tree)
+
+    def only(self, is_kept: Iterable[bool]) -> "Request":
+        """Returns the request with some of its tensors and objects, told by a flag for each, in order."""
+        flags = iter(is_kept)
+        tree, _ = extract_matching_values(self.tree, lambda _: next(flags))
+        return replace(self, tree=tree, shards=list(nested_values(tree)))
+
+    def fill(self, common: dict[str, Any], values: Iterable[Any]) -> dict[str, Any]:
+        """Returns the state with what was loaded.
+
+        Args:
+            common: stored state that is not sharded, which is changed.
+            values: loaded value of each tensor or object, in order.
+        """
+        merge(common, self.local)
+        loaded = iter(values)
+        merge(common, dict_list_map_outplace(lambda _: next(loaded), self.tree))
+        apply_factory_merges(common, self.factories)
+        return common
+
+
+class _Kind(enum.Flag):
+    """Destination of a part of a state."""
+
+    sharded = enum.auto()
+    common = enum.auto()
+    local = enum.auto()
+
+
+_NOTHING: Final = _Kind(0)
+_NO_VALUE: Final = object()
+_WITH_MORE: Final = (dict, list, ShardedTensorFactory)
+_KEPT_CONTAINERS: Final = (dict, list, OrderedDict, Counter, defaultdict)
+"""Containers in which shards and plain values may lie side by side, and which come back as they are."""
+
+
+def describe_state(state: dict[str, Any]) -> SavedState:
+    """Divides a state that is to be saved.
+
+    Args:
+        state: state dictionary, which is left as it is.
+
+    Raises:
+        CheckpointError: it is no dictionary, or contains itself, or is nested too deeply; a key is no text; or it has a
+            shard in a tuple, beside other values in a list, or beside plain values in a container of another class: it
+            could not be loaded.
+    """
+    if not isinstance(state, dict):
+        msg = (
+            f'state: must be a dictionary, but is of {_class_name(state)}: give the values names, as {{"values": ...}}'
+        )
+        raise CheckpointError(msg)
+    with _naming_depth(state):
+        built = _built_tree(state, (), set())
+        if type(built) not in _KEPT_CONTAINERS:
+            raise CheckpointError(_other_class(state, ()))
+        check_places(built)
+        common = _plain_part(built)
+    shards: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
+    for shard in shards:
+        check_key(shard.key)
+    return SavedState(shards, {} if common is _NO_VALUE else common, built)
+
+
+def _places_of_shards(tree: Any) -> list[str]:
+    """Path of each shard in a tree, in order."""
+    return [_text(path) for path, leaf in _leaves(tree, ()) if isinstance(leaf, ShardedBase)]
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(below, (*path, key))
+    else:
+        yield path, value
+
+
+def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
+    """Copy of the containers of a state, of the same classes, with what factories build in the places of these.
+
+    A container of another class is left as it is, and is a leaf, if it has no shard; else it becomes a dictionary or a
+    list.
+
+    Args:
+        value: state, or a value in it.
+        path: its path.
+        above: identities of the containers that it lies in.
+
+    Raises:
+        CheckpointError: a container contains itself, or one of another class has both shards and plain values.
+    """
+    if isinstance(value, ShardedTensorFactory):
+        built = _built(value)
+        return _built_tree(built, path, above) if isinstance(built, dict | list) else built
+    if not isinstance(value, dict | list):
+        return value
+    if id(value) in above:
+        msg = f"state: {_text(path)} must be a value that does not contain itself, but does"
+        raise CheckpointError(msg)
+    is_kept = type(value) in _KEPT_CONTAINERS
+    if not is_kept and not _has_shard(value):
+        return value
+    above.add(id(value))
+    copied = []
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value):  # few frames for each level
+        copied.append((key, _built_tree(below, (*path, key), above) if isinstance(below, _WITH_MORE) else below))
+    above.discard(id(value))
+    if not is_kept:
+        _check_only_shards(value, copied, path)
+    return _same_container(value, copied)
+
+
+def _check_only_shards(value: Any, items: list[tuple[Any, Any]], path: tuple[Any, ...]) -> None:
+    """Checks that a container of another class has no plain values, which are loaded in a dictionary or list."""
+    kinds = [_check(below, (*path, key)) for key, below in items]
+    if any(_Kind.common in kind for kind in kinds):
+        raise CheckpointError(_other_class(value, path))
+
+
+def _other_class(value: Any, path: tuple[Any, ...]) -> str:
+    plain = "dict" if isinstance(value, dict) else "list"
+    return (
+        f"state: {_text(path)} must be a plain {plain} to come back as it is, but is of {_class_name(value)}: save "
+        f"{plain}(value)"
+    )
+
+
+def _same_container(value: Any, items: Iterable[tuple[Any, Any]]) -> Any:
+    """New container of other items, of the class of one that is kept; else a dictionary or list."""
+    kind = type(value)
+    if isinstance(value, list):
+        return [below for _, below in items]
+    if kind is OrderedDict:
+        ordered = OrderedDict(items)
+        vars(ordered).update(vars(value))  # such as `_metadata` of a module's state
+        return ordered
+    if kind is defaultdict:
+        return defaultdict(value.default_factory, items)
+    return Counter(dict(items)) if kind is Counter else dict(items)
+
+
+def _plain_part(value: Any) -> Any:
+    """The part of a state that is neither sharded nor local; `_NO_VALUE` if all of it is."""
+    if isinstance(value, ShardedBase | LocalNonpersistentObject):
+        return _NO_VALUE
+    if type(value) not in _KEPT_CONTAINERS:
+        return value
+    kept = []
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+        part = _plain_part(below)
+        if part is not _NO_VALUE:
+            kept.append((key, part))
+    return _same_container(value, kept) if kept or not value else _NO_VALUE
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def describe_request(state: dict[str, Any]) -> Request:
+    """Divides a state that is to be loaded. Values that are neither sharded nor local are ignored.
+
+    Args:
+        state: state dictionary, which is left as it is.
+
+    Raises:
+        CheckpointError: see `describe_state`.
+    """
+    if not isinstance(state, dict):
+        msg = f"state: must be a dictionary, but is of {_class_name(state)}: give it the structure that was saved"
+        raise CheckpointError(msg)
+    with _naming_depth(state):
+        factories, _ = extract_matching_values(
+            state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
+        )
+        built = dict_list_map_outplace(_built, state)
+        check_places(built)
+    tree, rest = extract_matching_values(built, lambda value: isinstance(value, ShardedBase))
+    local, _ = extract_matching_values(rest, lambda value: isinstance(value, LocalNonpersistentObject))
+    return Request(
+        tree,
+        dict_list_map_outplace(_named_in_errors, factories),
+        dict_list_map_outplace(LocalNonpersistentObject.unwrap, local),
+        list(nested_values(tree)),
+    )
+
+
+@contextmanager
+def _naming_depth(state: Any) -> Iterator[None]:
+    """Names the place of what is nested too deeply for the block.
+
+    Raises:
+        CheckpointError: the block has reached Python's limit of recursion.
+    """
+    try:
+        yield
+    except RecursionError:
+        msg = f"state: {abbreviated(_deepest_path(state))} must be nested less deeply"
+        raise CheckpointError(msg) from None
+
+
+def _deepest_path(state: Any) -> list[str]:
+    """Path of a value below which containers are nested most deeply, however deep that is."""
+    values: list[tuple[Any, Any]] = [((), state)]  # each path as the path above it and its last name
+    seen = {id(state)}
+    for path, value in values:  # which grows meanwhile, level by level
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(below, dict | list) and id(below) not in seen:
+                seen.add(id(below))
+                values.append(((path, printable(key)), below))
+    names, path = list[str](), values[-1][0]
+    while path:
+        path, name = path
+        names.append(name)
+    return names[::-1]
+
+
+@contextmanager
+def _naming(function: str) -> Iterator[None]:
+    """Begins an error in the block with the name of a function of the program.
+
+    Raises:
+        CheckpointError: the function failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        msg = f"{function} failed, {type(error).__name__}: {error}"
+        raise CheckpointError(msg) from error
+
+
+def _named_in_errors(factory: ShardedTensorFactory) -> ShardedTensorFactory:
+    """Copy of a factory without data, whose merges name it when they fail."""
+
+    def merge(state: Any) -> Any:
+        with _naming(f"{factory.key}: merge_fn"):
+            return factory.merge_fn(state)
+
+    return replace(factory, data=None, merge_fn=merge)
+
+
+def _built(value: Any) -> Any:
+    """Result of a factory, with those of factories in it; another value as it is."""
+    if not isinstance(value, ShardedTensorFactory):
+        return value
+    check_key(value.key)
+    with _naming(f"{value.key}: build_fn"):
+        built = value.build()
+    return dict_list_map_outplace(_built, built) if isinstance(built, dict | list) else built
+
+
+def check_places(state: Any) -> None:
+    """Checks that all shards of a state lie where `load` finds them again.
+
+    Raises:
+        CheckpointError: one is in a tuple, or beside plain values in a list.
+    """
+    _check(state, ())
+
+
+def _check(value: Any, path: tuple[Any, ...]) -> _Kind:
+    """Kinds of the leaves below a path.
+
+    Raises:
+        CheckpointError: the elements of a list go to different places, or a tuple has a shard.
+    """
+    if isinstance(value, dict) and type(value) in _KEPT_CONTAINERS:
+        found = _NOTHING
+        for key, below in value.items():
+            found |= _check(below, (*path, key))
+        return found or _Kind.common
+    if type(value) is list:
+        kinds = [_check(below, (*path, number)) for number, below in enumerate(value)]
+        if len(set(kinds)) > 1:
+            msg = (
+                f"state: the elements of the list at {_text(path)} must all be shards, or all be plain values, but are "
+                "both: it could not be loaded; put the shards in a dictionary"
+            )
+            raise CheckpointError(msg)
+        return kinds[0] if kinds else _Kind.common
+    if isinstance(value, LocalNonpersistentObject):
+        return _Kind.local
+    if isinstance(value, ShardedBase):
+        return _Kind.sharded
+    if isinstance(value, tuple | set | frozenset) and _has_shard(value):
+        msg = (
+            f"state: shards must lie in dictionaries and lists, but one is in the {type(value).__name__} at "
+            f"{_text(path)}: it could not be loaded"
+        )
+        raise CheckpointError(msg)
+    return _Kind.common
+
+
+def _has_shard(value: Any) -> bool:
+    """True if there is a shard in containers, at any depth."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, ShardedBase | LocalNonpersistentObject):
+            return True
+        if isinstance(found, dict | list | tuple | set | frozenset) and id(found) not in seen:
+            seen.add(id(found))
+            waiting += found.values() if isinstance(found, dict) else found
+    return False
+
+
+def _text(path: tuple[Any, ...]) -> str:
+    return ".".join(map(printable, path)) or "the top"
