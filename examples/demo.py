@@ -61,16 +61,16 @@ def make_tokens(folder: Path, texts: dict[str, Path]) -> tuple[Path, dict[str, s
     return tokenizer, prefixes, tokens
 
 
-def blend_text(folder: Path, tokenizer: Path, prefixes: dict[str, str]) -> str:
-    """The blend file of the training."""
+def blend_text(tokenizer: Path, prefixes: dict[str, str]) -> str:
+    """The blend file of the training. Paths are relative to its folder."""
     datasets = "".join(
-        f"\n[[dataset]]\npath = {json.dumps(prefix)}\nweight = {WEIGHTS[name]}\n" for name, prefix in prefixes.items()
+        f'\n[[dataset]]\npath = "{Path(prefix).name}"\nweight = {WEIGHTS[name]}\n' for name, prefix in prefixes.items()
     )
     return f"""version = 1
 sequence_length = 128
-tokenizer = {json.dumps(str(tokenizer))}
+tokenizer = "{tokenizer.name}"
 order = "megatron"
-cache = {json.dumps(str(folder / "cache"))}
+cache = "cache"
 split = "92,8"
 size = {{train = {STEPS * BATCH_SIZE}, valid = 64}}
 {datasets}"""
@@ -107,7 +107,7 @@ def main() -> int:
     texts = timed("three corpora collected", lambda: corpora.write(folder))
     tokenizer, prefixes, tokens = make_tokens(folder, texts)
     blend = folder / "blend.toml"
-    blend.write_text(blend_text(folder, tokenizer, prefixes))
+    blend.write_text(blend_text(tokenizer, prefixes))
     half, state = str(STEPS // 2), folder / "checkpoint"
     shutil.rmtree(state, ignore_errors=True)
     whole = timed(f"a GPT trained for {STEPS} steps on 2 ranks", lambda: run(blend, folder / "whole.json", ranks=2))
