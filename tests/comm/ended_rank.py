@@ -8,10 +8,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+import trackbed
+from trackbed.comm.torch import TorchGroup, current_group
+from trackbed.errors import TrackbedError
 
 TIMEOUT = 60
 
@@ -40,8 +45,6 @@ def step(group, is_last, ending):
 
 def first_collective_of_another_group(group, is_last, ending):
     """What a group of the job has found out serves one that has not met yet."""
-    from trackbed.comm.torch import TorchGroup
-
     if is_last:
         end(ending)
     TorchGroup(dist.group.WORLD).barrier()
@@ -60,21 +63,14 @@ def gathered_before(group, is_last, ending):
 
 
 def save(group, is_last, ending):
-    from trackbed import save
-    from trackbed.checkpoint import save as _  # noqa: F401
-
     if is_last:
         end(ending)
-    save({"a": 1}, sys.argv[3])
+    trackbed.save({"a": 1}, sys.argv[3])
 
 
 def backward(group, is_last, ending, *, guarded=False, collectives="auto"):
-    from contextlib import nullcontext
-
-    from trackbed import DistributedDataParallel, DistributedDataParallelConfig
-
-    config = DistributedDataParallelConfig(collectives=collectives, overlap_grad_reduce=True)
-    model = DistributedDataParallel(torch.nn.Linear(4, 4), config)
+    config = trackbed.DistributedDataParallelConfig(collectives=collectives, overlap_grad_reduce=True)
+    model = trackbed.DistributedDataParallel(torch.nn.Linear(4, 4), config)
     for number in range(3):
         with model.guarded() if guarded else nullcontext():
             model.zero_grad()
@@ -95,10 +91,12 @@ WAYS = {
 }
 
 
-def main():
-    from trackbed.comm.torch import current_group
-    from trackbed.errors import TrackbedError
+IMPORTED = {"save": ["save"], "backward": ["DistributedDataParallel", "DistributedDataParallelConfig"]}
 
+
+def main():
+    for name in IMPORTED.get(sys.argv[1], IMPORTED["backward"] if "backward" in sys.argv[1] else ()):
+        getattr(trackbed, name)  # which imports it, before the time is taken
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     group = current_group()
     group.barrier()
