@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from few_entries import state, tensor, wanted
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, differing_keys, load, open_checkpoint, save
+from trackbed.checkpoint import ShardedTensor, differing_keys, load, open_checkpoint, save
 from trackbed.checkpoint.plan.exchange import plan_parts
 from trackbed.checkpoint.plan.table import join_tables, tabulate
 from trackbed.comm import run_ranks
@@ -15,18 +16,6 @@ from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints import serialization
 from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
 from trackbed.megatron.checkpoints.strictness import StrictHandling
-
-
-def tensor(key, data, *cuts, **options):
-    return ShardedTensor.from_rank_offsets(key, data, *cuts, **options)
-
-
-def state(*keys):
-    return {key: tensor(key, torch.arange(4.0)) for key in keys} | {"o": ShardedObject("o", 5, (1,), (0,))}
-
-
-def wanted(*keys):
-    return {key: tensor(key, torch.zeros(4)) for key in keys}
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from few_entries import state, tensor, wanted
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
+from trackbed.checkpoint import ShardedObject, load, open_checkpoint, save
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.verify import find_damage
 from trackbed.comm import run_ranks
@@ -15,18 +16,6 @@ from trackbed.megatron.checkpoints import serialization
 from trackbed.megatron.checkpoints.serialization import remove_sharded_tensors
 from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 from trackbed.megatron.checkpoints.strictness import StrictHandling
-
-
-def tensor(key, data, *cuts, **options):
-    return ShardedTensor.from_rank_offsets(key, data, *cuts, **options)
-
-
-def state(*keys):
-    return {key: tensor(key, torch.arange(4.0)) for key in keys} | {"o": ShardedObject("o", 5, (1,), (0,))}
-
-
-def wanted(*keys):
-    return {key: tensor(key, torch.zeros(4)) for key in keys}
 
 
 @pytest.fixture
