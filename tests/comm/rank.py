@@ -8,9 +8,12 @@ does the same at the same time, on a thread, and its result is reported as "chil
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from trackbed.errors import CacheError, CollectiveError
 
@@ -38,12 +41,22 @@ def misbehave(mode):
         raise CacheError("/x/y: must be whole, but is not")
     if mode == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
-    if mode == "kill":
+    if mode == "disconnect and die":
+        disconnect()
+        time.sleep(0.3)
+    if mode in ("kill", "disconnect and die"):
         os.kill(os.getpid(), signal.SIGKILL)
     if mode == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if mode == "hang":
         time.sleep(60)
+
+
+def disconnect():
+    """Ends all connections, as the system does for a process that is killed, a little before it tells of its end."""
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def work(group, mode, who, report):

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -78,6 +79,20 @@ def test_processes_are_seen_to_end_also_before_their_parent_asks():
     while len(own.ended()) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert own.ended() == {rank: process.pid for rank, process in processes.items()}
+
+
+def test_a_process_whose_connections_are_closed_has_a_second_to_end():
+    store, own, other = MemoryStore(), Peers(0), sleeping()
+    announced(store, 1, other.pid)
+    own.meet(store)
+    began = time.monotonic()
+    assert own.ended(wait_for=2) == {}
+    assert time.monotonic() - began < 0.5
+    assert own.ended(wait_for=1) == {}
+    assert 0.9 < time.monotonic() - began < 2
+    threading.Timer(0.2, other.kill).start()
+    assert own.ended(wait_for=1) == {1: other.pid}
+    other.wait()
 
 
 def test_a_process_that_is_gone_or_replaced_when_it_is_opened_has_ended():

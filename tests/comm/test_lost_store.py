@@ -39,6 +39,12 @@ def server():
         process.communicate()
 
 
+def end(process, how):
+    """Stops or kills a process, and waits until it has no thread that runs."""
+    process.send_signal(how)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED if how == signal.SIGSTOP else os.WEXITED | os.WNOWAIT)
+
+
 def inside(groups, work):
     """Calls `work()` inside one step of each group."""
     if not groups:
@@ -59,15 +65,15 @@ def leave_after(action, group, child, take):
 
 
 @pytest.mark.parametrize(
-    ("action", "end"),
+    ("action", "how"),
     [
         *((action, signal.SIGSTOP) for action in ("barrier", "poll", "raise", "interrupt", "counter", "child")),
         *((action, signal.SIGKILL) for action in ("barrier", "raise", "child")),
     ],
 )
-def test_nested_steps_wait_for_one_answer(server, action, end):
+def test_nested_steps_wait_for_one_answer(server, action, how):
     process, port = server
-    all_are_there = threading.Barrier(2, action=lambda: process.send_signal(end))
+    all_are_there = threading.Barrier(2, action=lambda: end(process, how))
 
     def work(group):
         child, take, lost_at = group.child("side"), group.counter("numbers"), []
@@ -98,8 +104,7 @@ def test_a_store_that_has_not_answered_is_not_asked_again(server):
     base = connect_to("127.0.0.1", port, timeout_seconds=20)
     store = TimeoutStore(PrefixStore("", base), lambda: base, request_timeout_seconds=0.5)
     below = store.below("child")
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    end(process, signal.SIGSTOP)
     first = result_of(lambda: store.get("key"))
     process.send_signal(signal.SIGCONT)
     began = time.monotonic()
@@ -134,7 +139,7 @@ def test_a_host_that_has_ended_is_not_waited_for(server):
     process, port = server
     store = share_store(connect_to("127.0.0.1", port, timeout_seconds=60), "group", timeout_seconds=60)
     store.set("key", b"value")
-    process.send_signal(signal.SIGSTOP)
+    end(process, signal.SIGSTOP)
     store.has_host_ended = lambda: True
     began = time.monotonic()
     with pytest.raises(StoreUnreachable, match="its process has ended"):

@@ -8,7 +8,7 @@ numbers do not see each other, and are noticed by their silence.
 import os
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from trackbed.comm.store import Store, StoreTampered
 __all__ = ["Peers"]
 
 _MOST_RANKS: Final = 1 << 14
+_END_MILLISECONDS: Final = 1000
 
 
 @dataclass(slots=True)
@@ -87,16 +88,20 @@ class Peers:
                 self.known.setdefault(self._number_of(rank), (process, start))
         self.ended()
 
-    def ended(self) -> dict[int, int]:
-        """Process of each rank of this host that has ended, by rank. Thread-safe; makes no request."""
+    def ended(self, *, wait_for: int | None = None) -> dict[int, int]:
+        """Process of each rank of this host that has ended, by rank. Thread-safe; makes no request.
+
+        Args:
+            wait_for: a rank whose connections were closed: its process, if it is one of this host, has a second to end.
+                The system closes the connections of a process that is killed a little before it tells of its end.
+        """
         with self._lock:
             if len(self._opened) < len(self.known):
                 self._open_known()
             if self._descriptors:
-                poll = select.poll()
-                for descriptor in self._descriptors:
-                    poll.register(descriptor, select.POLLIN)
-                for descriptor, _ in poll.poll(0):
+                if awaited := [one for one, (rank, _) in self._descriptors.items() if rank == wait_for]:
+                    _poll(awaited, _END_MILLISECONDS)
+                for descriptor in _poll(self._descriptors, 0):
                     rank, process = self._descriptors.pop(descriptor)
                     os.close(descriptor)
                     self._ended[rank] = process
@@ -133,6 +138,14 @@ class Peers:
     def __del__(self) -> None:
         for descriptor in self._descriptors:
             os.close(descriptor)
+
+
+def _poll(descriptors: Iterable[int], milliseconds: int) -> list[int]:
+    """Waits until one of these pidfds is readable. Returns those that are."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(milliseconds)]
 
 
 def _host() -> str | None:

@@ -5,11 +5,24 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-__all__ = ["Connection", "HostAware", "KeyWatch", "MemoryStore", "Store", "StoreTampered", "StoreUnreachable"]
+__all__ = [
+    "Connection",
+    "HostAware",
+    "KeyWatch",
+    "MemoryStore",
+    "Store",
+    "StoreClosed",
+    "StoreTampered",
+    "StoreUnreachable",
+]
 
 
 class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
     """The host of the store does not answer. A group converts this to a CollectiveError."""
+
+
+class StoreClosed(StoreUnreachable):
+    """The connection to the store is closed, as when the process of its host ends."""
 
 
 class StoreTampered(StoreUnreachable):

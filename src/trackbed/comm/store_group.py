@@ -28,7 +28,7 @@ from trackbed.comm.report import (
 )
 from trackbed.comm.sealed_store import SealedStore
 from trackbed.comm.step import SharedStep, Stopped, cause_of
-from trackbed.comm.store import Connection, HostAware, Store, StoreTampered, StoreUnreachable
+from trackbed.comm.store import Connection, HostAware, Store, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
 __all__ = ["StoreGroup"]
@@ -324,7 +324,7 @@ class StoreGroup:
             self._broken = failure
 
     def _describe_unreachable(self, what: str, error: StoreUnreachable) -> str:
-        ended = self._peers.ended()
+        ended = self._peers.ended(wait_for=self._store_host if isinstance(error, StoreClosed) else None)
         if self._store_host in ended:
             return f"{what}: {describe_ended(ended)}"
         return _describe_unreachable(what, error)

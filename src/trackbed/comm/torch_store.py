@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
-from trackbed.comm.store import HostAware, StoreTampered, StoreUnreachable
+from trackbed.comm.store import HostAware, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.comm.worker import Worker
 
 __all__ = ["TimeoutStore", "connect_to", "share_store"]
@@ -271,6 +271,6 @@ def _is_number(value: bytes) -> bool:
     return value.removeprefix(b"-").isdigit() and len(value) < 20
 
 
-def _unreachable(error: BaseException) -> StoreUnreachable:
+def _unreachable(error: BaseException) -> StoreClosed:
     message = str(error).partition("\n")[0]
-    return StoreUnreachable(f"{type(error).__name__}: {message}")
+    return StoreClosed(f"{type(error).__name__}: {message}")
