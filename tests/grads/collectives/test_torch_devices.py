@@ -112,7 +112,7 @@ def test_the_manager_of_coalesced_operations_is_no_work():
     manager.append(Over())
     from trackbed.grads.collectives.torch import _work_of
 
-    work = _work_of([None], manager, device=torch.device("cuda"))
+    work = _work_of([None], manager, waits_on_host=False)
     assert isinstance(work, TorchWork)
     assert work.is_done()
     assert work.wait()
@@ -159,3 +159,57 @@ def test_large_gradients_of_16_bits_pass_the_check_for_nan():
     (wrapper.module.weight * 300).sum().backward()
     assert float(model.weight.grad.float().norm()) == pytest.approx(300 * 256, rel=1e-3)
     assert isinstance(wrapper.bucket_groups[0], _ParamAndGradBucketGroup)
+
+
+def test_buffers_of_several_types_are_sent_one_by_one(monkeypatch):
+    """NCCL's all-reduce takes several tensors as one operation if they have one type."""
+    monkeypatch.setattr("trackbed.grads.collectives.torch.backends_of", lambda group: {"cpu": "nccl"})
+    managers = []
+    monkeypatch.setattr(
+        dist.distributed_c10d, "_coalescing_manager", lambda *_, **__: managers.append(1) or contextlib.nullcontext()
+    )
+    ranks = TorchCollectives(None)
+    types = [torch.float32, torch.bfloat16, torch.float32]
+    buffers = [torch.zeros(4, dtype=dtype) for dtype in types]
+    for chosen, count in (([0, 1], 0), ([0, 2], 1), ([0], 1)):
+        with ranks._coalesced([buffers[number] for number in chosen]):
+            pass
+        assert len(managers) == count
+
+
+class LateCopy:
+    """gloo's work for a tensor on a GPU: what was received is copied into it at the end, here with the next work."""
+
+    last = None
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        if LateCopy.last is not None:
+            LateCopy.last.wait()
+        LateCopy.last = self
+
+    def is_completed(self):
+        return False
+
+    def wait(self, timeout=None):
+        self.tensor.add_(0)
+        self.is_completed = lambda: True
+        return True
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_gloo_copies_into_a_buffer_is_no_change_by_the_program(sharded, monkeypatch):
+    with process_group("gloo", size=1) as group:
+        config = DistributedDataParallelConfig(
+            overlap_grad_reduce=True, use_distributed_optimizer=sharded, collectives="torch", bucket_size=10
+        )
+        layers = [torch.nn.Linear(3, 3) for _ in range(4)]
+        model = DistributedDataParallel(torch.nn.Sequential(*layers), config, process_group=group)
+        monkeypatch.setattr(dist, "all_reduce", lambda buffer, **_: LateCopy(buffer))
+        monkeypatch.setattr(
+            "trackbed.grads.collectives.torch.receive_shards", lambda shard, buffer, group, divisor: LateCopy(shard)
+        )
+        for _ in range(2):
+            model.zero_grad_buffer()
+            model(torch.ones(2, 3)).sum().backward()
+            model.finish_grad_sync()

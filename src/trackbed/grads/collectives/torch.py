@@ -105,9 +105,10 @@ class TorchCollectives:
         self._begin()
         _scale(buffers, scale)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-        with self._coalesced(buffers) as coalesced:
-            works = [dist.all_reduce(buffer, op=op, group=self._group, async_op=True) for buffer in buffers]
-        return _work_of(works, coalesced, device=buffers[0].device)
+        sent = _uncounted(buffers)
+        with self._coalesced(sent) as coalesced:
+            works = [dist.all_reduce(buffer, op=op, group=self._group, async_op=True) for buffer in sent]
+        return _work_of(works, coalesced, waits_on_host=self._waits_on_host(sent[0].device))
 
     def reduce_scatter(
         self,
@@ -120,23 +121,24 @@ class TorchCollectives:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
         self._begin()
         _scale(buffers, scale)
-        shards = [shard_of(buffer, self.rank(), self.size()) for buffer in buffers]
-        device = buffers[0].device
+        sent = _uncounted(buffers)
+        shards = [shard_of(buffer, self.rank(), self.size()) for buffer in sent]
+        waits_on_host = self._waits_on_host(sent[0].device)
         # The reduce-scatter of gloo takes as long as three all-reduces, and its work has no timeout.
-        if (self._fp32_accumulation or device.type == "cpu") and not is_replaced():
+        if (self._fp32_accumulation or waits_on_host) and not is_replaced():
             divisor = self.size() if average else 1
             received = [
                 receive_shards(shard, buffer, self._group, divisor=divisor)
-                for shard, buffer in zip(shards, buffers, strict=True)
+                for shard, buffer in zip(shards, sent, strict=True)
             ]
-            return TorchWork(received, device)
+            return TorchWork(received, waits_on_host=waits_on_host)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-        with self._coalesced(buffers) as coalesced:
+        with self._coalesced(sent) as coalesced:
             works = [
                 dist_reduce_scatter_func(shard, buffer, op=op, group=self._group, async_op=True)
-                for shard, buffer in zip(shards, buffers, strict=True)
+                for shard, buffer in zip(shards, sent, strict=True)
             ]
-        return _work_of(works, coalesced, device=device)
+        return _work_of(works, coalesced, waits_on_host=waits_on_host)
 
     def all_gather(
         self,
@@ -146,14 +148,15 @@ class TorchCollectives:
     ) -> Work:
         """Replaces each shard of each buffer by that of the rank that owns it."""
         self._begin()
-        with self._coalesced(buffers) as coalesced:
+        sent = _uncounted(buffers)
+        with self._coalesced(sent) as coalesced:
             works = [
                 dist_all_gather_func(
                     buffer, shard_of(buffer, self.rank(), self.size()), group=self._group, async_op=True
                 )
-                for buffer in buffers
+                for buffer in sent
             ]
-        return _work_of(works, coalesced, device=buffers[0].device)
+        return _work_of(works, coalesced, waits_on_host=self._waits_on_host(sent[0].device))
 
     def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
         """Sends a few numbers to all ranks, and the label before them, always as many."""
@@ -161,7 +164,8 @@ class TorchCollectives:
         self._begin()
         device = device_for(self._group, near=self._device)
         row = [*label, *numbers.tolist(), *[0] * (MAX_NUMBERS - count)]
-        mine = torch.tensor(row, dtype=torch.int64, device=device)
+        mine = torch.tensor(row, dtype=torch.int64, pin_memory=device.type == "cuda" and torch.cuda.is_available())
+        mine = mine.to(device, non_blocking=True)  # a copy from memory that is not pinned would wait for the GPU
         received = torch.empty(size * _ROW, dtype=torch.int64, device=device)
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(received, mine, group=self._group, async_op=True)
@@ -173,7 +177,7 @@ class TorchCollectives:
             check_places(own, [("reduction", found) for found in labels])
             return rows[:, len(label) : len(label) + count]
 
-        return Exchange(TorchWork([work], device=received.device), read)
+        return Exchange(TorchWork([work], waits_on_host=self._waits_on_host(device)), read)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
@@ -191,7 +195,12 @@ class TorchCollectives:
             as_bytes = content.as_strided((content.numel(),), (1,)).view(torch.uint8)  # backends lack some types
             works.append(dist.broadcast(as_bytes, group=self._group, group_src=source, async_op=True))
         works = [work for work in works if work is not None]
-        return TorchWork(works, device_for(self._group, near=self._device), copies) if works else DONE
+        waits_on_host = self._waits_on_host(device_for(self._group, near=self._device))
+        return TorchWork(works, copies, waits_on_host=waits_on_host) if works else DONE
+
+    def _waits_on_host(self, device: torch.device) -> bool:
+        """True if the host waits for operations on this device; False if a stream of a GPU does."""
+        return device.type == "cpu" or backends_of(self._group).get(device.type) == "gloo"
 
     def _begin(self) -> None:
         """Begins an operation.
@@ -207,9 +216,10 @@ class TorchCollectives:
         self._num_issued += 1
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Sends the operations of several buffers on a GPU as one."""
-        if len(buffers) < 2 or backends_of(self._group).get(buffers[0].device.type) != "nccl":
-            return contextlib.nullcontext()  # the others cannot
+        """Sends the operations of several buffers of one type on a GPU as one."""
+        is_nccl = backends_of(self._group).get(buffers[0].device.type) == "nccl"  # the others cannot
+        if len(buffers) < 2 or not is_nccl or len({buffer.dtype for buffer in buffers}) > 1:
+            return contextlib.nullcontext()
         manager: Any = dist.distributed_c10d._coalescing_manager  # noqa: SLF001  there is no public one
         return manager(self._group, buffers[0].device, async_ops=True)  # type: ignore[no-any-return]
 
@@ -219,15 +229,19 @@ class TorchWork:
 
     Args:
         works: at least one object with `wait` and `is_completed`.
-        device: device of the buffers. On a GPU, waiting makes the current stream wait and returns at once.
         copies: tensors that are to be replaced at the end, each with what was received for it.
+        waits_on_host: False if waiting makes the current stream of a GPU wait, and returns at once.
     """
 
     def __init__(
-        self, works: Sequence[Any], device: torch.device, copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+        self,
+        works: Sequence[Any],
+        copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+        *,
+        waits_on_host: bool = True,
     ) -> None:
         self.works = list(works)
-        self._is_cpu = device.type == "cpu"
+        self._waits_on_host = waits_on_host
         self._copies = list(copies)
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -243,7 +257,7 @@ class TorchWork:
         return True
 
     def _wait_for(self, work: Any, seconds: float | None) -> bool:
-        if self._is_cpu and seconds is not None and not work.is_completed():
+        if self._waits_on_host and seconds is not None and not work.is_completed():
             # A wait that times out raises the same type of error as one for a work that fails.
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(seconds=seconds))
@@ -275,7 +289,15 @@ def _scale(buffers: Sequence[torch.Tensor], scale: float) -> None:
             buffer *= scale
 
 
-def _work_of(works: list[Any], coalesced: Any, device: torch.device) -> Work:
+def _uncounted(buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The buffers without the counter of their changes, as what arrives is no change of the program's.
+
+    gloo copies what it has received for a GPU into the buffer, which torch would count.
+    """
+    return [buffer.data for buffer in buffers]
+
+
+def _work_of(works: list[Any], coalesced: Any, *, waits_on_host: bool) -> Work:
     # The manager of coalesced operations has a work of all of them, but is none itself.
     works = [work for work in (works if coalesced is None else coalesced.works) if work is not None]
-    return TorchWork(works, device) if works else DONE
+    return TorchWork(works, waits_on_host=waits_on_host) if works else DONE
