@@ -2,8 +2,9 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -48,9 +49,11 @@ def read_places(places: Iterable[Place], folder: Path, catalogue: Catalogue, pol
     num_bytes = sum(piece.box.nbytes for piece in pieces)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _MIN_BYTES else 1
     is_over = Event()
+    # A thread has streams of its own. What this one has queued for a tensor must be over before it is filled.
+    streams = [torch.cuda.current_stream(device) for device in _gpus_of(pieces)]
 
     def work() -> None:
-        with torch.no_grad(), BoxReader(folder, catalogue) as reader:
+        with torch.no_grad(), _on_streams(streams), BoxReader(folder, catalogue) as reader:
             while not is_over.is_set():
                 try:
                     piece = pieces.popleft()
@@ -68,6 +71,19 @@ def read_places(places: Iterable[Place], folder: Path, catalogue: Catalogue, pol
                 poll()
         finally:
             is_over.set()
+
+
+def _gpus_of(places: Iterable[Place]) -> set[torch.device]:
+    return {place.box.device for place in places if place.box.device.type == "cuda"}
+
+
+@contextmanager
+def _on_streams(streams: Iterable[torch.cuda.Stream]) -> Iterator[None]:
+    """Makes these the current streams of their devices, in this thread and the block."""
+    with ExitStack() as stack:
+        for stream in streams:
+            stack.enter_context(torch.cuda.stream(stream))
+        yield
 
 
 def _pieces(place: Place) -> Iterable[Place]:
