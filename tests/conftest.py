@@ -5,6 +5,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -16,6 +17,9 @@ from store_servers import bucket, deaf_store, moto_endpoint, proxy, web_server  
 # torch looks up the name of every address for its messages, and waits for name servers that do not answer. The C
 # library reads this once, at its first look-up: names of `/etc/hosts` are found, others are not asked for.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
+# Without a GPU, Triton's interpreter runs its kernels. It is chosen when Triton is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A fixture that lives as long as the test is fine where every example writes files of its own.
 _QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

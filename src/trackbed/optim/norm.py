@@ -16,6 +16,7 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import square_sum
+from trackbed.optim.gpu_squares import GpuSquares
 
 __all__ = ["SquareSum", "global_norm"]
 
@@ -59,11 +60,21 @@ class SquareSum:
 
     @staticmethod
     def of(tensors: Iterable[torch.Tensor]) -> "SquareSum":
-        """Sums the squares of all elements of some tensors."""
+        """Sums the squares of all elements of some tensors. Waits for each GPU once, at the end."""
         total = SquareSum()
+        on_gpus: dict[torch.device, GpuSquares] = {}
         for tensor in tensors:
-            for chunk in tensor.detach().reshape(-1).split(_CHUNK):  # type: ignore[no-untyped-call]
+            vector = tensor.detach().reshape(-1)
+            _check_type(vector)
+            if vector.is_cuda:
+                if vector.device not in on_gpus:
+                    on_gpus[vector.device] = GpuSquares(vector.device)
+                on_gpus[vector.device].add(vector)
+                continue
+            for chunk in vector.split(_CHUNK):  # type: ignore[no-untyped-call]
                 total += _sum_of(chunk)
+        for squares in on_gpus.values():
+            total += SquareSum(*squares.total())
         return total
 
     @staticmethod
@@ -98,10 +109,13 @@ class SquareSum:
         return math.ldexp(root, (_UNIT - shift) // 2)
 
 
-def _sum_of(vector: torch.Tensor) -> SquareSum:
+def _check_type(vector: torch.Tensor) -> None:
     if vector.dtype not in SUMMABLE:
         msg = f"gradients must be of float32, float64, bfloat16 or float16, but one is of {vector.dtype}"
         raise ArgumentError(msg)
+
+
+def _sum_of(vector: torch.Tensor) -> SquareSum:
     *digits, num_nan, num_infinite = square_sum(array_of(vector.cpu().contiguous())).tolist()
     if num_nan or num_infinite:
         return SquareSum(0, int(num_nan > 0), int(num_nan == 0))

@@ -1,0 +1,64 @@
+"""Sums of squares of tensors on a GPU, which the host reads once."""
+
+import functools
+import logging
+import math
+from fractions import Fraction
+from types import ModuleType
+
+import torch
+
+__all__ = ["GpuSquares"]
+
+logger = logging.getLogger(__name__)
+
+_LIMB_BITS = 40
+_KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class GpuSquares:
+    """Sum of squares of vectors on one GPU, in units of 2**-300: exact with Triton, which torch for CUDA brings.
+
+    Without Triton, and for float64, the norm of each vector is computed in float64, and its square is rounded to a
+    unit: the relative error is some 1e-15, and depends on how the gradients are cut.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._kernel = _kernel()
+        size = 0 if self._kernel is None else self._kernel.SLOTS
+        self._sums = torch.zeros(size, dtype=torch.int64, device=device)
+        self._norms: list[torch.Tensor] = []
+
+    def add(self, vector: torch.Tensor) -> None:
+        """Adds the squares of `[N]` numbers, without a wait for the GPU."""
+        if self._kernel is not None and vector.dtype in _KERNEL_TYPES:
+            self._kernel.add_squares(vector.contiguous(), self._sums)
+        else:
+            self._norms.append(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+    def total(self) -> tuple[int, int, int]:
+        """Waits for the GPU. Returns the sum, and whether there is a NaN, and an infinity."""
+        sums = self._sums.tolist()
+        units = num_nan = num_infinite = 0
+        if self._kernel is not None:
+            num_nan, num_infinite = sums[self._kernel.NAN_SLOT], sums[self._kernel.INFINITE_SLOT]
+            units = sum(limb << _LIMB_BITS * place for place, limb in enumerate(sums[: self._kernel.NAN_SLOT]))
+        for norm in torch.stack(self._norms).tolist() if self._norms else ():
+            num_nan += math.isnan(norm)
+            num_infinite += math.isinf(norm)
+            units += round(Fraction(norm) ** 2 * 2**300) if math.isfinite(norm) else 0
+        return units, int(num_nan > 0), int(num_infinite > 0)
+
+
+@functools.cache
+def _kernel() -> ModuleType | None:
+    """Module with the kernel; None if there is no Triton."""
+    try:
+        from trackbed.optim import square_sum_kernel
+    except ImportError as error:
+        logger.info("norms of gradients on a GPU are rounded to float64, because Triton cannot be imported: %s", error)
+        return None
+    return square_sum_kernel
