@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt bench-stores quality native-test docs clean
+.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -93,6 +93,17 @@ bench-ckpt: $(VENV)/bench.done ## Saves and loads of 2 GB and of 20,000 small te
 
 bench-stores: $(VENV)/bench.done ## Samples from an S3 server on loopback, against obstore and megatron-core: five minutes; needs root and Ceph
 	$(BIN)/python tests/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
+
+# Uses the Python that has torch for CUDA, and no virtual environment: `make gpu PYTHON=python3 GPU_ARGS="--only steps"`.
+gpu: ## Everything that needs a GPU, on a machine with one: eight minutes
+	$(PYTHON) tests/gpu/accept.py --out gpu-out $(GPU_ARGS)
+
+GPU_PYTHON ?= 3.12
+gpu-wheels: $(VENV)/tools.done ## Wheels into .whl for `make gpu` on a machine without a network: GPU_PYTHON=3.12
+	rm -rf .whl
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .whl --python-version $(GPU_PYTHON) \
+		--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+		$$(grep -E '^(isal|nanobind|orjson|scikit-build-core)==' constraints.txt)
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality

@@ -56,8 +56,8 @@ class Model(nn.Module):
         return self.head(self.frozen(self.expert(x)))
 
 
-def new_model(dtype=torch.float32):
-    """The same model each time. Its own generator is used, because ranks may be threads."""
+def new_model(dtype=torch.float32, device="cpu"):
+    """The same model each time, on any device. Its own generator is used, because ranks may be threads."""
     with torch.device("meta"):
         model = Model()
     model = model.to_empty(device="cpu")
@@ -68,7 +68,7 @@ def new_model(dtype=torch.float32):
             parameter.normal_(0.0, 0.2, generator=generator)
             if name == "norm.weight":
                 parameter += 1.0
-    model = model.to(dtype)
+    model = model.to(device, dtype)
     for parameter in model.expert.parameters():
         parameter.allreduce = False
     model.frozen.requires_grad_(False)
@@ -91,6 +91,7 @@ class Case:
     """One way to train the model."""
 
     dtype: torch.dtype = torch.float32
+    device: str = field(default="cpu", kw_only=True)
     num_micro: int = 1
     steps: int = STEPS
     clip: float | None = CLIP
@@ -113,13 +114,13 @@ class Outcome:
         for name, state in sorted(self.state["state"].items()):
             tensors.update({f"{name}/{key}": value for key, value in sorted(state.items())})
         for name, tensor in tensors.items():
-            found.update(name.encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            found.update(name.encode() + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return [found.hexdigest(), [norm.hex() for norm in self.norms]]
 
 
 def wrap(group, case, model=None, **arguments):
     """The wrapped model and its optimizer."""
-    model = new_model(case.dtype) if model is None else model
+    model = new_model(case.dtype, case.device) if model is None else model
     config = DistributedDataParallelConfig(**case.options)
     wrapper = DistributedDataParallel(None, config, model, process_group=group, **arguments)
     optimizer = DataParallelOptimizer(torch.optim.AdamW(model.parameters(), lr=RATE), wrapper, max_norm=case.clip)
@@ -153,7 +154,7 @@ def train(group, case, **arguments):
 
 def reference(size, case):
     """The same training in one process, which scales and adds the ranks' gradients in the stated order."""
-    model = new_model(case.dtype)
+    model = new_model(case.dtype, case.device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_copied = case.dtype != torch.float32
     mains = [nn.Parameter(parameter.detach().float()) if is_copied else parameter for parameter in trained]

@@ -429,28 +429,6 @@ def test_pinned_memory_that_is_handed_out_is_not_reused(pinned, dataset, monkeyp
     assert bool(taken) == (not pinned)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
-def test_queued_copies_of_pinned_batches_have_their_tokens(dataset):
-    work, copies = torch.rand(4000, 4000, device="cuda"), []
-    for batch in BatchLoader(dataset, sampler(dataset), pinned=True):
-        for _ in range(20):
-            work = work @ work  # the copy waits behind it, while the next batches are prefetched
-        copies.append(batch["tokens"].cuda(non_blocking=True))
-        del batch
-    for copy, indices in zip(copies, sampler(dataset), strict=True):
-        assert torch.equal(copy.cpu(), torch.as_tensor(wanted(dataset, indices)))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
-def test_batches_are_copied_to_a_device(dataset):
-    loader = BatchLoader(dataset, sampler(dataset), device="cuda")
-    for batch, indices in zip(loader, sampler(dataset), strict=True):
-        assert all(tensor.device.type == "cuda" for tensor in batch.values())
-        assert tokens(batch) == wanted(dataset, indices)
-
-
 # Python reports and ignores an interrupt that arrives in the callback of a weak reference.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_an_iteration_starts_leaves_no_thread(dataset):

@@ -68,6 +68,9 @@ class Event:
     def query(self):
         return True
 
+    def elapsed_time(self, end):
+        return 0.0
+
     def synchronize(self):
         pass
 
@@ -84,6 +87,9 @@ REPLACEMENTS = {
     "empty_cache": lambda: None,
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "is_current_stream_capturing": lambda: False,
+    "max_memory_allocated": lambda device=None: 0,
+    "memory_allocated": lambda device=None: 0,
+    "reset_peak_memory_stats": lambda device=None: None,
     "set_device": lambda device: None,
     "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     "stream": lambda stream: nullcontext(),

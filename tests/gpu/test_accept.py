@@ -1,0 +1,32 @@
+"""A rehearsal of the acceptance on a GPU, so that no time on one is lost to a typing error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ACCEPT = Path(__file__).with_name("accept.py")
+
+
+@pytest.mark.dist
+def test_everything_that_a_gpu_is_asked_runs_on_the_cpu(tmp_path):
+    found = subprocess.run(
+        [sys.executable, str(ACCEPT), "--dry", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-1000:]
+    assert ", 0 failed, " in found.stdout.splitlines()[-1]
+    sections = json.loads((tmp_path / "gpu.json").read_text())["sections"]
+    assert all(section["passed"] for name, section in sections.items() if name != "install")
+
+
+def test_a_section_that_does_not_exist_is_refused(tmp_path):
+    found = subprocess.run(
+        [sys.executable, str(ACCEPT), "--only", "moon", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert "must name sections of install, one-rank" in found.stderr
