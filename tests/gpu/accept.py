@@ -17,10 +17,13 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / ".gpu-site"
 SECTIONS = {
     "install": (["install"], 150),
-    "one-rank": (["one_rank"], 240),
+    "one-rank": (["one_rank"], 200),
     "two-ranks-gloo": (["two_ranks", "gloo"], 120),
     "two-ranks-nccl": (["two_ranks", "nccl"], 120),
-    "steps": (["steps"], 120),
+    "steps": (["steps"], 90),
+    "overlap": (["overlap"], 40),
+    "loader": (["loader"], 60),
+    "checkpoints": (["checkpoints"], 85),
 }
 """Module and arguments of each section, and its limit in seconds."""
 

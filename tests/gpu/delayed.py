@@ -20,11 +20,13 @@ class DelayedCollectives:
 
     Args:
         seconds: time that each operation takes.
+        seconds_per_byte: further time for each byte of its buffers, as over a link.
         waits: False for works that are not waited for, with which a test must fail.
     """
 
-    def __init__(self, seconds, *, waits=True):
+    def __init__(self, seconds, *, seconds_per_byte=0.0, waits=True):
         self.seconds = seconds
+        self.seconds_per_byte = seconds_per_byte
         self.waits = waits
         self.count = 0
         self._stream = None
@@ -62,6 +64,9 @@ class DelayedCollectives:
         # A change that counts as one of the program would be refused.
         return _Checked(begin([buffer.data for buffer in buffers]), waits=self.waits)
 
+    def _seconds_of(self, buffers):
+        return self.seconds + self.seconds_per_byte * sum(buffer.nbytes for buffer in buffers)
+
     def _on_stream(self, buffers):
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -70,7 +75,7 @@ class DelayedCollectives:
             copies = [buffer.clone() for buffer in buffers]
             for buffer in buffers:
                 buffer.fill_(float("nan"))
-            sleep(self.seconds)
+            sleep(self._seconds_of(buffers))
             for buffer, copy in zip(buffers, copies, strict=True):
                 buffer.copy_(copy)
         return _OnStream(self._stream.record_event())
@@ -81,7 +86,7 @@ class DelayedCollectives:
             buffer.fill_(float("nan"))
 
         def end():
-            time.sleep(self.seconds)
+            time.sleep(self._seconds_of(buffers))
             with torch.no_grad():
                 for buffer, copy in zip(buffers, copies, strict=True):
                     buffer.copy_(copy)

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import torch
-from benchmarks.gpu import Contenders, fp32_weights, measure_all, one_rank
+from benchmarks.gpu.steps import Contenders, fp32_weights, measure_all, one_rank
 
 from gpu.card import DEVICE, IS_DRY, scaled
 from gpu.sections.install import seconds_of

@@ -1,20 +1,16 @@
-"""`python -m benchmarks.gpu`: training steps on one GPU, with Trackbed, PyTorch's wrapper and neither.
+"""Training steps on one GPU, with Trackbed, with PyTorch's wrapper and with neither.
 
 All contenders live in one process and take turns: a few steps to warm up, then rounds of a few steps in rotated order.
 Time is that of CUDA events around the steps, the median of all rounds. A GPT of 407 million parameters with AdamW
 (`fused=True`) and clipping, 8 rows of 2,048 tokens; and a small one, whose steps are bound by the host.
-
-    python -m benchmarks.gpu --json FILE
 """
 
-import argparse
 import contextlib
-import json
+import gc
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -165,6 +161,8 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of a step, and peak memory in GB above what all hold, of each contender."""
     steps, held = {}, {}
+    gc.collect()
+    torch.cuda.empty_cache()
     for name, make in contenders.items():
         before = torch.cuda.memory_allocated()
         steps[name] = make()
@@ -218,26 +216,6 @@ def measure_all(*, device: str = "cuda", rows: int = 8, length: int = LENGTH, ro
     found: dict[str, Any] = {}
     with one_rank("nccl" if is_real else "gloo"):
         found["large, fp32 weights"] = measure(fp32_weights(large), tokens, rounds=rounds, count=4)
-        torch.cuda.empty_cache()
         found["large, bf16 weights"] = measure(bf16_weights(large), tokens, rounds=rounds, count=4)
-        torch.cuda.empty_cache()
         found["small, fp32 weights"] = measure(fp32_weights(small), few, rounds=rounds, count=4)
     return found
-
-
-def main() -> None:
-    """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    arguments = parser.parse_args()
-    found = measure_all()
-    for size, contenders in found.items():
-        print(size)
-        for name, figures in contenders.items():
-            print(f"  {name:<32}{figures['ms']:9.2f} ms{figures['GB']:8.2f} GB")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"card": torch.cuda.get_device_name(), **found}, indent=1))
-
-
-if __name__ == "__main__":
-    main()
