@@ -176,7 +176,7 @@ def megatron() -> Step:
 
 def trackbed(*, sharded: bool, observer: Any = None) -> Step:
     """Trackbed, with everything overlapped."""
-    from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+    from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer
 
     config = DistributedDataParallelConfig(
@@ -288,7 +288,7 @@ def collectives_table() -> Iterator[str]:
 
 def hooks_table() -> Iterator[str]:
     """Table of what a backward pass takes longer for 1,000 parameters in 10 buckets."""
-    from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+    from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 
     class Many(nn.Module):
         def __init__(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import trackbed
+from trackbed import megatron
 from trackbed.comm import SOLO
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
@@ -56,11 +57,11 @@ def alone(kind, options, weight, dtype, gradients):
 
 def wrapped(kind, options, weight, config, form):
     module = Net(weight)
-    config = DistributedDataParallelConfig(**config)
     if form == "torch":
-        model = DistributedDataParallel(module, config, process_group=SOLO)
+        model = DistributedDataParallel(module, DistributedDataParallelConfig(**config), process_group=SOLO)
     else:
-        model = DistributedDataParallel(None, config, module, process_group=SOLO)
+        config = megatron.DistributedDataParallelConfig(**config)
+        model = megatron.DistributedDataParallel(None, config, module, process_group=SOLO)
     return model, DataParallelOptimizer(kind(module.parameters(), lr=0.1, fused=True, **options), model)
 
 

@@ -8,7 +8,7 @@ import torch
 from data_parallel import Case, loss_of, new_model, wrap
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer, global_norm
 
 SHARDED = {"use_distributed_optimizer": True, "bucket_size": 700}

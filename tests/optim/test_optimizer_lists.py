@@ -57,7 +57,7 @@ def inputs(step, rank, dtype):
 
 
 def train(model, optimizer, start, stop):
-    rank, dtype = model.dp_cp_group.rank(), model.module[0].weight.dtype
+    rank, dtype = model.dp_group.rank(), model.module[0].weight.dtype
     norms = []
     for step in range(start, stop):
         optimizer.zero_grad()

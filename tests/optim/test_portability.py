@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from data_parallel import RATE, Case, batch, loss_of, new_model, run_steps, wrap
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.grads import DistributedDataParallel
 from trackbed.optim import DataParallelOptimizer
 
 BEFORE, STEPS = 4, 8
@@ -195,9 +196,8 @@ def test_an_optimizer_that_has_stepped_before_it_is_wrapped_keeps_its_state():
         }
         for parameter in model.parameters():
             parameter.grad = None
-        wrapper = DistributedDataParallel(
-            None, DistributedDataParallelConfig(**case.options), model, process_group=group
-        )
+        config = megatron.DistributedDataParallelConfig(**case.options)
+        wrapper = megatron.DistributedDataParallel(None, config, model, process_group=group)
         return before, DataParallelOptimizer(adamw, wrapper).full_state_dict()
 
     for before, state in run_ranks(2, run):

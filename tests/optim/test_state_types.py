@@ -71,7 +71,7 @@ def reload(load, old, new, folder):
     model, optimizer = old
     other_model, other = new
     if load == "sharded":
-        trackbed.save(trackbed.sharded_state(model, optimizer), folder, group=model.dp_cp_group.group)
+        trackbed.save(trackbed.sharded_state(model, optimizer), folder, group=model.dp_group.group)
         trackbed.load_sharded_state(folder, other_model, other)
         return
     other_model.load_state_dict(model.state_dict())

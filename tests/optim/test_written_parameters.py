@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import trackbed
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
@@ -39,11 +40,12 @@ def layers(dtype=torch.bfloat16):
 
 
 def wrap(group, way, dtype=torch.bfloat16, rate=0.0, form="torch"):
-    module, config = layers(dtype), DistributedDataParallelConfig(**WAYS[way])
+    module = layers(dtype)
     if form == "torch":
-        model = DistributedDataParallel(module, config, process_group=group)
+        model = DistributedDataParallel(module, DistributedDataParallelConfig(**WAYS[way]), process_group=group)
     else:
-        model = DistributedDataParallel(None, config, module, process_group=group)
+        config = megatron.DistributedDataParallelConfig(**WAYS[way])
+        model = megatron.DistributedDataParallel(None, config, module, process_group=group)
     return model, DataParallelOptimizer(torch.optim.SGD(module.parameters(), lr=rate), model)
 
 
@@ -65,7 +67,7 @@ def by_torch(model, optimizer, values, folder):
 def by_load_sharded_state(model, optimizer, values, folder):
     saved = nn.Linear(3, 3).to(values["weight"].dtype)
     saved.load_state_dict(values)
-    if model.dp_cp_group.rank() == 0:
+    if model.dp_group.rank() == 0:
         trackbed.save(trackbed.sharded_state(saved, group=SOLO), folder, group=SOLO)
     trackbed.load_sharded_state(folder, model.module[0], group=SOLO)
 

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from trackbed.errors import CollectiveError
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
 from trackbed.grads.collectives.arrays import SUMMABLE
-from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.config import Options
 from trackbed.grads.memory_order import dims_in_memory, fills_memory
 from trackbed.grads.process_groups import GroupOfRanks
 
@@ -23,9 +22,9 @@ __all__ = ["agree", "connect", "describe_buffers", "describe_frozen", "describe_
 logger = logging.getLogger(__name__)
 
 
-def describe_options(config: DistributedDataParallelConfig, **more: Any) -> list[str]:
+def describe_options(config: Options, **more: Any) -> list[str]:
     """One line for each option that must be the same on all ranks."""
-    own = {option.name: getattr(config, option.name) for option in fields(config)}
+    own = vars(config)
     return [f"option {name} = {value!r}" for name, value in (own | more).items()]
 
 
@@ -92,9 +91,7 @@ def _digest_of(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def connect(
-    process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig
-) -> Collectives:
+def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: Options) -> Collectives:
     """Collective over `group`: chooses the collectives for some buffers, the same on all ranks.
 
     Args:
@@ -129,7 +126,7 @@ def connect(
     )
 
 
-def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig) -> str | None:
+def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: Options) -> str | None:
     """Reason why buffers cannot be reduced in shared memory; None if they can."""
     if config.num_distributed_optimizer_instances > 1:
         return "the optimizer has several instances"

@@ -19,7 +19,7 @@ Parameter = torch.nn.Parameter
 
 @dataclasses.dataclass(slots=True)
 class PassState:
-    """State of the backward pass that is running, which the hooks of all parameters share.
+    """State of the step and of the backward pass that is running, which the hooks of all parameters share.
 
     torch keeps hooks where Python's garbage collector does not look, so nothing here refers to a parameter.
     """
@@ -37,6 +37,14 @@ class PassState:
     """True if gradients have arrived inside `no_sync` since the last reduction."""
     has_graph: bool = False
     """True if a gradient of this pass has a graph, because of `create_graph=True`."""
+    is_touched: bool = False
+    """True if the model has run since gradients were set to zero, or gradients that bucket groups do not count may have
+    arrived."""
+    is_used: bool = False
+    """True from an optimizer's step until gradients are set to zero. Gradients that arrive in between, as a loss of
+    another model brings them, are dropped."""
+    forces_all_reduce: bool = False
+    """True to reduce by all-reduces even where the optimizer is sharded."""
     has_failed: bool = False
     """True if a backward pass has failed, and its state is to be forgotten before the next one."""
     end: Callable[[], None] = lambda: None

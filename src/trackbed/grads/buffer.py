@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trackbed.errors import GradientError
-from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.config import Options
 from trackbed.grads.layout import Layout, ParameterSpec, plan_layout
 from trackbed.grads.memory import BufferMemory
 
@@ -112,7 +112,7 @@ class _ParamAndGradBuffer:
 
     def __init__(
         self,
-        ddp_config: DistributedDataParallelConfig,
+        ddp_config: Options,
         param_dtype: torch.dtype,
         grad_dtype: torch.dtype,
         params: Sequence[Parameter],
@@ -283,7 +283,7 @@ class _ParamAndGradBuffer:
 def _layout_of(
     params: Sequence[Parameter],
     names: Mapping[Parameter, str],
-    config: DistributedDataParallelConfig,
+    config: Options,
     *,
     num_ranks: int,
     bucket_size: int | None,

@@ -27,25 +27,13 @@ _MAX_DEPTH: Final = 5
 """Levels of containers and objects in which parameters of a module are looked for."""
 
 
-def backward_hook(
-    param: Parameter,
-    group: _ParamAndGradBucketGroup,
-    *,
-    state: PassState,
-    is_touched: list[bool],
-    is_used: list[bool],
-    forces_all_reduce: list[bool],
-) -> Callable[..., None]:
+def backward_hook(param: Parameter, group: _ParamAndGradBucketGroup, state: PassState) -> Callable[..., None]:
     """Makes the function that is called when a gradient of a parameter has arrived: it adds it to `main_grad`.
 
     Args:
         param: parameter.
         group: its bucket group, which counts the gradient if it is to be reduced.
         state: state of the pass, shared by all parameters.
-        is_touched: a flag in a list, set where the group does not count.
-        is_used: a flag in a list: True from an optimizer's step until gradients are set to zero. Those that arrive in
-            between, as a loss of another model brings them, are dropped.
-        forces_all_reduce: a flag in a list, passed on to the group.
     """
     # The hook runs for every parameter in every backward pass, so it looks up as little as possible. torch keeps it
     # where Python's garbage collector does not look, so it must not refer to the parameter, nor to what does.
@@ -58,7 +46,7 @@ def backward_hook(
     def count() -> None:
         group = group_of()
         if group is not None:
-            group.count(slot, forces_all_reduce[0])
+            group.count(slot, state.forces_all_reduce)
 
     def hook(param: Parameter | None = None, *unused: object) -> None:  # noqa: ARG001
         if param is None:  # called by a module
@@ -67,7 +55,7 @@ def backward_hook(
                 return  # the wrapper is gone
         if issued[0]:
             param.grad = None  # the next step must not add to it
-            if is_used[0]:
+            if state.is_used:
                 return
             group = group_of()
             raise GradientError("the wrapper is gone" if group is None else group.describe_late(slot))
@@ -95,7 +83,7 @@ def backward_hook(
         elif own["grad_added_to_main_grad"]:
             has_arrived[slot] = True  # of a function of autograd that returns None, nothing has
         if not overlaps:
-            is_touched[0] = True
+            state.is_touched = True
         elif last[0]:
             count()
 

@@ -2,8 +2,9 @@
 
 import gc
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -15,19 +16,22 @@ __all__ = ["Owner", "check_unclaimed", "claim"]
 Parameter = torch.nn.Parameter
 
 
-class Owner(Protocol):
-    """Wrapper of a model."""
+class Owner(ABC):
+    """What has the parameters of a wrapped model."""
 
     module: torch.nn.Module
-    params_with_grad: list[Parameter]
+    params: list[Parameter]
+    """Parameters that require a gradient."""
+    is_released: bool
+    """True if another wrapper has taken the model over."""
 
+    @abstractmethod
     def has_begun(self) -> bool:
         """True if the wrapper was used."""
-        ...
 
+    @abstractmethod
     def release(self, param: Parameter) -> None:
         """Lets go of the model, of which another wrapper takes over a parameter."""
-        ...
 
 
 _OWNERS: Final = WeakIdKeyDictionary()
@@ -77,7 +81,7 @@ def _first_in_common(named: Iterable[tuple[str, Parameter]], members: set[Parame
         present = set(
             owner.module.parameters()
         )  # without those that were replaced, after which a model is wrapped again
-        if any(other in present and other not in members for other in owner.params_with_grad):
+        if any(other in present and other not in members for other in owner.params):
             return name
     return None
 

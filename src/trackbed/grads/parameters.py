@@ -2,18 +2,17 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.buffer import _ParamAndGradBuffer, quantized_data
-from trackbed.grads.config import DistributedDataParallelConfig
 
 __all__ = [
     "BufferMembers",
     "ScalingFactors",
+    "averaging_factors",
     "check_supported",
     "check_taken_over",
     "check_unchanged",
@@ -21,7 +20,6 @@ __all__ = [
     "group_parameters",
     "is_expert",
     "name_in_module",
-    "scaling_factors",
 ]
 
 Parameter = torch.nn.Parameter
@@ -111,27 +109,15 @@ def group_parameters(params: Iterable[Parameter], *, reduce_in_fp32: bool) -> li
     return list(buffers.values())
 
 
-def scaling_factors(
-    config: Any, ddp_config: DistributedDataParallelConfig, *, num_ranks: int, num_expert_ranks: int
-) -> ScalingFactors:
+def averaging_factors(*, num_ranks: int, num_expert_ranks: int, average_in_collective: bool) -> ScalingFactors:
     """Factors with which the gradients end as averages over all data-parallel ranks.
 
     Args:
-        config: Megatron Core's configuration of the model; None for none. If it says `calculate_per_token_loss`,
-            gradients are summed, and `finalize_model_grads` divides them by the number of tokens.
-        ddp_config: options.
         num_ranks: number of data-parallel ranks.
         num_expert_ranks: number of ranks with the same experts.
-
-    Raises:
-        GradientError: the collective cannot average gradients that are to be summed.
+        average_in_collective: True if the collective divides by the number of its ranks.
     """
-    if getattr(config, "calculate_per_token_loss", False):
-        if ddp_config.average_in_collective:
-            msg = "average_in_collective must be False with calculate_per_token_loss, but is True"
-            raise GradientError(msg)
-        return ScalingFactors(1.0, 1.0)
-    if ddp_config.average_in_collective:
+    if average_in_collective:
         return ScalingFactors(1.0, num_expert_ranks / num_ranks)
     return ScalingFactors(1.0 / num_ranks, 1.0 / num_ranks)
 

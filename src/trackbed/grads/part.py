@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 
-from trackbed.comm import Group
-from trackbed.grads.agreement import connect
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives, SoloCollectives
-from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.config import Options
 from trackbed.grads.parameters import group_parameters
 from trackbed.grads.partition import partition_buckets
 
@@ -35,13 +33,12 @@ class Part:
         cls,
         params: Sequence[torch.nn.Parameter],
         names: Mapping[torch.nn.Parameter, str],
-        config: DistributedDataParallelConfig,
+        config: Options,
         ranks: Any,
         *,
         factor: float,
         bucket_size: int | None,
         is_one_group: bool,
-        instances: Any,
     ) -> "Part":
         """Moves parameters to buffers. Does not communicate.
 
@@ -53,7 +50,6 @@ class Part:
             factor: factor for the gradients before they are reduced.
             bucket_size: number of elements from which a bucket is closed; None for one bucket per buffer.
             is_one_group: True to communicate all buckets together.
-            instances: process group of the ranks with the same shard in each instance of the optimizer, or None.
         """
         buffers = [
             _ParamAndGradBuffer(
@@ -66,7 +62,7 @@ class Part:
                 names,
                 factor,
                 members.indices,
-                config.nccl_ub,
+                False,  # noqa: FBT003  Megatron Core's signature
             )
             for members in group_parameters(params, reduce_in_fp32=config.grad_reduce_in_fp32)
         ]
@@ -74,11 +70,6 @@ class Part:
         if config.use_distributed_optimizer and config.overlap_param_gather:
             for group, following in zip(groups[:0:-1], groups[-2::-1], strict=True):
                 group.next_param_gather_bucket_group = following
-        if config.num_distributed_optimizer_instances > 1:
-            stream = torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
-            for group in groups:
-                group.inter_distributed_optimizer_instance_group = instances
-                group.communication_stream = stream
         return cls(list(params), buffers, groups, ranks, SoloCollectives())
 
     def lacking(self) -> list[int]:
@@ -89,8 +80,8 @@ class Part:
         numbers = {param: number for number, param in enumerate(self.params)}
         return sorted(numbers[param] for param in found)
 
-    def connect(self, messages: Group, config: DistributedDataParallelConfig) -> None:
-        """Collective over the ranks of the part: chooses its collectives. See `trackbed.grads.agreement.connect`."""
-        self.collectives = connect(self.ranks, messages, self.buffers, config)
+    def use(self, collectives: Collectives) -> None:
+        """Sets the collectives of all groups."""
+        self.collectives = collectives
         for group in self.groups:
-            group.collectives = self.collectives
+            group.collectives = collectives

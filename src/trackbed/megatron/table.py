@@ -297,14 +297,14 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "distributed": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
-        "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
-        "finalize_model_grads": "trackbed.grads.finalize:finalize_model_grads",
+        "DistributedDataParallelConfig": "trackbed.megatron.ddp_config:DistributedDataParallelConfig",
+        "finalize_model_grads": "trackbed.megatron.finalize:finalize_model_grads",
     },
     "distributed.distributed_data_parallel": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
     },
     "distributed.distributed_data_parallel_config": {
-        "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
+        "DistributedDataParallelConfig": "trackbed.megatron.ddp_config:DistributedDataParallelConfig",
     },
     "distributed.param_and_grad_buffer": {
         "BufferType": "trackbed.grads.buffer:BufferType",

@@ -110,19 +110,21 @@ class DataParallelOptimizer:
             raise ArgumentError(msg)
         optimizers = list_of(optimizer)
         check_kinds(optimizers, model)
-        model.check_unchanged()
-        if model.ddp_config.use_distributed_optimizer:
+        engine = model.engine
+        engine.check_unchanged()
+        if engine.config.use_distributed_optimizer:
             for one in optimizers:
                 check_elementwise(one)
         self._torchs = TorchOptimizers(optimizers)
         self.model = model
+        self._engine = engine
         self._max_norm = max_norm
         self._loss_scale = LossScale(loss_scale)
         self._params = {name_in_module(name): param for name, param in model.module.named_parameters()}
         names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
         self._names = names
         check_known(optimizers, names)
-        found = pieces_of(model)
+        found = pieces_of(engine)
         self._group_names = [[names[param] for param in group["params"]] for group in self._torchs.groups]
         self._names_of = {
             of_experts: [
@@ -143,7 +145,7 @@ class DataParallelOptimizer:
             self._pieces += pieces
         self._torchs.note_tensors()
         self._group_sizes = [len(group["params"]) for group in self._torchs.groups]
-        self._copies = Copies(self._pieces, model.wait_for_params)
+        self._copies = Copies(self._pieces, engine.wait_for_params)
         self._scattered = [piece for piece in self._pieces if not fills_memory(piece.main)]
         """Pieces whose memory has gaps or overlaps."""
         self._check_fused()
@@ -151,12 +153,12 @@ class DataParallelOptimizer:
         """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
         states = {names[param]: state for param, state in before.items() if param in names}
         self._set_states(self._cut(states, self._expected_states(self._torchs.groups)), states, others)
-        model.attach_optimizer(self)
-        watch_steps(model, ((piece.main, piece.param) for piece in self._pieces))
+        engine.attach(self)
+        watch_steps(engine, ((piece.main, piece.param) for piece in self._pieces))
 
     def __repr__(self) -> str:
         """Shows the torch optimizer, whose parameter groups have the parts of this rank, and how it is used."""
-        way = "sharded" if self.model.ddp_config.use_distributed_optimizer else "not sharded"
+        way = "sharded" if self._engine.config.use_distributed_optimizer else "not sharded"
         options = f"max_norm={self._max_norm}, loss_scale={self.loss_scale}"
         return f"<DataParallelOptimizer, {way}, {options}, of {', '.join(map(repr, self._torchs.members))}>"
 
@@ -189,7 +191,7 @@ class DataParallelOptimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  torch's signature
         """Sets all gradients to zero. They lie in buffers, which stay: `set_to_none` makes no difference."""
-        self.model.zero_grad_buffer()
+        self._engine.zero_gradients()
 
     @torch.no_grad()
     def step(self) -> StepReport:
@@ -207,9 +209,9 @@ class DataParallelOptimizer:
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
         self._check_groups()
-        self.model.check_attached(self)
+        self._engine.check_attached(self)
         self._copies.take_over()
-        self.model.take_gradients(self)
+        self._engine.take_gradients(self)
         scale = self._loss_scale.value
         norm, unused = self._agree_on_update()
         norm /= scale
@@ -241,10 +243,10 @@ class DataParallelOptimizer:
         If the optimizer is sharded over several ranks, the state has "of_rank", and `trackbed.save`, which saves plain
         values of rank 0 alone, refuses it.
         """
-        size, is_sharded = self.model.dp_cp_group.size(), self.model.ddp_config.use_distributed_optimizer
+        size, is_sharded = self._engine.ranks.size(), self._engine.config.use_distributed_optimizer
         self._torchs.check_tensors(self._names)
         return {
-            **({"of_rank": self.model.dp_cp_group.rank()} if is_sharded and size > 1 else {}),
+            **({"of_rank": self._engine.ranks.rank()} if is_sharded and size > 1 else {}),
             "version": _VERSION,
             "num_ranks": size,
             "layout": self._layout(),
@@ -268,7 +270,7 @@ class DataParallelOptimizer:
             ArgumentError: the state is of another version, number of ranks or layout; the message has both values. Or
                 it does not fit this optimizer, see `load_full_state_dict`.
         """
-        own = {"version": _VERSION, "num_ranks": self.model.dp_cp_group.size(), "layout": self._layout()}
+        own = {"version": _VERSION, "num_ranks": self._engine.ranks.size(), "layout": self._layout()}
         for key, value in own.items():
             if field_of(state, key, object) != value:
                 msg = (
@@ -443,14 +445,14 @@ class DataParallelOptimizer:
 
     def _gathered(self, parts: list[Part]) -> list[Part]:
         """Collective over the ranks: the parts of all ranks, where the optimizer is sharded."""
-        model = self.model
-        if not model.ddp_config.use_distributed_optimizer:
+        engine = self._engine
+        if not engine.config.use_distributed_optimizer:
             return parts
         experts = [part for part in parts if is_expert(self._params[part.name])]
         dense = [part for part in parts if not is_expert(self._params[part.name])]
         return [
-            *gather_parts(dense, model.dense_collectives, model.waiter),
-            *gather_parts(experts, model.expert_collectives, model.waiter),
+            *gather_parts(dense, engine.dense_collectives, engine.waiter),
+            *gather_parts(experts, engine.expert_collectives, engine.waiter),
         ]
 
     def _full_state(self, states: Mapping[str, State]) -> dict[str, Any]:
@@ -592,7 +594,7 @@ class DataParallelOptimizer:
         for piece in self._pieces:
             if cuts[piece.name]:
                 self._torchs.set_state(piece.main, cuts[piece.name])
-        trained = set(self.model.params_with_grad)
+        trained = set(self._engine.params)
         self._frozen_states = {
             name: copy.deepcopy(arranged_state(state, self._params[name]))
             for name, state in whole.items()
@@ -602,7 +604,7 @@ class DataParallelOptimizer:
 
     @torch.no_grad()
     def _set_mains(self, mains: Mapping[str, torch.Tensor]) -> None:
-        self.model.wait_for_params()
+        self._engine.wait_for_params()
         for piece in self._pieces:
             if piece.is_copied and piece.name in mains:
                 piece.main.copy_(mains[piece.name].reshape(piece.main.shape))
@@ -611,7 +613,7 @@ class DataParallelOptimizer:
     @torch.no_grad()
     def _set_whole_mains(self, states: Mapping[str, State]) -> None:
         """Sets the parameters of 16 bits, also the parts of other ranks, and the copies that this rank has."""
-        self.model.wait_for_params()
+        self._engine.wait_for_params()
         for name, state in states.items():
             if MAIN in state and is_low_precision(self._params[name]):
                 self._params[name].copy_(state[MAIN])
@@ -627,17 +629,17 @@ class DataParallelOptimizer:
         ranks. Beside the numbers of which it is made, the ranks exchange digests of what they are about to do, and how
         many gradients they lack. Only if each lacks some, they also exchange which.
         """
-        own = SquareSum.of(shared_gradients(self.model)).numbers()
+        own = SquareSum.of(shared_gradients(self._engine)).numbers()
         norm, unused = math.nan, set[str]()
-        for of_experts in (False, True) if self.model.expert_parallel_buffers else (False,):
+        for of_experts in (False, True) if self._engine.experts.buffers else (False,):
             texts = self._describe_update(of_experts=of_experts)
-            lacking = self.model.lacking_gradients(of_experts=of_experts)
+            lacking = self._engine.lacking_gradients(of_experts=of_experts)
             sums = own[:0] if of_experts else own
-            collectives = self.model.expert_collectives if of_experts else self.model.dense_collectives
+            collectives = self._engine.expert_collectives if of_experts else self._engine.dense_collectives
             numbers = np.concatenate([sums, [len(lacking)], digests_of(texts)])
-            rows = self.model.exchange(numbers, NORM, collectives)
-            check_same(texts, rows[:, len(sums) + 1 :], partial(self.model.gather_lines, of_experts=of_experts))
-            params = self.model.unused_params(lacking, rows[:, len(sums)], of_experts=of_experts)
+            rows = self._engine.exchange(numbers, NORM, collectives)
+            check_same(texts, rows[:, len(sums) + 1 :], partial(self._engine.gather_lines, of_experts=of_experts))
+            params = self._engine.unused_params(lacking, rows[:, len(sums)], of_experts=of_experts)
             unused.update(self._names[param] for param in params)
             if not of_experts:
                 norm = SquareSum.total(rows[:, : len(sums)]).norm()
@@ -662,7 +664,7 @@ class DataParallelOptimizer:
 
     def _update(self, factors: list[float], unused: set[str]) -> None:
         """Multiplies the gradients, updates the pieces of all parameters but the unused, and gathers the parameters."""
-        for gradients in owned_gradients(self.model):
+        for gradients in owned_gradients(self._engine):
             if not is_low_precision(gradients):
                 for factor in factors:
                     gradients *= factor
@@ -671,17 +673,17 @@ class DataParallelOptimizer:
                 # As without a wrapper, a parameter that is frozen later, or has no gradient, stays as it is.
                 is_updated = piece.param.requires_grad and piece.name not in unused
                 piece.main.grad = _gradient_of(piece, factors) if is_updated else None
-            self.model.is_updating = True
+            self._engine.is_updating = True
             self._torchs.step()
         finally:
-            self.model.is_updating = False
+            self._engine.is_updating = False
             for piece in self._pieces:
                 piece.main.grad = None
         for piece in self._pieces:
             if piece.is_copied:
                 piece.data.copy_(piece.main)
-        if self.model.ddp_config.use_distributed_optimizer:
-            self.model.start_param_sync()
+        if self._engine.config.use_distributed_optimizer:
+            self._engine.start_param_sync()
 
     def _check_groups(self) -> None:
         found = [len(group["params"]) for group in self._torchs.groups]

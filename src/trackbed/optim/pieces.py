@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives import shard_of
+from trackbed.grads.engine import GradientEngine
 from trackbed.grads.memory_order import dims_in_memory, fills_memory
 from trackbed.grads.parameters import name_in_module
 
@@ -51,14 +51,14 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
     return tensor.dtype in _LOW_PRECISION
 
 
-def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[Piece]]:
+def pieces_of(engine: GradientEngine) -> dict[torch.nn.Parameter, list[Piece]]:
     """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter.
 
     The first rank owns the parameters without elements, whose states have counts of steps at least.
     """
-    names = {param: name_in_module(name) for name, param in model.module.named_parameters()}
-    found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in model.params_with_grad}
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    names = {param: name_in_module(name) for name, param in engine.module.named_parameters()}
+    found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in engine.params}
+    for buffer in engine.buffers():
         is_sharded = buffer.ddp_config.use_distributed_optimizer
         owned = buffer.layout.pieces(buffer.data_parallel_group.rank())
         for number, start, stop in zip(*(column.tolist() for column in owned), strict=True):
@@ -71,9 +71,9 @@ def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[P
     return found
 
 
-def owned_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+def owned_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
     """Yields contiguous vectors of the gradients that this rank's pieces are views of, with padding."""
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    for buffer in engine.buffers():
         if buffer.ddp_config.use_distributed_optimizer:
             ranks = buffer.data_parallel_group
             for bucket in buffer.buckets:
@@ -82,16 +82,16 @@ def owned_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
             yield buffer.grad_data
 
 
-def shared_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+def shared_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
     """Yields contiguous parts of the reduced gradients, such that each element is in the part of one rank.
 
     Where the optimizer is sharded, these are this rank's shards. Where it is not, each rank has all reduced gradients,
     and takes an equal part of them. Padding, which is zero, is included.
     """
-    if model.ddp_config.use_distributed_optimizer:
-        yield from owned_gradients(model)
+    if engine.config.use_distributed_optimizer:
+        yield from owned_gradients(engine)
         return
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    for buffer in engine.buffers():
         rank, size = buffer.data_parallel_group.rank(), buffer.data_parallel_group.size()
         yield buffer.grad_data[buffer.numel * rank // size : buffer.numel * (rank + 1) // size]
 
