@@ -97,16 +97,7 @@ def test_the_state_continues_in_plain_torch():
     model = new_model()
     model.load_state_dict(checkpoint["model"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
-    state = checkpoint["optimizer"]
-    optimizer.load_state_dict(
-        {
-            "state": {numbers[name]: value for name, value in state["state"].items()},
-            "param_groups": [
-                {**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]
-            ],
-        }
-    )
+    optimizer.load_state_dict(checkpoint["optimizer"])
     for step in range(BEFORE, STEPS):
         optimizer.zero_grad()
         for micro in range(case.num_micro):

@@ -275,7 +275,7 @@ def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -
         msg = (
             f"{folder}: must have a state of the optimizer that sharded_state saved{where}, found {found}: read "
             "another with trackbed.load, such as the state_dict() of torch's optimizer, give it to "
-            "load_full_state_dict(), and leave the optimizer out here"
+            "load_state_dict(), and leave the optimizer out here"
         )
         raise CheckpointError(msg)
     return saved

@@ -9,9 +9,19 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads.parameters import name_in_module
 from trackbed.kernels.integers import is_integer
-from trackbed.optim.full_state import MAIN, WHERE
+from trackbed.optim.full_state import CLASSES, MAIN, OTHERS, WHERE
 
-__all__ = ["by_name", "check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
+__all__ = [
+    "by_name",
+    "check_options",
+    "check_state",
+    "expected_state",
+    "field_of",
+    "from_numbered_pieces",
+    "is_of_one_rank",
+    "warn_of_missing",
+    "with_module_names",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +104,61 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     name_of |= {str(number): name for number, name in name_of.items()}  # as torch.distributed.checkpoint has them
     named = [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
     return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}
+
+
+def is_of_one_rank(state: object) -> bool:
+    """True for what `state_dict` of an older Trackbed returned: the state of one rank, in a format of its own."""
+    return isinstance(state, Mapping) and "layout" in state and "num_ranks" in state
+
+
+def from_numbered_pieces(
+    state: Mapping[str, Any], names: Sequence[Sequence[str]], updated: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Converts what `state_dict` of an older Trackbed returned, of an optimizer that is not sharded.
+
+    It has the states of torch's optimizers, whose numbers count the parameters that were trained, and beside them the
+    copies in float32 and the states of frozen parameters.
+
+    Args:
+        state: state, of which `is_of_one_rank` is true.
+        names: names of the parameters of each group of the optimizer.
+        updated: of these, the names of the parameters that are trained.
+
+    Raises:
+        ArgumentError: a field is missing, or the groups have other numbers of parameters than `updated`.
+    """
+    is_list = CLASSES in state
+    inners = field_of(state, "optimizers", list) if is_list else [field_of(state, "optimizer", Mapping)]
+    groups = [group for inner in inners for group in field_of(inner, "param_groups", list)]
+    numbers = [field_of(group, "params", list) for group in groups]
+    counts, expected_counts = list(map(len, numbers)), list(map(len, updated))
+    if counts != expected_counts:
+        msg = f"{WHERE}: parameter groups must have {expected_counts} tensors, but have {counts}"
+        raise ArgumentError(msg)
+    named: dict[str, Any] = {}
+    others: dict[Any, Any] = {}
+    of_groups = iter(zip(numbers, updated, strict=True))
+    for position, inner in enumerate(inners):
+        name_of = {
+            number: name
+            for _, (own_numbers, own_names) in zip(inner["param_groups"], of_groups, strict=False)
+            for number, name in zip(own_numbers, own_names, strict=True)
+        }
+        states = field_of(inner, "state", Mapping)
+        named |= {name_of[key]: value for key, value in states.items() if key in name_of}
+        rest = {key: value for key, value in states.items() if key not in name_of}
+        if rest:
+            others |= {str(position): rest} if is_list else rest
+    for name, main in field_of(state, "main_params", Mapping).items():
+        named[name] = {**named.get(name, {}), MAIN: main}
+    named |= state.get("frozen", {})
+    return {
+        "state": named,
+        "param_groups": [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)],
+        "loss_scale": field_of(state, "loss_scale", Mapping),
+        **({OTHERS: others} if others else {}),
+        **({CLASSES: state[CLASSES]} if is_list else {}),
+    }
 
 
 def check_options(own_groups: Sequence[tuple[State, State]], groups: Sequence[State]) -> None:

@@ -11,7 +11,7 @@ from trackbed.grads.memory_order import arranged_like
 from trackbed.optim.full_state import WHERE, State
 from trackbed.optim.pieces import Piece, is_low_precision
 
-__all__ = ["check_types", "fitted", "restored"]
+__all__ = ["check_types", "fitted"]
 
 
 def check_types(
@@ -50,25 +50,6 @@ def fitted(piece: Piece, state: Mapping[str, Any], expected: Mapping[str, torch.
         else value
         for key, value in state.items()
     }
-
-
-def restored(
-    piece: Piece, loaded: Mapping[str, Any], given: Mapping[str, Any], expected: Mapping[str, torch.Tensor]
-) -> State:
-    """Returns a state that torch has loaded, with the types of the given one where torch has only converted it.
-
-    torch gives each tensor beside a parameter of floating point the type of the parameter, numbers of steps excepted.
-    """
-    state = dict(loaded)
-    for key, value in loaded.items():
-        before = given.get(key)
-        if key == "step" or not (isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor)):
-            continue
-        target = _type_of(before, expected.get(key), piece.param)
-        if value.shape == before.shape and value.dtype != target and _is_same(before.to(value), value):
-            value = before.to(value.device, target, copy=True)
-        state[key] = arranged_like(value, piece.main) if value.shape == piece.main.shape else value
-    return state
 
 
 def _type_of(value: torch.Tensor, like: torch.Tensor | None, param: torch.Tensor) -> torch.dtype:
