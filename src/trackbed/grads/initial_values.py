@@ -10,8 +10,8 @@ from trackbed.comm import Group
 from trackbed.comm.tensor_digest import tensor_digest
 from trackbed.errors import CollectiveError, GradientError
 from trackbed.grads.collectives import Collectives
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameters import is_expert
-from trackbed.grads.waiting import Waiter
 
 __all__ = ["InitialValues", "broadcast_values", "compare_values", "is_dense", "values_of"]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import Label
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.step_check import StepCheck
-from trackbed.grads.waiting import Waiter
 
 __all__ = ["IssueOrder"]
 

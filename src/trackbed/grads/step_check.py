@@ -3,7 +3,7 @@
 import numpy as np
 
 from trackbed.grads.collectives import Collectives, Exchange, Label
-from trackbed.grads.waiting import Waiter
+from trackbed.grads.failure_aware_wait import Waiter
 
 __all__ = ["StepCheck"]
 

@@ -17,9 +17,11 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.config import DistributedDataParallelConfig, Options, check_options, with_bucket_size
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.initial_values import broadcast_values, compare_values, is_dense, values_of
 from trackbed.grads.memory_order import turned_like
 from trackbed.grads.ownership import Owner, check_unclaimed, claim
+from trackbed.grads.parameter_set import Part
 from trackbed.grads.parameters import (
     ScalingFactors,
     averaging_factors,
@@ -27,10 +29,8 @@ from trackbed.grads.parameters import (
     drop_gradients,
     is_expert,
 )
-from trackbed.grads.part import Part
 from trackbed.grads.process_groups import ProcessGroups, messages_of
 from trackbed.grads.separate_memory import check_separate
-from trackbed.grads.waiting import Waiter
 
 __all__ = ["WrappedModel"]
 

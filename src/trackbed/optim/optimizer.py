@@ -19,11 +19,11 @@ from trackbed.grads.parameters import is_expert, name_in_module
 from trackbed.optim.agreement import check_same, describe_update, digests_of
 from trackbed.optim.copies import Copies
 from trackbed.optim.elementwise import check_elementwise
-from trackbed.optim.full_state import Part, State
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 from trackbed.optim.state import OptimizerState
+from trackbed.optim.state_parts import Part, State
 from trackbed.optim.torch_optimizers import TorchOptimizers
 
 __all__ = ["DataParallelOptimizer", "StepReport"]

@@ -11,20 +11,6 @@ from trackbed.grads.engine import GradientEngine
 from trackbed.grads.parameters import is_expert, name_in_module
 from trackbed.optim.agreement import brief, digest_of_state
 from trackbed.optim.copies import Copies
-from trackbed.optim.full_state import (
-    CLASSES,
-    MAIN,
-    OTHERS,
-    WHERE,
-    Part,
-    State,
-    arranged_state,
-    assemble,
-    check_covered,
-    cut_state,
-    gather_parts,
-    parts_of,
-)
 from trackbed.optim.loss_scale import LossScale
 from trackbed.optim.pieces import Piece, is_low_precision
 from trackbed.optim.state_check import (
@@ -37,6 +23,20 @@ from trackbed.optim.state_check import (
     is_of_one_rank,
     warn_of_missing,
     with_module_names,
+)
+from trackbed.optim.state_parts import (
+    CLASSES,
+    MAIN,
+    OTHERS,
+    WHERE,
+    Part,
+    State,
+    arranged_state,
+    assemble,
+    check_covered,
+    cut_state,
+    gather_parts,
+    parts_of,
 )
 from trackbed.optim.state_types import check_types, fitted
 from trackbed.optim.torch_optimizers import TorchOptimizers

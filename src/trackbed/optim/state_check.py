@@ -9,7 +9,7 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads.parameters import name_in_module
 from trackbed.kernels.integers import is_integer
-from trackbed.optim.full_state import CLASSES, MAIN, OTHERS, WHERE
+from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE
 
 __all__ = [
     "by_name",

@@ -8,8 +8,8 @@ import torch
 from trackbed.checkpoint.exact_cast import is_exact_cast
 from trackbed.errors import ArgumentError
 from trackbed.grads.memory_order import arranged_like
-from trackbed.optim.full_state import WHERE, State
 from trackbed.optim.pieces import Piece, is_low_precision
+from trackbed.optim.state_parts import WHERE, State
 
 __all__ = ["check_types", "fitted"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trackbed.errors import ArgumentError
-from trackbed.optim.full_state import WHERE, State
+from trackbed.optim.state_parts import WHERE, State
 from trackbed.optim.step_placement import place_steps
 
 __all__ = ["TorchOptimizers"]

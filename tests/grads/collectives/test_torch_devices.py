@@ -15,8 +15,8 @@ from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfi
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import SoloCollectives, TorchCollectives
 from trackbed.grads.collectives.torch import TorchWork
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import norm_of
-from trackbed.grads.waiting import Waiter
 
 CUDA = torch.device("cuda", 3)
 

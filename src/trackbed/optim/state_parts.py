@@ -22,8 +22,8 @@ from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.memory_order import arranged_like
-from trackbed.grads.waiting import Waiter
 from trackbed.optim.pieces import Piece
 
 __all__ = [

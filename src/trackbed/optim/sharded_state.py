@@ -26,8 +26,8 @@ from trackbed.grads import DistributedDataParallel
 from trackbed.grads.initial_values import is_dense
 from trackbed.grads.parameters import name_in_module
 from trackbed.grads.process_groups import GroupOfRanks
-from trackbed.optim.full_state import Part
 from trackbed.optim.optimizer import DataParallelOptimizer
+from trackbed.optim.state_parts import Part
 from trackbed.plural import number_of
 
 __all__ = ["load_sharded_state", "sharded_state"]
