@@ -240,8 +240,8 @@ def steps_tables() -> Iterator[str]:
 def collectives_table() -> Iterator[str]:
     """Table of collectives on 160 MB, scaling by 1/n included."""
     from trackbed.comm.torch import TorchGroup
+    from trackbed.grads.buffer import BufferMemory
     from trackbed.grads.collectives import Label, SharedMemoryCollectives, TorchCollectives
-    from trackbed.grads.memory import BufferMemory
 
     numel = 42_064_000 // 128 * 128
     memory = BufferMemory(numel, torch.float32, torch.device("cpu"))

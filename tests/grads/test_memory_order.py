@@ -10,7 +10,7 @@ from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CollectiveError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-from trackbed.grads.memory_order import arranged_like, dims_in_memory, fills_memory, turned_like
+from trackbed.grads.buffer import arranged_like, dims_in_memory, fills_memory, turned_like
 
 SHAPES = st.lists(st.integers(0, 3), max_size=5)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trackbed.grads.parameters import averaging_factors, group_parameters, is_expert
+from trackbed.grads.parameter_set import averaging_factors, group_parameters, is_expert
 
 
 def parameter(dtype=torch.float32, *, is_8_bit=False):

@@ -8,7 +8,7 @@ import torch
 from trackbed.comm import SOLO
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
-from trackbed.optim.step_placement import place_steps
+from trackbed.optim.torch_optimizers import place_steps
 
 OPTIONS = [{"fused": True}, {"capturable": True}, {"foreach": True}, {}]
 

@@ -15,8 +15,8 @@ from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.grads.automatic_reduction import lacked_by_all
 from trackbed.grads.collectives import SoloCollectives
-from trackbed.grads.unused import lacked_by_all
 from trackbed.optim import DataParallelOptimizer
 
 WAYS = {

@@ -6,9 +6,8 @@ from trackbed.grads.collectives.fp32_accumulation import reduce_scatter_with_fp3
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.ddp import DistributedDataParallel
 from trackbed.grads.layout import Layout, ParameterPieces, ParameterSpec, plan_layout
-from trackbed.grads.observer import BucketObserver
-from trackbed.grads.partition import partition_buckets
-from trackbed.grads.timeline import BucketEvent, Timeline
+from trackbed.grads.parameter_set import partition_buckets
+from trackbed.grads.timeline import BucketEvent, BucketObserver, Timeline
 
 __all__ = [
     "BucketEvent",

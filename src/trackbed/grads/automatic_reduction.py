@@ -3,18 +3,22 @@
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trackbed.errors import GradientError
-from trackbed.grads.collectives.protocol import USED
-from trackbed.grads.unused import Exchanger, lacked_by_all
+from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
 
-__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused"]
+__all__ = ["AutomaticReduction", "Exchanger", "PassState", "adopt", "check_not_fused", "lacked_by_all"]
 
 Parameter = torch.nn.Parameter
+Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
+
+_BITS: Final = 63
+"""Parameters that one number of an exchange stands for."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -291,3 +295,24 @@ def _tensors_of(outputs: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
         for field in dataclasses.fields(outputs):
             yield from _tensors_of(getattr(outputs, field.name, None))
+
+
+def lacked_by_all(
+    lacking: Sequence[int], counts: npt.NDArray[np.int64], num_params: int, exchange: Exchanger
+) -> list[int]:
+    """Collective over the ranks if each of them lacks a gradient: returns the parameters that all of them lack.
+
+    Args:
+        lacking: numbers of the parameters without a gradient on this rank, each in `[0, num_params)`.
+        counts: `[ranks]` how many each rank lacks, the same on every rank.
+        num_params: number of parameters, the same on every rank.
+        exchange: sends numbers of this rank to all ranks.
+    """
+    if not counts.all():
+        return []
+    flags = np.zeros((-(-num_params // _BITS), _BITS), dtype=np.int64)
+    flags.reshape(-1)[lacking] = 1
+    words = flags @ (np.int64(1) << np.arange(_BITS, dtype=np.int64))
+    rows = [exchange(words[start : start + MAX_NUMBERS], USED) for start in range(0, len(words), MAX_NUMBERS)]
+    everywhere = np.bitwise_and.reduce(np.concatenate(rows, axis=1), axis=0)
+    return [number for number in lacking if everywhere[number // _BITS] >> (number % _BITS) & 1]

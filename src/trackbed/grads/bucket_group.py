@@ -19,7 +19,7 @@ from trackbed.grads.collectives.torch import is_replaced
 from trackbed.grads.config import Options
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import NormHistory, check_finite, is_judged_large, norm_of
-from trackbed.grads.observer import BucketObserver
+from trackbed.grads.timeline import BucketObserver
 
 __all__ = ["_ParamAndGradBucketGroup"]
 

@@ -1,7 +1,7 @@
 """Wrapper that averages the gradients of a model over data-parallel ranks."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec
 
@@ -10,14 +10,13 @@ import torch
 
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError
+from trackbed.grads.agreement import ProcessGroups
 from trackbed.grads.collectives.protocol import AGREED
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.engine import GradientEngine
-from trackbed.grads.observer import BucketObserver
-from trackbed.grads.outer_state import add_metadata_of_module, restore_names
-from trackbed.grads.process_groups import ProcessGroups
+from trackbed.grads.timeline import BucketObserver
 
-__all__ = ["DistributedDataParallel"]
+__all__ = ["DistributedDataParallel", "add_metadata_of_module", "restore_names"]
 
 P = ParamSpec("P")
 
@@ -256,3 +255,44 @@ def _check_not_assigned(*, is_assigned: bool) -> None:
     if is_assigned:
         msg = "assign must be False, because parameters have to stay in the buffers, but is True"
         raise ArgumentError(msg)
+
+
+def restore_names(state: dict[str, Any], prefix: str, names: Collection[str]) -> None:
+    """Puts `module.` before the names of a wrapped model, under which torch looks for them.
+
+    Names that have it already, as in a state of torch's wrapper, stay.
+
+    Args:
+        state: state of a module around the wrapper, which is changed.
+        prefix: name of the wrapper in that module, with a dot.
+        names: names in the state of the model.
+
+    >>> state = {"net.weight": 1, "net.module.bias": 2, "head.weight": 3}
+    >>> restore_names(state, "net.", {"weight", "bias"})
+    >>> state
+    {'head.weight': 3, 'net.module.weight': 1, 'net.module.bias': 2}
+    """
+    own = [key for key in state if key.startswith(prefix)]
+    values = {key.removeprefix(prefix): state.pop(key) for key in own}
+    # A model may have a part of its own that is called `module`.
+    has_prefix = not set(names).issuperset(values) and all(
+        name.startswith("module.") and name.removeprefix("module.") in names for name in values
+    )
+    for name, value in values.items():
+        is_inner = not has_prefix and (name in names or not name.startswith("module."))
+        state[f"{prefix}module.{name}" if is_inner else prefix + name] = value
+
+
+def add_metadata_of_module(state: Any, prefix: str) -> None:
+    """Adds the versions of a wrapped model's modules under the names that they have in a module around the wrapper.
+
+    Args:
+        state: state of that module, whose `_metadata` is changed.
+        prefix: name of the wrapper in it, with a dot; nothing is added if it is empty.
+    """
+    metadata = getattr(state, "_metadata", None)
+    if not prefix or metadata is None:
+        return
+    name = prefix.removesuffix(".")
+    for key in [key for key in metadata if key == name or key.startswith(prefix)]:
+        metadata.setdefault(f"{prefix}module{key.removeprefix(name)}", metadata[key])

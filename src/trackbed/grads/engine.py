@@ -12,24 +12,20 @@ import torch
 
 from trackbed.cancellation import checking_waits
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.automatic_reduction import AutomaticReduction, PassState
+from trackbed.grads.agreement import ProcessGroups, broadcast_values, values_of
+from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import Options
-from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook
-from trackbed.grads.initial_values import broadcast_values, values_of
-from trackbed.grads.issue_order import IssueOrder
-from trackbed.grads.observer import BucketObserver
-from trackbed.grads.optimizer_hook import watch_steps
+from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
+from trackbed.grads.issue_order import IssueOrder, StepCheck
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
-from trackbed.grads.parameters import (
+from trackbed.grads.parameter_set import (
     check_taken_over,
     check_unchanged,
     drop_gradients,
 )
-from trackbed.grads.process_groups import ProcessGroups
-from trackbed.grads.step_check import StepCheck
-from trackbed.grads.unused import lacked_by_all
+from trackbed.grads.timeline import BucketObserver
 from trackbed.grads.wrapped_model import WrappedModel
 from trackbed.plural import number_of
 

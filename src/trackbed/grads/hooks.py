@@ -1,4 +1,4 @@
-"""Functions that torch calls before a module runs, and after a gradient has arrived."""
+"""Functions that torch calls before a module runs, after a gradient has arrived, and before an optimizer steps."""
 
 import weakref
 from collections import deque
@@ -6,6 +6,8 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Va
 from typing import Any, Final, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trackbed.errors import GradientError
 from trackbed.grads.automatic_reduction import PassState, adopt, check_not_fused
@@ -14,11 +16,13 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 __all__ = [
     "GatheredParameters",
     "Hook",
+    "Wrapper",
     "backward_hook",
     "forward_hook",
     "hooks_around_states",
     "modules_to_hook",
     "register_backward_hook",
+    "watch_steps",
 ]
 
 Parameter = torch.nn.Parameter
@@ -290,3 +294,55 @@ def _reads_inside(module: torch.nn.Module) -> bool:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+_WRAPPERS: Final = WeakIdKeyDictionary()
+"""Weak references to the wrapper of each tensor that an optimizer may update, and to its parameter."""
+
+
+class Wrapper(Protocol):
+    """Wrapper of a model."""
+
+    def unseen_gradient(self, param: torch.nn.Parameter) -> str | None:
+        """Error text for a step that finds no gradient in `grad` of a parameter; None if there is none elsewhere."""
+        ...
+
+
+def watch_steps(wrapper: Wrapper, params: Iterable[tuple[torch.Tensor, torch.nn.Parameter]]) -> None:
+    """Has steps of optimizers over some tensors ask a wrapper, which is not kept alive.
+
+    torch's optimizers skip a parameter whose `grad` is None, without a word. Where gradients lie in `main_grad` alone,
+    a training loop that was written for torch would train nothing.
+
+    Args:
+        wrapper: wrapper of the parameters.
+        params: tensors that an optimizer may have, each with the parameter of the model that it is, or is a part of.
+    """
+    if not _registered:
+        _registered.append(register_optimizer_step_pre_hook(_check_step))
+    of_wrapper = weakref.ref(wrapper)
+    for tensor, param in params:
+        _WRAPPERS[tensor] = (of_wrapper, weakref.ref(param))
+
+
+_registered: Final[list[Any]] = []
+
+
+def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:  # noqa: ARG001  torch's signature
+    """Called before each step of each optimizer of torch.
+
+    Raises:
+        GradientError: it finds no gradient in a wrapped parameter whose gradient has arrived.
+    """
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if tensor.grad is None and tensor in _WRAPPERS:
+                wrapper, param = _referents(_WRAPPERS[tensor])
+                text = None if wrapper is None or param is None else wrapper.unseen_gradient(param)
+                if text is not None:
+                    msg = f"{type(optimizer).__name__}.step(): {text}"
+                    raise GradientError(msg)
+
+
+def _referents(references: tuple[Callable[[], Any], Callable[[], Any]]) -> tuple[Any, Any]:
+    return references[0](), references[1]()

@@ -9,12 +9,12 @@ import torch
 
 from trackbed.comm import Group
 from trackbed.errors import GradientError
+from trackbed.grads.agreement import ProcessGroups
 from trackbed.grads.config import Options, with_bucket_size
 from trackbed.grads.ddp import DistributedDataParallel as DataParallel
 from trackbed.grads.engine import GradientEngine
-from trackbed.grads.observer import BucketObserver
-from trackbed.grads.parameters import ScalingFactors
-from trackbed.grads.process_groups import ProcessGroups
+from trackbed.grads.parameter_set import ScalingFactors
+from trackbed.grads.timeline import BucketObserver
 from trackbed.megatron import rerun as _rerun  # which begins to ask the rerun state machine
 from trackbed.megatron.ddp_config import DistributedDataParallelConfig, check_options
 from trackbed.megatron.process_groups import MegatronGroups

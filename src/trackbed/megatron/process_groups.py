@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.process_groups import GroupOfRanks, ProcessGroups
+from trackbed.grads.agreement import GroupOfRanks, ProcessGroups
 
 __all__ = ["MegatronGroups"]
 

@@ -314,7 +314,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "dist_all_gather_func": "trackbed.grads.collectives.torch:dist_all_gather_func",
         "dist_reduce_scatter_func": "trackbed.grads.collectives.torch:dist_reduce_scatter_func",
         "logger": "trackbed.megatron.rerun:logger",
-        "partition_buckets": "trackbed.grads.partition:partition_buckets",
+        "partition_buckets": "trackbed.grads.parameter_set:partition_buckets",
         "reduce_scatter_with_fp32_accumulation": (
             "trackbed.grads.collectives.fp32_accumulation:reduce_scatter_with_fp32_accumulation"
         ),

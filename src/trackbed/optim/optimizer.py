@@ -12,18 +12,17 @@ import torch
 
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
+from trackbed.grads.buffer import arranged_like, fills_memory
 from trackbed.grads.collectives.protocol import NORM
-from trackbed.grads.memory_order import arranged_like, fills_memory
-from trackbed.grads.optimizer_hook import watch_steps
-from trackbed.grads.parameters import is_expert, name_in_module
+from trackbed.grads.hooks import watch_steps
+from trackbed.grads.parameter_set import is_expert, name_in_module
 from trackbed.optim.agreement import check_same, describe_update, digests_of
-from trackbed.optim.copies import Copies
 from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
-from trackbed.optim.pieces import Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
+from trackbed.optim.pieces import Copies, Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 from trackbed.optim.state import OptimizerState
-from trackbed.optim.state_parts import Part, State
+from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers
 
 __all__ = ["DataParallelOptimizer", "StepReport"]
@@ -252,7 +251,7 @@ class DataParallelOptimizer:
         """Loads the complete state of an optimizer: another name of `load_state_dict`."""
         self.load_state_dict(state, allow_cast=allow_cast)
 
-    def split_state_dict(self) -> tuple[dict[str, Any], list[Part]]:
+    def split_state_dict(self) -> tuple[dict[str, Any], list[StatePart]]:
         """Collective over the ranks: like `state_dict`, but each rank keeps its parts of the tensors to itself.
 
         Returns:

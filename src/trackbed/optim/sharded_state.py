@@ -23,11 +23,10 @@ from trackbed.checkpoint.state.sharded_base import check_key
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
-from trackbed.grads.initial_values import is_dense
-from trackbed.grads.parameters import name_in_module
-from trackbed.grads.process_groups import GroupOfRanks
+from trackbed.grads.agreement import GroupOfRanks, is_dense
+from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
-from trackbed.optim.state_parts import Part
+from trackbed.optim.state_parts import StatePart
 from trackbed.plural import number_of
 
 __all__ = ["load_sharded_state", "sharded_state"]
@@ -248,7 +247,7 @@ def _whole_tensor(name: str, value: torch.Tensor, rank: int, prefix: str) -> Sha
     )
 
 
-def _part_of_tensor(part: Part, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
+def _part_of_tensor(part: StatePart, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
     """Entry of this rank's part of a tensor of the optimizer."""
     key = _optimizer_key(part.name, part.key, prefix)
     return _range_of(key, part.value.reshape(-1), part.value.dtype, part.span or (0, 0), numel, replica_id)

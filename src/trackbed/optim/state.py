@@ -8,17 +8,18 @@ import torch
 
 from trackbed.errors import ArgumentError
 from trackbed.grads.engine import GradientEngine
-from trackbed.grads.parameters import is_expert, name_in_module
+from trackbed.grads.parameter_set import is_expert, name_in_module
 from trackbed.optim.agreement import brief, digest_of_state
-from trackbed.optim.copies import Copies
 from trackbed.optim.loss_scale import LossScale
-from trackbed.optim.pieces import Piece, is_low_precision
+from trackbed.optim.pieces import Copies, Piece, is_low_precision
 from trackbed.optim.state_check import (
     by_name,
     check_options,
     check_state,
+    check_types,
     expected_state,
     field_of,
+    fitted,
     from_numbered_pieces,
     is_of_one_rank,
     warn_of_missing,
@@ -29,8 +30,8 @@ from trackbed.optim.state_parts import (
     MAIN,
     OTHERS,
     WHERE,
-    Part,
     State,
+    StatePart,
     arranged_state,
     assemble,
     check_covered,
@@ -38,7 +39,6 @@ from trackbed.optim.state_parts import (
     gather_parts,
     parts_of,
 )
-from trackbed.optim.state_types import check_types, fitted
 from trackbed.optim.torch_optimizers import TorchOptimizers
 from trackbed.plural import number_of
 
@@ -86,7 +86,7 @@ class OptimizerState:
         """Collective over the ranks where the optimizer is sharded: returns the complete state, by parameter name."""
         return self._described(assemble(self._gathered(self._parts()), self._params))
 
-    def split(self) -> tuple[dict[str, Any], list[Part]]:
+    def split(self) -> tuple[dict[str, Any], list[StatePart]]:
         """Collective over the ranks: see `DataParallelOptimizer.split_state_dict`."""
         own = self._parts()
         gathered = self._gathered([part if part.span is None else part.without_elements() for part in own])
@@ -190,7 +190,7 @@ class OptimizerState:
             state, self._group_names, [[name for name in names if name in updated] for names in self._group_names]
         )
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[StatePart]:
         """Values of the states of this rank's pieces."""
         self._torchs.check_tensors(self._names)
         return [
@@ -199,7 +199,7 @@ class OptimizerState:
             for part in parts_of(piece, self._torchs.state_of(piece.main), self._copies.value_of(piece))
         ]
 
-    def _gathered(self, parts: list[Part]) -> list[Part]:
+    def _gathered(self, parts: list[StatePart]) -> list[StatePart]:
         """Collective over the ranks: the parts of all ranks, where the optimizer is sharded."""
         engine = self._engine
         if not engine.config.use_distributed_optimizer:
