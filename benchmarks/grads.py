@@ -176,7 +176,7 @@ def megatron() -> Step:
 
 def trackbed(*, sharded: bool, observer: Any = None) -> Step:
     """Trackbed, with everything overlapped."""
-    from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+    from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
     from trackbed.optim import DataParallelOptimizer
 
     config = DistributedDataParallelConfig(
@@ -240,8 +240,8 @@ def steps_tables() -> Iterator[str]:
 def collectives_table() -> Iterator[str]:
     """Table of collectives on 160 MB, scaling by 1/n included."""
     from trackbed.comm.torch import TorchGroup
+    from trackbed.grads.buffer import BufferMemory
     from trackbed.grads.collectives import Label, SharedMemoryCollectives, TorchCollectives
-    from trackbed.grads.memory import BufferMemory
 
     numel = 42_064_000 // 128 * 128
     memory = BufferMemory(numel, torch.float32, torch.device("cpu"))
@@ -288,7 +288,7 @@ def collectives_table() -> Iterator[str]:
 
 def hooks_table() -> Iterator[str]:
     """Table of what a backward pass takes longer for 1,000 parameters in 10 buckets."""
-    from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+    from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 
     class Many(nn.Module):
         def __init__(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer, global_norm
 
 VOCABULARY, WIDTH, STEPS, CLIP, RATE = 40, 24, 20, 0.5, 2e-3
@@ -129,7 +129,7 @@ def wrap(group, case, model=None, **arguments):
 
 def run_steps(wrapper, optimizer, case, start=0, stop=None):
     """Trains from one step to another. Returns the losses of this rank, and the norms."""
-    rank, size = wrapper.dp_cp_group.rank(), wrapper.dp_cp_group.size()
+    rank, size = wrapper.dp_group.rank(), wrapper.dp_group.size()
     losses, norms = [], []
     for step in range(start, case.steps if stop is None else stop):
         optimizer.zero_grad()

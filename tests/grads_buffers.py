@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trackbed.grads import DistributedDataParallelConfig, _ParamAndGradBuffer
+from trackbed.grads import _ParamAndGradBuffer
+from trackbed.megatron import DistributedDataParallelConfig
 
 
 @dataclass(frozen=True)

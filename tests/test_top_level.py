@@ -218,7 +218,7 @@ def test_one_of_several_ranks_without_a_process_group_is_no_job_of_its_own(names
     model, config = torch.nn.Linear(2, 2), DistributedDataParallelConfig()
     words = rf"torch.distributed must be initialised on each of the 2 ranks \({names[1]}\), found it is not"
     with pytest.raises(ArgumentError, match=f"process_group: {words}"):
-        trackbed.DistributedDataParallel(None, config, model)
+        trackbed.DistributedDataParallel(model, config)
     with pytest.raises(ArgumentError, match=f"save: {words}"):
         trackbed.save({"step": 1}, "checkpoint")
     assert not (folder / "checkpoint").exists()
@@ -227,7 +227,7 @@ def test_one_of_several_ranks_without_a_process_group_is_no_job_of_its_own(names
     assert trackbed.load("checkpoint") == trackbed.load({}, "checkpoint") == {"step": 1}
 
 
-def test_a_model_may_come_first_or_after_megatron_cores_configuration():
+def test_a_model_is_wrapped_by_one_constructor():
     import torch
 
     from trackbed.grads import DistributedDataParallelConfig
@@ -236,17 +236,44 @@ def test_a_model_may_come_first_or_after_megatron_cores_configuration():
     for arguments, named in (
         ((torch.nn.Linear(2, 2),), {}),
         ((torch.nn.Linear(2, 2), config), {}),
-        ((None, config, torch.nn.Linear(2, 2)), {}),
+        ((torch.nn.Linear(2, 2),), {"config": config}),
+        ((torch.nn.Linear(2, 2),), {"ddp_config": config}),
+        ((), {"module": torch.nn.Linear(2, 2), "config": config}),
         ((), {"module": torch.nn.Linear(2, 2), "ddp_config": config}),
     ):
         wrapped = trackbed.DistributedDataParallel(*arguments, **named)
         assert isinstance(wrapped.module, torch.nn.Linear)
         assert wrapped.ddp_config.overlap_grad_reduce == (config in (*arguments, *named.values()))
-    with pytest.raises(ArgumentError, match="the model must be given once"):
-        trackbed.DistributedDataParallel(torch.nn.Linear(2, 2), config, torch.nn.Linear(2, 2))
-    for arguments in ((), (None, config), (config,)):
+    for arguments in ((None, config), (config,), (None,)):
         with pytest.raises(ArgumentError, match=r"module must be a torch.nn.Module that is not wrapped"):
             trackbed.DistributedDataParallel(*arguments)
+    with pytest.raises(TypeError, match="'module'"):
+        trackbed.DistributedDataParallel()
+
+
+def test_megatron_cores_form_is_an_error_that_says_where_it_went():
+    import torch
+
+    from trackbed import megatron
+
+    config, module = megatron.DistributedDataParallelConfig(), torch.nn.Linear(2, 2)
+    for arguments, named in (
+        ((None, config, module), {}),
+        ((object(), config, module, True), {}),
+        ((None, config), {"module": module}),
+        ((None,), {"ddp_config": config, "module": module}),
+        ((), {"config": object(), "ddp_config": config, "module": module}),
+        ((module, config), {"ddp_config": config}),
+        ((module,), {"pg_collection": object()}),
+    ):
+        with pytest.raises(ArgumentError, match=r"use trackbed\.megatron\.DistributedDataParallel, which takes them"):
+            trackbed.DistributedDataParallel(*arguments, **named)
+    words = r"config must be a trackbed\.DistributedDataParallelConfig, but is of trackbed\.megatron\.ddp_config\."
+    with pytest.raises(ArgumentError, match=words):
+        trackbed.DistributedDataParallel(module, config)
+    with pytest.raises(ArgumentError, match=r"ddp_config must be trackbed\.megatron's .* but is of trackbed\.grads\."):
+        megatron.DistributedDataParallel(None, trackbed.DistributedDataParallelConfig(), module)
+    assert megatron.DistributedDataParallel(None, config, module).module is module
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import nn
 
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 
 ARGUMENTS = ("allow_unused", "observer", "expert_process_group", "disable_bucketing")
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 
 WIDTH, STEPS, FAILS_IN = 40, 5, 3
 

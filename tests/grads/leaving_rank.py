@@ -19,13 +19,13 @@ def main():
         return
     run_steps(wrapper, optimizer, case, 0, 1)
     optimizer.zero_grad()
-    run = optimizer.model.start_param_sync
+    run = optimizer.model.engine.start_param_sync
 
     def start(**options):
         time.sleep(1.0)  # the other rank has ended meanwhile
         run(**options)
 
-    optimizer.model.start_param_sync = start
+    optimizer.model.engine.start_param_sync = start
     run_steps(wrapper, optimizer, case, 1, 2)
     state = wrapper.state_dict()
     print(json.dumps(all(bool(value.isfinite().all()) for value in state.values())))

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig, Timeline
+from trackbed.grads import Timeline
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
 
 WIDTH, LAYERS = 1000, 24

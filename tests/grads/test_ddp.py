@@ -16,7 +16,8 @@ from trackbed.comm import run_ranks
 from trackbed.comm.store import MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig, Timeline, finalize_model_grads
+from trackbed.grads import Timeline
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from wrapped import backward, check, gradients, inputs, layers, wrap
 
 WAYS = [

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from trackbed import megatron
 from trackbed.comm import run_ranks
-from trackbed.errors import ArgumentError, CollectiveError
+from trackbed.errors import CollectiveError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 
 KINDS = {
@@ -127,16 +128,13 @@ def test_buffers_of_other_shapes_are_refused_by_name():
 
 def test_the_form_of_megatron_neither_copies_nor_compares():
     def on(group):
-        model = DistributedDataParallel(
-            None, DistributedDataParallelConfig(), Mixed(group.rank + 1), process_group=group
-        )
+        config = megatron.DistributedDataParallelConfig()
+        model = megatron.DistributedDataParallel(None, config, Mixed(group.rank + 1), process_group=group)
         assert float(model.module.linear.bias.detach()[0]) == group.rank + 1
         model.broadcast_params()
         assert float(model.module.linear.bias.detach()[0]) == 1
 
     run_ranks(2, on)
-    with pytest.raises(ArgumentError, match="broadcast must be left out"):
-        DistributedDataParallel(None, DistributedDataParallelConfig(), nn.Linear(1, 1), broadcast=True)
 
 
 def test_a_rank_that_fails_while_it_wraps_is_named_on_all():

@@ -67,10 +67,10 @@ def test_a_guarded_block_inside_another_leaves_the_outer_one_guarded():
     def work(group):
         wrapper, _ = wrap(group, Case(options=OPTIONS))
         with wrapper.guarded():
-            step = wrapper.waiter.step
+            step = wrapper.engine.waiter.step
             with wrapper.guarded():
-                assert wrapper.waiter.step is not step
-            assert wrapper.waiter.step is step
+                assert wrapper.engine.waiter.step is not step
+            assert wrapper.engine.waiter.step is step
 
     run_ranks(2, work)
 

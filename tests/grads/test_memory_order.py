@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CollectiveError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-from trackbed.grads.memory_order import arranged_like, dims_in_memory, fills_memory, turned_like
+from trackbed.grads.buffer import arranged_like, dims_in_memory, fills_memory, turned_like
 
 SHAPES = st.lists(st.integers(0, 3), max_size=5)
 
@@ -79,7 +80,8 @@ def test_a_gradient_has_the_strides_of_its_parameter(dtype, options):
 @pytest.mark.parametrize(("dtype", "options"), WAYS)
 def test_a_gradient_is_row_major_in_code_for_megatron(dtype, options):
     module = Turned(dtype)
-    DistributedDataParallel(None, DistributedDataParallelConfig(**options), module, process_group=SOLO)
+    config = megatron.DistributedDataParallelConfig(**options)
+    megatron.DistributedDataParallel(None, config, module, process_group=SOLO)
     assert module.weight.main_grad.stride() == (3, 1)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
@@ -15,10 +16,10 @@ WAYS = [{}, {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "ov
 
 
 def wrap(module, way=WAYS[0], group=SOLO, form="torch"):
-    config = DistributedDataParallelConfig(**way)
     if form == "torch":
-        return DistributedDataParallel(module, config, process_group=group)
-    return DistributedDataParallel(None, config, module, process_group=group)
+        return DistributedDataParallel(module, DistributedDataParallelConfig(**way), process_group=group)
+    config = megatron.DistributedDataParallelConfig(**way)
+    return megatron.DistributedDataParallel(None, config, module, process_group=group)
 
 
 def train(model, num_steps=2):

@@ -5,7 +5,8 @@ import torch
 
 from grads_buffers import Ranks, new_buffer, parameters
 from trackbed.errors import GradientError
-from trackbed.grads import DistributedDataParallelConfig, partition_buckets
+from trackbed.grads import partition_buckets
+from trackbed.megatron import DistributedDataParallelConfig
 
 CONFIG = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
 

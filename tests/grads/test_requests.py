@@ -30,7 +30,7 @@ def test_a_guarded_training_step_sends_no_request(options):
             before = total()
             run_steps(wrapper, optimizer, Case(options=options), 2, 12)
             sent = total() - before
-            wrapper.exchange(np.zeros(1, dtype=np.int64))  # no rank leaves the block before all have counted
+            wrapper.engine.exchange(np.zeros(1, dtype=np.int64))  # no rank leaves the block before all have counted
             return sent
 
     # The timeout is 600 s, so that not even a heartbeat is due.

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launching import run_script
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CollectiveError, GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
@@ -327,7 +328,8 @@ def test_gradients_that_the_program_puts_into_grad_are_stepped():
 
 
 def test_the_form_of_megatron_keeps_its_ways():
-    model = DistributedDataParallel(None, config(False), Net({}), process_group=SOLO)
+    megatrons = megatron.DistributedDataParallelConfig()
+    model = megatron.DistributedDataParallel(None, megatrons, Net({}), process_group=SOLO)
     model(batch(0)).sum().backward()
     assert all(param.grad is None for param in model.parameters())
     torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -11,8 +11,8 @@ import torch
 
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError, GradientError
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.grads.collectives import torch as torch_collectives
+from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
 from wrapped import backward, check, gradients, layers, wrap
 

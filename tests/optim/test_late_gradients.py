@@ -186,7 +186,7 @@ def test_a_late_gradient_starts_no_collective(way):
         pair = Pair(group, DistributedDataParallelConfig(**WAYS[way]), torch.float32)
         discriminator_first(pair, freezes=False)
         issued = []
-        for bucket_group in pair.d._groups():
+        for bucket_group in pair.d.engine.groups():
             bucket_group.start_grad_sync = lambda *unused: issued.append(unused)
         pair.loss_of_g().backward()
         assert not issued

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from data_parallel import RATE, Case, batch, loss_of, new_model, run_steps, wrap
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError
-from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.grads import DistributedDataParallel
 from trackbed.optim import DataParallelOptimizer
 
 BEFORE, STEPS = 4, 8
@@ -96,16 +97,7 @@ def test_the_state_continues_in_plain_torch():
     model = new_model()
     model.load_state_dict(checkpoint["model"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
-    state = checkpoint["optimizer"]
-    optimizer.load_state_dict(
-        {
-            "state": {numbers[name]: value for name, value in state["state"].items()},
-            "param_groups": [
-                {**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]
-            ],
-        }
-    )
+    optimizer.load_state_dict(checkpoint["optimizer"])
     for step in range(BEFORE, STEPS):
         optimizer.zero_grad()
         for micro in range(case.num_micro):
@@ -195,9 +187,8 @@ def test_an_optimizer_that_has_stepped_before_it_is_wrapped_keeps_its_state():
         }
         for parameter in model.parameters():
             parameter.grad = None
-        wrapper = DistributedDataParallel(
-            None, DistributedDataParallelConfig(**case.options), model, process_group=group
-        )
+        config = megatron.DistributedDataParallelConfig(**case.options)
+        wrapper = megatron.DistributedDataParallel(None, config, model, process_group=group)
         return before, DataParallelOptimizer(adamw, wrapper).full_state_dict()
 
     for before, state in run_ranks(2, run):

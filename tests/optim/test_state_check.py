@@ -94,16 +94,6 @@ FULL = [
     ),
     (put(True, "param_groups", 0, "amsgrad"), r"'max_exp_avg_sq' of 0\.weight must be a tensor, but is None"),
 ]
-OWN = [
-    (remove("optimizer"), r"must have 'optimizer', a mapping, but it has only 'version'"),
-    (remove("loss_scale"), r"must have 'loss_scale', a mapping, but it has only 'version'"),
-    (remove("main_params"), r"must have 'main_params', a mapping, but it has only 'version'"),
-    (remove("version"), r"version must be 1, but is None"),
-    (remove("optimizer", "state"), r"must have 'state', a mapping"),
-    (put([0], "optimizer", "param_groups", 0, "params"), r"parameter groups must have \[4\] tensors, but have \[1\]"),
-    (put(torch.ones(5), "optimizer", "state", 0, "exp_avg"), r"'exp_avg' of .* must have the shape .* but has \[5\]"),
-    (remove("optimizer", "state", 0, "exp_avg_sq"), r"'exp_avg_sq' of .* must be a tensor, but is None"),
-]
 
 
 @pytest.mark.parametrize("options", WAYS)
@@ -119,33 +109,12 @@ def test_a_full_state_that_is_damaged_is_refused_and_nothing_is_loaded(change, w
     assert same(optimizer.full_state_dict(), before)
 
 
-@pytest.mark.parametrize("options", WAYS)
-@pytest.mark.parametrize(("change", "words"), OWN)
-def test_a_state_of_this_rank_that_is_damaged_is_refused_and_nothing_is_loaded(change, words, options):
-    optimizer = trained(options)
-    before = copy.deepcopy(optimizer.state_dict())
-    state = copy.deepcopy(before)
-    state["optimizer"]["param_groups"][0]["weight_decay"] = 0.5
-    change(state)
-    with pytest.raises(ArgumentError, match=f"^state of the optimizer: .*{words}"):
-        optimizer.load_state_dict(state)
-    assert same(optimizer.state_dict(), before)
-
-
 @pytest.mark.parametrize("state", [None, [], 3])
 def test_what_is_no_state_is_refused(state):
     optimizer = trained({})
     for load in (optimizer.load_state_dict, optimizer.load_full_state_dict):
         with pytest.raises(ArgumentError, match=r"^state of the optimizer: must be a dictionary with '\w+', but is of"):
             load(state)
-
-
-def test_a_main_parameter_of_another_shape_is_refused():
-    optimizer = trained(SHARDED, dtype=torch.bfloat16)
-    state = copy.deepcopy(optimizer.state_dict())
-    state["main_params"]["0.bias"] = torch.zeros(2)
-    with pytest.raises(ArgumentError, match=r"'main_param' of 0\.bias must have the shape \[3\], but has \[2\]"):
-        optimizer.load_state_dict(state)
 
 
 @pytest.mark.parametrize("options", WAYS)
@@ -218,7 +187,6 @@ def test_an_optimizer_that_is_not_elementwise_loads_its_state_where_nothing_is_s
         optimizer.step()
     state = copy.deepcopy(optimizer.full_state_dict())
     optimizer.load_full_state_dict(state)
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert same(optimizer.full_state_dict(), state)
 
 
@@ -297,7 +265,7 @@ def test_the_state_of_parameters_that_are_frozen_for_a_while_is_kept(options):
     after = optimizer.full_state_dict()
     assert same(after["state"]["0.weight"], before["state"]["0.weight"])
     assert after["state"]["1.weight"]["step"] == 3
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.load_state_dict(copy.deepcopy(after))
     assert same(optimizer.full_state_dict(), after)
     trained(options).load_full_state_dict(after)
 

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.grads.automatic_reduction import lacked_by_all
 from trackbed.grads.collectives import SoloCollectives
-from trackbed.grads.unused import lacked_by_all
 from trackbed.optim import DataParallelOptimizer
 
 WAYS = {
@@ -208,8 +209,8 @@ def test_experts_are_left_alone_where_the_ranks_that_share_them_have_no_gradient
 @pytest.mark.parametrize("way", WAYS)
 def test_code_for_megatron_keeps_zeros_and_decay(way):
     module = Parts(torch.float32)
-    config = DistributedDataParallelConfig(**WAYS[way])
-    model = DistributedDataParallel(None, config, module, process_group=SOLO, allow_unused=True)
+    config = megatron.DistributedDataParallelConfig(**WAYS[way])
+    model = megatron.DistributedDataParallel(None, config, module, process_group=SOLO, allow_unused=True)
     optimizer = DataParallelOptimizer(OPTIMIZERS["AdamW"](module.parameters()), model)
     before = module.parts[1].detach().clone()
     optimizer.zero_grad()
@@ -267,7 +268,7 @@ class Counting(SoloCollectives):
 @pytest.mark.parametrize(("used", "count"), [((0, 1, 2), 1), ((0,), 2)])
 def test_a_step_exchanges_once_unless_gradients_are_missing(used, count):
     model, optimizer = wrap(SOLO, Parts(torch.float32), "default")
-    collectives = model._dense.collectives = Counting()
+    collectives = model.engine.dense.collectives = Counting()
     optimizer.zero_grad()
     model(used).backward()
     type(collectives).exchanges = 0

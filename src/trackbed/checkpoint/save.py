@@ -31,7 +31,6 @@ from trackbed.checkpoint.state.plain_tensors import check_same, digesting
 from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import nested_items_iter
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
@@ -115,8 +114,6 @@ def _save(
         described = describe_state(state)
         check_whole(described.common)
         check_whole_shards(described.shards)
-        if meeting.size > 1:
-            _check_of_all_ranks(described.common)
     with phases("plan"):
         require_distinct(described.shards, described.places, meeting.rank)
         shards = list(filter(is_written, described.shards))
@@ -141,21 +138,6 @@ def _save(
             }
             write_descriptions(partial, plan, found, contents)
             commit_checkpoint(partial, folder)
-
-
-def _check_of_all_ranks(common: dict[str, Any]) -> None:
-    """Checks that no plain value says that it is of one rank alone.
-
-    Raises:
-        CheckpointError: one does.
-    """
-    for _, key, value in nested_items_iter(common):
-        if key == "of_rank":
-            msg = (
-                "plain values must be the same on all ranks, as those of rank 0 are saved, but a state has of_rank = "
-                f"{value}: save that of an optimizer with sharded_state(model, optimizer), or as its full_state_dict()"
-            )
-            raise CheckpointError(msg)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

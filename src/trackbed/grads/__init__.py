@@ -5,11 +5,9 @@ from trackbed.grads.buffer import BufferType, _ParamAndGradBucket, _ParamAndGrad
 from trackbed.grads.collectives.fp32_accumulation import reduce_scatter_with_fp32_accumulation
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.ddp import DistributedDataParallel
-from trackbed.grads.finalize import finalize_model_grads
 from trackbed.grads.layout import Layout, ParameterPieces, ParameterSpec, plan_layout
-from trackbed.grads.observer import BucketObserver
-from trackbed.grads.partition import partition_buckets
-from trackbed.grads.timeline import BucketEvent, Timeline
+from trackbed.grads.parameter_set import partition_buckets
+from trackbed.grads.timeline import BucketEvent, BucketObserver, Timeline
 
 __all__ = [
     "BucketEvent",
@@ -24,7 +22,6 @@ __all__ = [
     "_ParamAndGradBucket",
     "_ParamAndGradBucketGroup",
     "_ParamAndGradBuffer",
-    "finalize_model_grads",
     "partition_buckets",
     "plan_layout",
     "reduce_scatter_with_fp32_accumulation",

@@ -1,31 +1,113 @@
-"""Agreement of the ranks on what they wrap, and on how they communicate."""
+"""Ranks of a wrapped model: their groups, their agreement on options and parameters, and the values they begin with."""
 
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from trackbed.comm import Group
-from trackbed.errors import CollectiveError
-from trackbed.grads.buffer import _ParamAndGradBuffer
+from trackbed.comm import SOLO, Group
+from trackbed.comm.tensor_digest import tensor_digest
+from trackbed.comm.torch import TorchGroup, check_initialized
+from trackbed.errors import ArgumentError, CollectiveError, GradientError
+from trackbed.grads.buffer import _ParamAndGradBuffer, dims_in_memory, fills_memory
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
 from trackbed.grads.collectives.arrays import SUMMABLE
-from trackbed.grads.config import DistributedDataParallelConfig
-from trackbed.grads.memory_order import dims_in_memory, fills_memory
-from trackbed.grads.process_groups import GroupOfRanks
+from trackbed.grads.config import Options
+from trackbed.grads.failure_aware_wait import Waiter
+from trackbed.grads.parameter_set import is_expert
 
-__all__ = ["agree", "connect", "describe_buffers", "describe_frozen", "describe_options", "describe_orders"]
+__all__ = [
+    "GroupOfRanks",
+    "InitialValues",
+    "ProcessGroups",
+    "agree",
+    "broadcast_values",
+    "compare_values",
+    "connect",
+    "describe_buffers",
+    "describe_frozen",
+    "describe_options",
+    "describe_orders",
+    "is_dense",
+    "messages_of",
+    "values_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOfRanks:
+    """A `Group` with the methods that Megatron Core expects of a process group."""
+
+    group: Group = SOLO
+
+    def rank(self) -> int:
+        """Number of this process."""
+        return self.group.rank
+
+    def size(self) -> int:
+        """Number of processes."""
+        return self.group.size
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroups:
+    """Process groups over which a model is data-parallel. Each has `rank()` and `size()`."""
+
+    dense: Any
+    """All data-parallel ranks."""
+    experts: Any
+    """Ranks with the same experts."""
+
+    @classmethod
+    def of(cls, process_group: Any = None, expert_process_group: Any = None) -> "ProcessGroups":
+        """Returns the groups of a wrapper's arguments.
+
+        Args:
+            process_group: torch's process group, or a `Group`; by default all ranks.
+            expert_process_group: ranks with the same experts; by default `process_group`.
+
+        Raises:
+            ArgumentError: this process does not belong to a group, or is one of several and none was initialised.
+        """
+        ranks = _group_of(process_group)
+        return cls(ranks, ranks if expert_process_group is None else _group_of(expert_process_group))
+
+
+def messages_of(process_group: Any) -> Group:
+    """Group over which the ranks of a process group send each other messages, with its timeout."""
+    if isinstance(process_group, GroupOfRanks):
+        return process_group.group
+    if process_group.size() == 1:
+        return SOLO
+    return TorchGroup(process_group)
+
+
+def _group_of(process_group: Any) -> Any:
+    if process_group is None:
+        check_initialized("process_group")
+        is_alone = not (dist.is_available() and dist.is_initialized())
+        return GroupOfRanks() if is_alone else dist.group.WORLD
+    if isinstance(process_group, int):  # torch gives a number to ranks that are not members
+        msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
+        raise ArgumentError(msg)
+    size = getattr(process_group, "size", None)
+    if not (callable(size) or isinstance(size, int)):
+        msg = f"process_group must be one of torch or a Group, but is of {type(process_group).__name__}"
+        raise ArgumentError(msg)
+    return process_group if callable(size) else GroupOfRanks(process_group)
+
 
 logger = logging.getLogger(__name__)
 
 
-def describe_options(config: DistributedDataParallelConfig, **more: Any) -> list[str]:
+def describe_options(config: Options, **more: Any) -> list[str]:
     """One line for each option that must be the same on all ranks."""
-    own = {option.name: getattr(config, option.name) for option in fields(config)}
+    own = vars(config)
     return [f"option {name} = {value!r}" for name, value in (own | more).items()]
 
 
@@ -92,9 +174,7 @@ def _digest_of(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def connect(
-    process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig
-) -> Collectives:
+def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: Options) -> Collectives:
     """Collective over `group`: chooses the collectives for some buffers, the same on all ranks.
 
     Args:
@@ -129,7 +209,7 @@ def connect(
     )
 
 
-def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: DistributedDataParallelConfig) -> str | None:
+def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: Options) -> str | None:
     """Reason why buffers cannot be reduced in shared memory; None if they can."""
     if config.num_distributed_optimizer_instances > 1:
         return "the optimizer has several instances"
@@ -139,3 +219,136 @@ def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: DistributedD
         if buffer.grad_dtype not in SUMMABLE:
             return f"gradients have the type {buffer.grad_dtype}"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class InitialValues:
+    """Parameters and buffers of a model that the same ranks have, each with its name."""
+
+    params: list[tuple[str, torch.Tensor]]
+    buffers: list[tuple[str, torch.Tensor]]
+
+    def describe_buffers(self) -> list[str]:
+        """One line for each buffer, which all ranks must have alike."""
+        return [
+            f"buffer {name!r} of shape {list(value.shape)}, {value.dtype}, on {value.device.type}{_layout_of(value)}"
+            for name, value in self.buffers
+        ]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values: parameters first."""
+        yield from self.params
+        yield from self.buffers
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """True for a tensor whose elements collectives can send: neither sparse, nested nor quantized."""
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
+
+
+def _layout_of(value: torch.Tensor) -> str:
+    return "" if is_dense(value) else f", {value.layout}"
+
+
+def values_of(module: torch.nn.Module, *, of_experts: bool) -> InitialValues:
+    """Values of the experts of a model, or all others.
+
+    A buffer belongs to the experts if all parameters of its module do, or, where that has none, those of the innermost
+    module around it that has some.
+
+    Args:
+        module: model.
+        of_experts: True for the values of experts.
+    """
+    params = [(name, param.detach()) for name, param in module.named_parameters() if is_expert(param) == of_experts]
+    buffers = [
+        (name, value.detach())
+        for name, value in module.named_buffers()
+        if value.device.type != "meta" and _is_of_experts(module, name) == of_experts
+    ]
+    return InitialValues(params, buffers)
+
+
+def _is_of_experts(module: torch.nn.Module, name: str) -> bool:
+    """True if a buffer belongs to experts alone."""
+    place = name.rpartition(".")[0]
+    while True:
+        params = list(module.get_submodule(place).parameters())
+        if params or not place:
+            return bool(params) and all(map(is_expert, params))
+        place = place.rpartition(".")[0]
+
+
+def broadcast_values(values: Iterable[tuple[str, torch.Tensor]], collectives: Collectives, waiter: Waiter) -> None:
+    """Collective over the ranks: replaces dense values by those of the first rank.
+
+    Args:
+        values: names and tensors, of the same shapes and types on all ranks.
+        collectives: collectives of the ranks.
+        waiter: waits.
+
+    Raises:
+        CollectiveError: another rank failed.
+    """
+    dense = [value for _, value in values if is_dense(value) and value.numel()]
+    if not dense or collectives.size() == 1:
+        return
+    # Collectives would wait for tensors with gaps without a look at the other ranks.
+    received = [value if _is_sent_as_it_is(value) else _contiguous(value) for value in dense]
+    waiter.wait(collectives.broadcast(received, source=0), "broadcast of parameters and buffers")
+    for value, new in zip(dense, received, strict=True):
+        if new is not value:
+            _write(value, new)
+
+
+def _contiguous(value: torch.Tensor) -> torch.Tensor:
+    return value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _is_sent_as_it_is(value: torch.Tensor) -> bool:
+    return value.is_contiguous() and not _overlaps(value) and not value.is_conj() and not value.is_neg()
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    """True if elements share memory, as `expand` makes them."""
+    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
+def _write(value: torch.Tensor, new: torch.Tensor) -> None:
+    """Copies a tensor to another one, writing elements that share memory once.
+
+    Raises:
+        GradientError: such elements would differ.
+    """
+    target, source = value, new
+    for dim, stride in enumerate(value.stride()):
+        if stride == 0 and value.shape[dim] > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)
+    if _overlaps(value) and not torch.equal(value, new):
+        msg = f"a tensor of shape {list(value.shape)} has elements in a single memory location, which differ on rank 0"
+        raise GradientError(msg)
+
+
+def compare_values(values: Sequence[tuple[str, torch.Tensor]], group: Group) -> None:
+    """Collective over the ranks: checks that all have the same values, by digests that are made where they lie.
+
+    Raises:
+        CollectiveError: they do not; names the first parameter or buffer that differs.
+    """
+    if group.size == 1:
+        return
+    own = [f"{tensor_digest(value):016x}" for _, value in values]
+    digests = group.all_gather(hashlib.sha256("".join(own).encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    of_ranks = group.all_gather(own if group.rank in (0, other) else None)
+    pairs = enumerate(zip(of_ranks[0], of_ranks[other], strict=True))
+    number = next(number for number, (first, second) in pairs if first != second)
+    msg = (
+        f"all ranks must begin with the same values, but {values[number][0]} of rank {other} differs from that of rank "
+        "0: load the same state on all ranks before wrapping the model, or leave broadcast=False out, so that dense "
+        "values of rank 0 are copied"
+    )
+    raise CollectiveError(msg)

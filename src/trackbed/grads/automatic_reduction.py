@@ -3,23 +3,27 @@
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trackbed.errors import GradientError
-from trackbed.grads.collectives.protocol import USED
-from trackbed.grads.unused import Exchanger, lacked_by_all
+from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
 
-__all__ = ["AutomaticReduction", "PassState", "adopt", "check_not_fused"]
+__all__ = ["AutomaticReduction", "Exchanger", "PassState", "adopt", "check_not_fused", "lacked_by_all"]
 
 Parameter = torch.nn.Parameter
+Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
+
+_BITS: Final = 63
+"""Parameters that one number of an exchange stands for."""
 
 
 @dataclasses.dataclass(slots=True)
 class PassState:
-    """State of the backward pass that is running, which the hooks of all parameters share.
+    """State of the step and of the backward pass that is running, which the hooks of all parameters share.
 
     torch keeps hooks where Python's garbage collector does not look, so nothing here refers to a parameter.
     """
@@ -37,6 +41,14 @@ class PassState:
     """True if gradients have arrived inside `no_sync` since the last reduction."""
     has_graph: bool = False
     """True if a gradient of this pass has a graph, because of `create_graph=True`."""
+    is_touched: bool = False
+    """True if the model has run since gradients were set to zero, or gradients that bucket groups do not count may have
+    arrived."""
+    is_used: bool = False
+    """True from an optimizer's step until gradients are set to zero. Gradients that arrive in between, as a loss of
+    another model brings them, are dropped."""
+    forces_all_reduce: bool = False
+    """True to reduce by all-reduces even where the optimizer is sharded."""
     has_failed: bool = False
     """True if a backward pass has failed, and its state is to be forgotten before the next one."""
     end: Callable[[], None] = lambda: None
@@ -283,3 +295,24 @@ def _tensors_of(outputs: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
         for field in dataclasses.fields(outputs):
             yield from _tensors_of(getattr(outputs, field.name, None))
+
+
+def lacked_by_all(
+    lacking: Sequence[int], counts: npt.NDArray[np.int64], num_params: int, exchange: Exchanger
+) -> list[int]:
+    """Collective over the ranks if each of them lacks a gradient: returns the parameters that all of them lack.
+
+    Args:
+        lacking: numbers of the parameters without a gradient on this rank, each in `[0, num_params)`.
+        counts: `[ranks]` how many each rank lacks, the same on every rank.
+        num_params: number of parameters, the same on every rank.
+        exchange: sends numbers of this rank to all ranks.
+    """
+    if not counts.all():
+        return []
+    flags = np.zeros((-(-num_params // _BITS), _BITS), dtype=np.int64)
+    flags.reshape(-1)[lacking] = 1
+    words = flags @ (np.int64(1) << np.arange(_BITS, dtype=np.int64))
+    rows = [exchange(words[start : start + MAX_NUMBERS], USED) for start in range(0, len(words), MAX_NUMBERS)]
+    everywhere = np.bitwise_and.reduce(np.concatenate(rows, axis=1), axis=0)
+    return [number for number in lacking if everywhere[number // _BITS] >> (number % _BITS) & 1]

@@ -1,19 +1,84 @@
 """Buffers of parameters and gradients, cut into buckets. Names and attributes are Megatron Core 0.16.1's."""
 
 import logging
+import mmap
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from trackbed.comm.shared_memory import SharedMemory
 from trackbed.errors import GradientError
-from trackbed.grads.config import DistributedDataParallelConfig
+from trackbed.grads.config import Options
 from trackbed.grads.layout import Layout, ParameterSpec, plan_layout
-from trackbed.grads.memory import BufferMemory
 
-__all__ = ["BufferType", "_ParamAndGradBucket", "_ParamAndGradBuffer", "shard_buffer"]
+__all__ = [
+    "BufferMemory",
+    "BufferType",
+    "_ParamAndGradBucket",
+    "_ParamAndGradBuffer",
+    "arranged_like",
+    "dims_in_memory",
+    "fills_memory",
+    "shard_buffer",
+    "turned_like",
+]
+
+_CPU: Final = torch.device("cpu")
+
+
+class BufferMemory:
+    """Zeros in memory that other ranks of the host can map, where the device is the CPU; otherwise a plain tensor.
+
+    Args:
+        numel: number of elements.
+        dtype: type of the elements.
+        device: device of the memory.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shared: SharedMemory | None = None
+        """The memory as other processes can map it; None for other devices, for no elements, and with a problem."""
+        self.problem: str | None = None
+        """Reason why the system refuses memory that processes can share; None if it has not."""
+        if device.type == _CPU.type and numel > 0:
+            num_bytes = numel * dtype.itemsize
+            try:
+                self.shared = SharedMemory.create(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            except OSError as error:  # a sandbox without memfd, for one
+                self.problem = f"{type(error).__name__}: {error}"
+        if self.shared is not None:
+            self.tensor = torch.frombuffer(self.shared.mapping, dtype=dtype, count=numel)
+        else:
+            self.tensor = torch.zeros(numel, dtype=dtype, device=device)
+        self._released_bytes = 0
+
+    @property
+    def is_released(self) -> bool:
+        """True between `release` and `restore`."""
+        return self._released_bytes > 0
+
+    def release(self) -> None:
+        """Gives the memory back to the system. Views stay valid, but must not be used before `restore`."""
+        if self.is_released or self.tensor.numel() == 0:
+            return
+        self._released_bytes = self.tensor.untyped_storage().nbytes()
+        if self.shared is not None:
+            self.shared.release_pages()
+        else:
+            self.tensor.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Takes the memory again; it holds zeros."""
+        if not self.is_released:
+            return
+        if self.shared is None:
+            self.tensor.untyped_storage().resize_(self._released_bytes)
+            self.tensor.zero_()
+        self._released_bytes = 0
+
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +177,7 @@ class _ParamAndGradBuffer:
 
     def __init__(
         self,
-        ddp_config: DistributedDataParallelConfig,
+        ddp_config: Options,
         param_dtype: torch.dtype,
         grad_dtype: torch.dtype,
         params: Sequence[Parameter],
@@ -283,7 +348,7 @@ class _ParamAndGradBuffer:
 def _layout_of(
     params: Sequence[Parameter],
     names: Mapping[Parameter, str],
-    config: DistributedDataParallelConfig,
+    config: Options,
     *,
     num_ranks: int,
     bucket_size: int | None,
@@ -317,3 +382,49 @@ def quantized_data(param: torch.Tensor) -> torch.Tensor | None:
     """Bytes of a parameter of 8 bits, as Transformer Engine keeps them; None for any other parameter."""
     data = getattr(param, "_data", None)
     return data if isinstance(data, torch.Tensor) and data.dtype == torch.uint8 else None
+
+
+# Fused kernels pair the elements of two tensors as they lie in memory, not by index: a gradient or a state must lie as
+# its parameter does.
+
+
+def dims_in_memory(tensor: torch.Tensor) -> list[int]:
+    """Dimensions of a tensor with more than one element each, from the one with the largest stride on.
+
+    >>> dims_in_memory(torch.empty(4, 3, 2, 2, 1).transpose(0, 3))
+    [3, 1, 2, 0]
+    """
+    strides = tensor.stride()
+    dims = [dim for dim, size in enumerate(tensor.shape) if size != 1]
+    return sorted(dims, key=lambda dim: (-strides[dim], dim))
+
+
+def fills_memory(tensor: torch.Tensor) -> bool:
+    """True if the elements of a tensor lie without gaps and overlaps, in any order of its dimensions."""
+    if tensor.is_contiguous():
+        return True
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    return tensor.permute(order).is_contiguous()
+
+
+def turned_like(param: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Views a contiguous vector in the shape of a tensor, with the tensor's strides if it fills its memory.
+
+    Args:
+        param: tensor, of any strides.
+        vector: `[param.numel()]` vector.
+    """
+    if fills_memory(param):
+        return vector.as_strided(param.shape, param.stride())
+    return vector.view(param.shape)
+
+
+def arranged_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor with the strides of another one of its shape: itself, or a copy where they differ.
+
+    A tensor that does not fill its memory is followed by none.
+    """
+    if tensor.stride() == like.stride() or not fills_memory(like):
+        return tensor
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -1,48 +1,73 @@
-"""Options of data parallelism."""
+"""Options of data parallelism, and their checks."""
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol, TypeVar
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["COLLECTIVES", "DistributedDataParallelConfig"]
+__all__ = ["DistributedDataParallelConfig", "Options", "check_collectives", "check_options", "with_bucket_size"]
 
-COLLECTIVES: Final = ("auto", "torch", "shared_memory")
+_COLLECTIVES: Final = ("auto", "torch", "shared_memory")
+_SMALLEST_BUCKET: Final = 40_000_000
+_PER_RANK: Final = 1_000_000
 
 
-@dataclass
+class Options(Protocol):
+    """What buffers, bucket groups and the engine read of a configuration."""
+
+    grad_reduce_in_fp32: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    use_distributed_optimizer: bool
+    check_for_nan_in_grad: bool
+    check_for_large_grads: bool
+    bucket_size: int | None
+    pad_buckets_for_high_nccl_busbw: bool
+    reduce_scatter_with_fp32_accumulation: bool
+    average_in_collective: bool
+    delay_wgrad_compute: bool
+    collectives: Literal["auto", "shared_memory", "torch"]
+
+    @property
+    def align_param_gather(self) -> bool:
+        """True if a forward pass begins no gather but those that it waits for."""
+        ...
+
+    @property
+    def num_distributed_optimizer_instances(self) -> int:
+        """Number of groups of ranks, each of which shards a whole optimizer."""
+        ...
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+@dataclass(kw_only=True)
 class DistributedDataParallelConfig:
-    """Options of `DistributedDataParallel`: the fields of Megatron Core 0.16.1, then Trackbed's own.
+    """Options of `DistributedDataParallel`.
 
-    A new program needs these fields: `overlap_grad_reduce` (reduce during the backward pass),
-    `use_distributed_optimizer` (divide the optimizer among the ranks), `overlap_param_gather` (gather parameters during
-    the next forward pass), `grad_reduce_in_fp32` (for 16-bit parameters), `bucket_size` (elements) and
-    `check_for_nan_in_grad`. Code for Megatron Core sets the others.
-
-    Numbers of elements count parameters. The wrapper refuses options of FSDP, of 8-bit parameters and of NCCL's user
-    buffers, which Trackbed does not have; this class accepts them, because code for Megatron's FSDP uses it too.
+    Numbers of elements count parameters. Megatron Core's configuration, with all its fields, is
+    `trackbed.megatron.DistributedDataParallelConfig`.
 
     Raises:
-        ArgumentError: options contradict each other.
+        ArgumentError: `collectives` is unknown.
     """
-
-    grad_reduce_in_fp32: bool = False
-    """True to accumulate and reduce gradients in float32, for parameters of any type."""
 
     overlap_grad_reduce: bool = False
     """True to reduce each bucket as soon as its gradients are there, during the backward pass."""
 
-    overlap_param_gather: bool = False
-    """True to gather parameters while the next forward pass runs. Needs `use_distributed_optimizer`."""
-
-    align_param_gather: bool = False
-    """True if the pipeline schedule starts the gather of parameters on all stages at the same time."""
-
     use_distributed_optimizer: bool = False
     """True to shard the optimizer: gradients are reduce-scattered and parameters gathered."""
 
-    num_distributed_optimizer_instances: int = 1
-    """Number of groups of ranks, each of which shards a whole optimizer, at least 1."""
+    overlap_param_gather: bool = False
+    """True to gather parameters while the next forward pass runs. Needs `use_distributed_optimizer`."""
+
+    grad_reduce_in_fp32: bool = False
+    """True to accumulate and reduce gradients in float32, for parameters of any type."""
+
+    bucket_size: int | None = None
+    """Number of elements from which a bucket is closed; None for the larger of 40,000,000 and 1,000,000 per rank.
+    Without `overlap_grad_reduce` there is one bucket."""
 
     check_for_nan_in_grad: bool = False
     """True to refuse a bucket of gradients with NaN or infinity before it is reduced."""
@@ -50,75 +75,66 @@ class DistributedDataParallelConfig:
     check_for_large_grads: bool = False
     """True to warn of a bucket whose norm is over 10 times the largest so far, before it is reduced."""
 
-    bucket_size: int | None = None
-    """Number of elements from which a bucket is closed; None for the larger of 40,000,000 and 1,000,000 per rank.
-    Without `overlap_grad_reduce` there is one bucket."""
-
-    pad_buckets_for_high_nccl_busbw: bool = False
-    """True to pad sharded buckets to a multiple of 65,536 elements."""
+    average_in_collective: bool = False
+    """True to let the collective average, rather than scale the gradients before a sum."""
 
     reduce_scatter_with_fp32_accumulation: bool = False
     """True to send gradients in their own type and add them in float32."""
 
-    average_in_collective: bool = False
-    """True to let the collective average, rather than scale the gradients before a sum."""
-
-    fp8_param_gather: bool = False
-    """Not supported: gather parameters of 8 bits."""
-
-    reuse_grad_buf_for_mxfp8_param_ag: bool = False
-    """Not supported: gather parameters of 8 bits in the buffer of gradients."""
-
-    use_megatron_fsdp: bool = False
-    """Not supported: option of Megatron's FSDP."""
-
-    use_custom_fsdp: bool = False
-    """Not supported: former name of `use_megatron_fsdp`."""
-
-    data_parallel_sharding_strategy: str = "no_shard"
-    """Not supported: option of Megatron's FSDP."""
-
-    gradient_reduce_div_fusion: bool = True
-    """Option of Megatron's FSDP, without effect here."""
-
-    suggested_communication_unit_size: int | None = None
-    """Option of Megatron's FSDP, without effect here."""
-
-    preserve_fp32_weights: bool = True
-    """Option of Megatron's FSDP, without effect here."""
-
-    keep_fp8_transpose_cache: bool = False
-    """Option of Megatron's FSDP, without effect here."""
-
-    nccl_ub: bool = False
-    """Not supported: allocate buffers that are registered with NCCL."""
-
-    fsdp_double_buffer: bool = False
-    """Option of Megatron's FSDP, without effect here."""
-
-    outer_dp_sharding_strategy: str = "no_shard"
-    """Option of Megatron's FSDP, without effect here."""
-
-    disable_symmetric_registration: bool = False
-    """Option of `nccl_ub`, without effect here."""
-
-    fsdp_manual_registration: bool = False
-    """Option of Megatron's FSDP, without effect here."""
+    pad_buckets_for_high_nccl_busbw: bool = False
+    """True to pad sharded buckets to a multiple of 65,536 elements."""
 
     delay_wgrad_compute: bool = False
     """True if modules compute gradients of weights later than backward does, and call the hooks that the wrapper
-    registers with `register_wgrad_accumulation_and_reduce_hooks`."""
-
-    _: KW_ONLY
+    registers with `register_wgrad_accumulation_and_reduce_hooks`, as those of Transformer Engine do."""
 
     collectives: Literal["auto", "shared_memory", "torch"] = "auto"
     """Collectives for buffers on the CPU: "shared_memory" if all ranks are on one host, "torch" for those of the
     process group, or "auto" for shared memory where the ranks can map each other's memory. On a GPU, always "torch"."""
 
     def __post_init__(self) -> None:
-        if self.reuse_grad_buf_for_mxfp8_param_ag and not self.fp8_param_gather:
-            msg = "reuse_grad_buf_for_mxfp8_param_ag needs fp8_param_gather=True, but that is False"
-            raise ArgumentError(msg)
-        if self.collectives not in COLLECTIVES:
-            msg = f"collectives must be one of {', '.join(COLLECTIVES)}, but is {self.collectives!r}"
-            raise ArgumentError(msg)
+        check_collectives(self)
+
+    @property
+    def align_param_gather(self) -> bool:
+        """False: the gather of the next bucket begins when one is waited for."""
+        return False
+
+    @property
+    def num_distributed_optimizer_instances(self) -> int:
+        """1: one optimizer is sharded over all ranks."""
+        return 1
+
+
+def check_collectives(config: Options) -> None:
+    """Checks that the collectives of a configuration are known.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    if config.collectives not in _COLLECTIVES:
+        msg = f"collectives must be one of {', '.join(_COLLECTIVES)}, but is {config.collectives!r}"
+        raise ArgumentError(msg)
+
+
+def check_options(config: Options) -> None:
+    """Checks that options do not contradict each other.
+
+    Raises:
+        ArgumentError: two do, or the bucket size is no number of elements.
+    """
+    size: object = config.bucket_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        msg = f"bucket_size must be a whole number of elements, at least 1, or None, but is {size!r}"
+        raise ArgumentError(msg)
+    if config.overlap_param_gather and not config.use_distributed_optimizer:
+        msg = "overlap_param_gather needs use_distributed_optimizer=True, but that is False"
+        raise ArgumentError(msg)
+
+
+def with_bucket_size(config: AnyOptions, num_ranks: int) -> AnyOptions:
+    """Returns a copy with the bucket size that applies: large groups need large buckets to use their bandwidth."""
+    size = None
+    if config.overlap_grad_reduce:
+        size = max(_SMALLEST_BUCKET, _PER_RANK * num_ranks) if config.bucket_size is None else config.bucket_size
+    return replace(config, bucket_size=size)  # type: ignore[type-var]  # each configuration is a dataclass

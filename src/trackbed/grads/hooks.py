@@ -1,4 +1,4 @@
-"""Functions that torch calls before a module runs, and after a gradient has arrived."""
+"""Functions that torch calls before a module runs, after a gradient has arrived, and before an optimizer steps."""
 
 import weakref
 from collections import deque
@@ -6,6 +6,8 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Va
 from typing import Any, Final, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trackbed.errors import GradientError
 from trackbed.grads.automatic_reduction import PassState, adopt, check_not_fused
@@ -14,11 +16,13 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 __all__ = [
     "GatheredParameters",
     "Hook",
+    "Wrapper",
     "backward_hook",
     "forward_hook",
     "hooks_around_states",
     "modules_to_hook",
     "register_backward_hook",
+    "watch_steps",
 ]
 
 Parameter = torch.nn.Parameter
@@ -27,25 +31,13 @@ _MAX_DEPTH: Final = 5
 """Levels of containers and objects in which parameters of a module are looked for."""
 
 
-def backward_hook(
-    param: Parameter,
-    group: _ParamAndGradBucketGroup,
-    *,
-    state: PassState,
-    is_touched: list[bool],
-    is_used: list[bool],
-    forces_all_reduce: list[bool],
-) -> Callable[..., None]:
+def backward_hook(param: Parameter, group: _ParamAndGradBucketGroup, state: PassState) -> Callable[..., None]:
     """Makes the function that is called when a gradient of a parameter has arrived: it adds it to `main_grad`.
 
     Args:
         param: parameter.
         group: its bucket group, which counts the gradient if it is to be reduced.
         state: state of the pass, shared by all parameters.
-        is_touched: a flag in a list, set where the group does not count.
-        is_used: a flag in a list: True from an optimizer's step until gradients are set to zero. Those that arrive in
-            between, as a loss of another model brings them, are dropped.
-        forces_all_reduce: a flag in a list, passed on to the group.
     """
     # The hook runs for every parameter in every backward pass, so it looks up as little as possible. torch keeps it
     # where Python's garbage collector does not look, so it must not refer to the parameter, nor to what does.
@@ -58,7 +50,7 @@ def backward_hook(
     def count() -> None:
         group = group_of()
         if group is not None:
-            group.count(slot, forces_all_reduce[0])
+            group.count(slot, state.forces_all_reduce)
 
     def hook(param: Parameter | None = None, *unused: object) -> None:  # noqa: ARG001
         if param is None:  # called by a module
@@ -67,7 +59,7 @@ def backward_hook(
                 return  # the wrapper is gone
         if issued[0]:
             param.grad = None  # the next step must not add to it
-            if is_used[0]:
+            if state.is_used:
                 return
             group = group_of()
             raise GradientError("the wrapper is gone" if group is None else group.describe_late(slot))
@@ -95,7 +87,7 @@ def backward_hook(
         elif own["grad_added_to_main_grad"]:
             has_arrived[slot] = True  # of a function of autograd that returns None, nothing has
         if not overlaps:
-            is_touched[0] = True
+            state.is_touched = True
         elif last[0]:
             count()
 
@@ -302,3 +294,55 @@ def _reads_inside(module: torch.nn.Module) -> bool:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+_WRAPPERS: Final = WeakIdKeyDictionary()
+"""Weak references to the wrapper of each tensor that an optimizer may update, and to its parameter."""
+
+
+class Wrapper(Protocol):
+    """Wrapper of a model."""
+
+    def unseen_gradient(self, param: torch.nn.Parameter) -> str | None:
+        """Error text for a step that finds no gradient in `grad` of a parameter; None if there is none elsewhere."""
+        ...
+
+
+def watch_steps(wrapper: Wrapper, params: Iterable[tuple[torch.Tensor, torch.nn.Parameter]]) -> None:
+    """Has steps of optimizers over some tensors ask a wrapper, which is not kept alive.
+
+    torch's optimizers skip a parameter whose `grad` is None, without a word. Where gradients lie in `main_grad` alone,
+    a training loop that was written for torch would train nothing.
+
+    Args:
+        wrapper: wrapper of the parameters.
+        params: tensors that an optimizer may have, each with the parameter of the model that it is, or is a part of.
+    """
+    if not _registered:
+        _registered.append(register_optimizer_step_pre_hook(_check_step))
+    of_wrapper = weakref.ref(wrapper)
+    for tensor, param in params:
+        _WRAPPERS[tensor] = (of_wrapper, weakref.ref(param))
+
+
+_registered: Final[list[Any]] = []
+
+
+def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:  # noqa: ARG001  torch's signature
+    """Called before each step of each optimizer of torch.
+
+    Raises:
+        GradientError: it finds no gradient in a wrapped parameter whose gradient has arrived.
+    """
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if tensor.grad is None and tensor in _WRAPPERS:
+                wrapper, param = _referents(_WRAPPERS[tensor])
+                text = None if wrapper is None or param is None else wrapper.unseen_gradient(param)
+                if text is not None:
+                    msg = f"{type(optimizer).__name__}.step(): {text}"
+                    raise GradientError(msg)
+
+
+def _referents(references: tuple[Callable[[], Any], Callable[[], Any]]) -> tuple[Any, Any]:
+    return references[0](), references[1]()

@@ -1,14 +1,46 @@
-"""The order in which bucket groups are reduced, the same on every rank."""
+"""The order in which bucket groups are reduced, the same on every rank, and the check that all are in one step."""
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
-from trackbed.grads.collectives import Label
-from trackbed.grads.step_check import StepCheck
-from trackbed.grads.waiting import Waiter
+from trackbed.grads.collectives import Collectives, Exchange, Label
+from trackbed.grads.failure_aware_wait import Waiter
 
-__all__ = ["IssueOrder"]
+__all__ = ["IssueOrder", "StepCheck"]
+
+
+class StepCheck:
+    """Exchange of the step, beside gradients whose collectives cannot carry it, and at the end.
+
+    Args:
+        collectives: those of the gradients.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._exchange: Exchange | None = None
+
+    def begin(self, label: Label) -> None:
+        """Sends the label of this rank's step, before its gradients are reduced; `LEFT` after the last one."""
+        self._exchange = self._collectives.exchange(np.zeros(1, dtype=np.int64), label=label)
+
+    def finish(self, waiter: Waiter, what: str = "exchange of step numbers") -> None:
+        """Waits for the labels of the other ranks.
+
+        Args:
+            waiter: waits.
+            what: description, with which an error begins.
+
+        Raises:
+            CollectiveError: a rank is in another step.
+        """
+        if self._exchange is not None:
+            waiter.wait(self._exchange.work, what)
+            self._exchange.read()
+            self._exchange = None
 
 
 class IssueOrder:

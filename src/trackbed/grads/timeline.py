@@ -1,17 +1,42 @@
-"""Record of when buckets were communicated, and of how much of that was hidden behind computation."""
+"""Observers of communication, and the record of how much of it was hidden behind computation."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import orjson
 
 from trackbed.files import new_partial, publish, write_new
 from trackbed.grads.collectives import Label, Work
 
-__all__ = ["BucketEvent", "Timeline", "hidden_share"]
+__all__ = ["BucketEvent", "BucketObserver", "Timeline", "hidden_share"]
+
+
+class BucketObserver(Protocol):
+    """Receives the events of the bucket groups of one rank, on the thread that trains."""
+
+    def ready(self, label: Label) -> None:
+        """All gradients of a group have arrived."""
+        ...
+
+    def issued(self, label: Label, kind: str, num_bytes: int, num_ranks: int, work: Work) -> None:
+        """An operation of a group has been issued.
+
+        Args:
+            label: step and number of the group.
+            kind: "all-reduce", "reduce-scatter" or "all-gather".
+            num_bytes: bytes of the group's buffers.
+            num_ranks: number of ranks.
+            work: operation.
+        """
+        ...
+
+    def waited(self, start: float, stop: float) -> None:
+        """The rank has waited for an operation, from `start` to `stop` in seconds of `time.perf_counter`."""
+        ...
+
 
 _FACTORS: Final = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
 """Times that (n - 1) / n of a bucket's bytes are moved per rank, of n ranks."""

@@ -5,7 +5,8 @@ Trackbed's counterparts of the names in `megatron.core.<part>.*`. After `trackbe
 imports `megatron.core.<part>.*` runs on Trackbed.
 
 `save`, `load` and other functions, strategies and wrappers of `dist_checkpointing` are imported from here, too, where
-they lie in several modules of Megatron Core. Their arguments are Megatron Core's, of 0.16.1 to 0.19.
+they lie in several modules of Megatron Core. Their arguments are Megatron Core's, of 0.16.1 to 0.19. So are
+`DistributedDataParallel`, its configuration and `finalize_model_grads`, with the arguments of 0.16.1.
 """
 
 import logging
@@ -68,11 +69,16 @@ if TYPE_CHECKING:
         validate_sharding_integrity,
     )
     from trackbed.megatron.checkpoints.trees import apply_factories
+    from trackbed.megatron.ddp import DistributedDataParallel
+    from trackbed.megatron.ddp_config import DistributedDataParallelConfig
+    from trackbed.megatron.finalize import finalize_model_grads
 
 __all__ = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "CheckpointingConfig",
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
     "FullyParallelLoadStrategyWrapper",
     "FullyParallelSaveStrategyWrapper",
     "ReplicaId",
@@ -93,6 +99,7 @@ __all__ = [
     "exchange_loaded_tensors_broadcast",
     "exchange_loaded_tensors_gather_object",
     "exchange_loaded_tensors_gather_rounds",
+    "finalize_model_grads",
     "get_default_load_sharded_strategy",
     "get_default_save_sharded_strategy",
     "install",
@@ -118,10 +125,10 @@ _logger = logging.getLogger("trackbed")
 _IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
 """Parts that `import megatron.core` imports."""
 
-_CHECKPOINT_NAMES: Final = {
+_LAZY_NAMES: Final = {
     name: source
     for path, names in MODULES.items()
-    if part_of(path) == "dist_checkpointing"
+    if part_of(path) in ("dist_checkpointing", "distributed")
     for name, source in names.items()
     if name in __all__
 }
@@ -131,10 +138,10 @@ sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CHECKPOINT_NAMES:
+    if name not in _LAZY_NAMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    module, _, attribute = _CHECKPOINT_NAMES[name].partition(":")
+    module, _, attribute = _LAZY_NAMES[name].partition(":")
     return getattr(import_module(module), attribute)
 
 

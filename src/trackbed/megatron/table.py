@@ -297,14 +297,14 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "distributed": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
-        "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
-        "finalize_model_grads": "trackbed.grads.finalize:finalize_model_grads",
+        "DistributedDataParallelConfig": "trackbed.megatron.ddp_config:DistributedDataParallelConfig",
+        "finalize_model_grads": "trackbed.megatron.finalize:finalize_model_grads",
     },
     "distributed.distributed_data_parallel": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
     },
     "distributed.distributed_data_parallel_config": {
-        "DistributedDataParallelConfig": "trackbed.grads.config:DistributedDataParallelConfig",
+        "DistributedDataParallelConfig": "trackbed.megatron.ddp_config:DistributedDataParallelConfig",
     },
     "distributed.param_and_grad_buffer": {
         "BufferType": "trackbed.grads.buffer:BufferType",
@@ -314,7 +314,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "dist_all_gather_func": "trackbed.grads.collectives.torch:dist_all_gather_func",
         "dist_reduce_scatter_func": "trackbed.grads.collectives.torch:dist_reduce_scatter_func",
         "logger": "trackbed.megatron.rerun:logger",
-        "partition_buckets": "trackbed.grads.partition:partition_buckets",
+        "partition_buckets": "trackbed.grads.parameter_set:partition_buckets",
         "reduce_scatter_with_fp32_accumulation": (
             "trackbed.grads.collectives.fp32_accumulation:reduce_scatter_with_fp32_accumulation"
         ),

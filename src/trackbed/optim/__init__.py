@@ -2,6 +2,6 @@
 
 from trackbed.optim.norm import global_norm
 from trackbed.optim.optimizer import DataParallelOptimizer, StepReport
-from trackbed.optim.sharded_save import load_sharded_state, sharded_state
+from trackbed.optim.sharded_state import load_sharded_state, sharded_state
 
 __all__ = ["DataParallelOptimizer", "StepReport", "global_norm", "load_sharded_state", "sharded_state"]

@@ -1,16 +1,17 @@
-"""Parts of parameters that a rank's optimizer updates."""
+"""Parts of parameters that a rank's optimizer updates, and copies in float32 of those of 16 bits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from trackbed.grads import DistributedDataParallel
+from trackbed.grads.buffer import dims_in_memory, fills_memory
 from trackbed.grads.collectives import shard_of
-from trackbed.grads.memory_order import dims_in_memory, fills_memory
-from trackbed.grads.parameters import name_in_module
+from trackbed.grads.engine import GradientEngine
+from trackbed.grads.parameter_set import name_in_module
 
-__all__ = ["Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
+__all__ = ["Copies", "Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -51,14 +52,14 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
     return tensor.dtype in _LOW_PRECISION
 
 
-def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[Piece]]:
+def pieces_of(engine: GradientEngine) -> dict[torch.nn.Parameter, list[Piece]]:
     """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter.
 
     The first rank owns the parameters without elements, whose states have counts of steps at least.
     """
-    names = {param: name_in_module(name) for name, param in model.module.named_parameters()}
-    found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in model.params_with_grad}
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    names = {param: name_in_module(name) for name, param in engine.module.named_parameters()}
+    found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in engine.params}
+    for buffer in engine.buffers():
         is_sharded = buffer.ddp_config.use_distributed_optimizer
         owned = buffer.layout.pieces(buffer.data_parallel_group.rank())
         for number, start, stop in zip(*(column.tolist() for column in owned), strict=True):
@@ -71,9 +72,9 @@ def pieces_of(model: DistributedDataParallel) -> dict[torch.nn.Parameter, list[P
     return found
 
 
-def owned_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+def owned_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
     """Yields contiguous vectors of the gradients that this rank's pieces are views of, with padding."""
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    for buffer in engine.buffers():
         if buffer.ddp_config.use_distributed_optimizer:
             ranks = buffer.data_parallel_group
             for bucket in buffer.buckets:
@@ -82,16 +83,16 @@ def owned_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
             yield buffer.grad_data
 
 
-def shared_gradients(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+def shared_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
     """Yields contiguous parts of the reduced gradients, such that each element is in the part of one rank.
 
     Where the optimizer is sharded, these are this rank's shards. Where it is not, each rank has all reduced gradients,
     and takes an equal part of them. Padding, which is zero, is included.
     """
-    if model.ddp_config.use_distributed_optimizer:
-        yield from owned_gradients(model)
+    if engine.config.use_distributed_optimizer:
+        yield from owned_gradients(engine)
         return
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    for buffer in engine.buffers():
         rank, size = buffer.data_parallel_group.rank(), buffer.data_parallel_group.size()
         yield buffer.grad_data[buffer.numel * rank // size : buffer.numel * (rank + 1) // size]
 
@@ -109,3 +110,61 @@ def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sh
         main = param
     is_turned = fills_memory(main) and dims_in_memory(gradient) != dims_in_memory(main)
     return Piece(name, param, start, stop, data, gradient, main, is_turned)
+
+
+_UNKNOWN: Final = -1
+"""Number of changes of a parameter that is to be looked at."""
+
+
+class Copies:
+    """Copies of pieces, with the number of changes that torch had counted of each parameter when they last agreed.
+
+    Steps and gathers write through other tensors, so that torch does not count them. A copy is not written before the
+    next step: weights that are exchanged for an evaluation, and put back, lose no bit.
+
+    Args:
+        pieces: all pieces of a rank, of which some have copies.
+        wait: waits for parameters that are being gathered.
+    """
+
+    def __init__(self, pieces: Iterable[Piece], wait: Callable[[], None]) -> None:
+        self._places = {piece: place for place, piece in enumerate(piece for piece in pieces if piece.is_copied)}
+        self._params = [piece.param for piece in self._places]
+        self._versions = self._count_changes()
+        self._wait = wait
+
+    def note_written(self) -> None:
+        """Has all parameters be looked at, as if each had been written."""
+        self._versions = [_UNKNOWN] * len(self._versions)
+
+    @torch.no_grad()
+    def take_over(self) -> None:
+        """Sets the copies of parameters that were written, except where a copy rounds to the value."""
+        if not self._places:
+            return
+        self._wait()
+        found = self._count_changes()
+        if found == self._versions:
+            return
+        for piece, place in self._places.items():
+            if found[place] != self._versions[place]:
+                piece.main.copy_(_followed(piece))
+        self._versions = found
+
+    @torch.no_grad()
+    def value_of(self, piece: Piece) -> torch.Tensor:
+        """Value that the copy of a piece has after `take_over`: the copy itself, unless the parameter was written."""
+        place = self._places.get(piece)
+        if place is None or piece.param._version == self._versions[place]:  # noqa: SLF001  as below
+            return piece.main.detach()
+        self._wait()
+        return _followed(piece)
+
+    def _count_changes(self) -> list[int]:
+        return [param._version for param in self._params]  # noqa: SLF001  torch has no public name for it
+
+
+def _followed(piece: Piece) -> torch.Tensor:
+    """The copy, with the values of the parameter where it does not round to them, bit for bit."""
+    is_same = piece.main.to(piece.data.dtype).view(torch.int16) == piece.data.view(torch.int16)
+    return torch.where(is_same, piece.main, piece.data)

@@ -1,4 +1,4 @@
-"""Checks that an optimizer can go on from a state, whose parameters are named or numbered."""
+"""Checks that an optimizer can go on from a state, and the types in which its tensors are loaded."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,27 @@ from typing import Any, Final
 
 import torch
 
+from trackbed.checkpoint.exact_cast import is_exact_cast
 from trackbed.errors import ArgumentError
-from trackbed.grads.parameters import name_in_module
+from trackbed.grads.buffer import arranged_like
+from trackbed.grads.parameter_set import name_in_module
 from trackbed.kernels.integers import is_integer
-from trackbed.optim.full_state import MAIN, WHERE
+from trackbed.optim.pieces import Piece, is_low_precision
+from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE, State
 
-__all__ = ["by_name", "check_options", "check_state", "expected_state", "field_of", "warn_of_missing"]
+__all__ = [
+    "by_name",
+    "check_options",
+    "check_state",
+    "check_types",
+    "expected_state",
+    "field_of",
+    "fitted",
+    "from_numbered_pieces",
+    "is_of_one_rank",
+    "warn_of_missing",
+    "with_module_names",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +34,7 @@ _PROBE_SIZE: Final = 2
 _MAY_BE_NONE: Final = ("momentum_buffer",)
 """Keys whose tensor torch's optimizers make in the next step where it is None."""
 
-State = Mapping[str, Any]
+StateLike = Mapping[str, Any]
 
 
 def field_of(state: object, key: str, kind: type) -> Any:
@@ -96,7 +111,62 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     return {**state, "param_groups": named, "state": {name_of.get(key, key): value for key, value in states.items()}}
 
 
-def check_options(own_groups: Sequence[tuple[State, State]], groups: Sequence[State]) -> None:
+def is_of_one_rank(state: object) -> bool:
+    """True for what `state_dict` of an older Trackbed returned: the state of one rank, in a format of its own."""
+    return isinstance(state, Mapping) and "layout" in state and "num_ranks" in state
+
+
+def from_numbered_pieces(
+    state: Mapping[str, Any], names: Sequence[Sequence[str]], updated: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Converts what `state_dict` of an older Trackbed returned, of an optimizer that is not sharded.
+
+    It has the states of torch's optimizers, whose numbers count the parameters that were trained, and beside them the
+    copies in float32 and the states of frozen parameters.
+
+    Args:
+        state: state, of which `is_of_one_rank` is true.
+        names: names of the parameters of each group of the optimizer.
+        updated: of these, the names of the parameters that are trained.
+
+    Raises:
+        ArgumentError: a field is missing, or the groups have other numbers of parameters than `updated`.
+    """
+    is_list = CLASSES in state
+    inners = field_of(state, "optimizers", list) if is_list else [field_of(state, "optimizer", Mapping)]
+    groups = [group for inner in inners for group in field_of(inner, "param_groups", list)]
+    numbers = [field_of(group, "params", list) for group in groups]
+    counts, expected_counts = list(map(len, numbers)), list(map(len, updated))
+    if counts != expected_counts:
+        msg = f"{WHERE}: parameter groups must have {expected_counts} tensors, but have {counts}"
+        raise ArgumentError(msg)
+    named: dict[str, Any] = {}
+    others: dict[Any, Any] = {}
+    of_groups = iter(zip(numbers, updated, strict=True))
+    for position, inner in enumerate(inners):
+        name_of = {
+            number: name
+            for _, (own_numbers, own_names) in zip(inner["param_groups"], of_groups, strict=False)
+            for number, name in zip(own_numbers, own_names, strict=True)
+        }
+        states = field_of(inner, "state", Mapping)
+        named |= {name_of[key]: value for key, value in states.items() if key in name_of}
+        rest = {key: value for key, value in states.items() if key not in name_of}
+        if rest:
+            others |= {str(position): rest} if is_list else rest
+    for name, main in field_of(state, "main_params", Mapping).items():
+        named[name] = {**named.get(name, {}), MAIN: main}
+    named |= state.get("frozen", {})
+    return {
+        "state": named,
+        "param_groups": [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)],
+        "loss_scale": field_of(state, "loss_scale", Mapping),
+        **({OTHERS: others} if others else {}),
+        **({CLASSES: state[CLASSES]} if is_list else {}),
+    }
+
+
+def check_options(own_groups: Sequence[tuple[StateLike, StateLike]], groups: Sequence[StateLike]) -> None:
     """Checks that parameter groups of a state have the options of the optimizer that are numbers.
 
     Others may be missing: versions of torch differ in them.
@@ -117,7 +187,7 @@ def check_options(own_groups: Sequence[tuple[State, State]], groups: Sequence[St
                 raise ArgumentError(msg)
 
 
-def expected_state(optimizer: torch.optim.Optimizer, options: State, num_dims: int) -> dict[str, torch.Tensor]:
+def expected_state(optimizer: torch.optim.Optimizer, options: StateLike, num_dims: int) -> dict[str, torch.Tensor]:
     """State that a small parameter has after a step; empty if that cannot be told.
 
     Tensors without dimensions are single numbers; those with the dimensions of the parameter have its shape.
@@ -185,7 +255,7 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
             raise ArgumentError(msg)
 
 
-def warn_of_missing(states: Mapping[str, State]) -> None:
+def warn_of_missing(states: Mapping[str, StateLike]) -> None:
     """Warns of parameters without a state where others have one: these begin anew, as in torch's own optimizers."""
     missing = [name for name, state in states.items() if not state]
     if 0 < len(missing) < len(states):
@@ -203,3 +273,63 @@ def _kind_of(value: object) -> str | None:
     if isinstance(value, list | tuple):
         return f"{len(value)} numbers" if all(_kind_of(one) == "a number" for one in value) else None
     return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def check_types(
+    name: str, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor], param: torch.Tensor, who: str
+) -> None:
+    """Checks that no value of a state changes in the type in which it is loaded.
+
+    Args:
+        name: name of the parameter.
+        state: its state.
+        expected: result of `expected_state`.
+        param: the parameter, or a part of one.
+        who: class of the optimizer, for the error.
+
+    Raises:
+        ArgumentError: one would.
+    """
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        target = _type_of(value, expected.get(key), param)
+        if is_exact_cast(value.dtype, target) or _is_same(value.to(target).to(value.dtype), value):
+            continue
+        msg = (
+            f"{WHERE}: {key!r} of {name} must be of {target}, as {who} needs it, but is of {value.dtype}, and values "
+            "would change: pass allow_cast=True to round them"
+        )
+        raise ArgumentError(msg)
+
+
+def fitted(piece: Piece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:
+    """Returns copies of the tensors of a state with type, device and strides as the optimizer of a piece has them."""
+    return {
+        key: _fitted(value, expected.get(key), piece, is_of_shape=value.shape == piece.main.shape and key != "step")
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in state.items()
+    }
+
+
+def _type_of(value: torch.Tensor, like: torch.Tensor | None, param: torch.Tensor) -> torch.dtype:
+    """Type in which a tensor is loaded: its own, but for what torch's optimizer needs, and beside float32 copies."""
+    is_copied = is_low_precision(param)
+    if value.is_floating_point() and (
+        (like is not None and like.dim() > 0 and like.is_floating_point()) or (is_copied and is_low_precision(value))
+    ):
+        return torch.float32 if is_copied else param.dtype
+    return value.dtype
+
+
+def _fitted(value: torch.Tensor, like: torch.Tensor | None, piece: Piece, *, is_of_shape: bool) -> torch.Tensor:
+    target = _type_of(value, like, piece.param)
+    if not is_of_shape:
+        return value.to(target, copy=True)
+    return arranged_like(value.to(piece.main.device, target, copy=True), piece.main)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two tensors of one type have the same values, where NaN is the same as NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())

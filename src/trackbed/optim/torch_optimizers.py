@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from trackbed.errors import ArgumentError
-from trackbed.optim.full_state import WHERE, State
-from trackbed.optim.step_placement import place_steps
+from trackbed.optim.state_parts import WHERE, State
 
-__all__ = ["TorchOptimizers"]
+__all__ = ["TorchOptimizers", "place_steps"]
 
 Optimizer = torch.optim.Optimizer
 
@@ -137,3 +136,22 @@ def _first_of_fused_sgd(optimizer: Optimizer) -> set[torch.Tensor]:
             if 0 < len(first) < len(tensors):
                 found.update(first)
     return found
+
+
+def place_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Moves each `step` of a state that was loaded to where torch's optimizers make it.
+
+    It lies on the device of the parameter, in float32, if the parameter group is fused or capturable: their kernels
+    read it there. Otherwise it lies on the CPU, as reading it elsewhere would wait for the device in every step.
+    """
+    for group in optimizer.param_groups:
+        is_read_by_kernels = bool(group.get("fused") or group.get("capturable"))
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            step = state.get("step")
+            if not isinstance(step, torch.Tensor):
+                continue
+            if is_read_by_kernels:
+                state["step"] = step.to(param.device, torch.float32)
+            elif step.device.type != "cpu":
+                state["step"] = step.cpu()

@@ -15,8 +15,8 @@ from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfi
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import SoloCollectives, TorchCollectives
 from trackbed.grads.collectives.torch import TorchWork
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import norm_of
-from trackbed.grads.waiting import Waiter
 
 CUDA = torch.device("cuda", 3)
 
@@ -134,16 +134,16 @@ def test_one_rank_uses_torch_if_it_is_told_to():
         for is_sharded in (False, True):
             config = DistributedDataParallelConfig(collectives="torch", use_distributed_optimizer=is_sharded)
             wrapper = DistributedDataParallel(model, config)
-            assert isinstance(wrapper.dense_collectives, TorchCollectives)
+            assert isinstance(wrapper.engine.dense_collectives, TorchCollectives)
             wrapper.zero_grad_buffer()
             wrapper(torch.ones(1, 2)).sum().backward()
             wrapper.finish_grad_sync()
             assert model.weight.main_grad.tolist() == [[1, 1], [1, 1]]
-            assert wrapper.exchange(np.arange(3)).tolist() == [[0, 1, 2]]
+            assert wrapper.engine.exchange(np.arange(3)).tolist() == [[0, 1, 2]]
         other = DistributedDataParallel(model, DistributedDataParallelConfig())
-        assert isinstance(other.dense_collectives, SoloCollectives)
+        assert isinstance(other.engine.dense_collectives, SoloCollectives)
     alone = DistributedDataParallel(model, DistributedDataParallelConfig(collectives="torch"), process_group=SOLO)
-    assert isinstance(alone.dense_collectives, SoloCollectives)
+    assert isinstance(alone.engine.dense_collectives, SoloCollectives)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -158,7 +158,7 @@ def test_large_gradients_of_16_bits_pass_the_check_for_nan():
     wrapper = DistributedDataParallel(model, config, process_group=SOLO)
     (wrapper.module.weight * 300).sum().backward()
     assert float(model.weight.grad.float().norm()) == pytest.approx(300 * 256, rel=1e-3)
-    assert isinstance(wrapper.bucket_groups[0], _ParamAndGradBucketGroup)
+    assert isinstance(wrapper.engine.groups()[0], _ParamAndGradBucketGroup)
 
 
 def test_buffers_of_several_types_are_sent_one_by_one(monkeypatch):

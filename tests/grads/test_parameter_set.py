@@ -1,14 +1,10 @@
 """Which parameters share a buffer, and how their gradients are scaled."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
-from trackbed.errors import GradientError
-from trackbed.grads import DistributedDataParallelConfig
-from trackbed.grads.parameters import group_parameters, is_expert, scaling_factors
+from trackbed.grads.parameter_set import averaging_factors, group_parameters, is_expert
 
 
 def parameter(dtype=torch.float32, *, is_8_bit=False):
@@ -69,19 +65,8 @@ def test_a_parameter_is_an_experts_if_it_is_not_to_be_reduced_over_all_ranks():
 @pytest.mark.parametrize(("ranks", "expert_ranks"), [(8, 8), (8, 2), (1, 1), (6, 3)])
 @pytest.mark.parametrize("average", [False, True])
 def test_sums_end_as_averages_over_all_ranks(ranks, expert_ranks, average):
-    config = DistributedDataParallelConfig(average_in_collective=average)
-    factors = scaling_factors(None, config, num_ranks=ranks, num_expert_ranks=expert_ranks)
+    factors = averaging_factors(num_ranks=ranks, num_expert_ranks=expert_ranks, average_in_collective=average)
     for factor, summed in ((factors.dense, ranks), (factors.expert, expert_ranks)):
         assert factor / (summed if average else 1) == pytest.approx(1 / ranks)
     if not average:
         assert factors.dense == factors.expert == 1 / ranks
-
-
-def test_a_loss_per_token_leaves_sums():
-    config = SimpleNamespace(calculate_per_token_loss=True)
-    factors = scaling_factors(config, DistributedDataParallelConfig(), num_ranks=4, num_expert_ranks=2)
-    assert (factors.dense, factors.expert) == (1.0, 1.0)
-    with pytest.raises(GradientError, match="average_in_collective must be False with calculate_per_token_loss"):
-        scaling_factors(
-            config, DistributedDataParallelConfig(average_in_collective=True), num_ranks=4, num_expert_ranks=2
-        )

@@ -23,11 +23,10 @@ from trackbed.checkpoint.state.sharded_base import check_key
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
-from trackbed.grads.initial_values import is_dense
-from trackbed.grads.parameters import name_in_module
-from trackbed.grads.process_groups import GroupOfRanks
-from trackbed.optim.full_state import Part
+from trackbed.grads.agreement import GroupOfRanks, is_dense
+from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
+from trackbed.optim.state_parts import StatePart
 from trackbed.plural import number_of
 
 __all__ = ["load_sharded_state", "sharded_state"]
@@ -78,7 +77,7 @@ def sharded_state(
         if optimizer is None:
             return {f"{prefix}model": states}
         common, parts = optimizer.split_state_dict()
-        is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
+        is_sharded = optimizer.model.engine.config.use_distributed_optimizer
         params = _named_parameters(optimizer)
         for part in parts:
             entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else meeting.rank, prefix)
@@ -160,7 +159,7 @@ def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, pref
         msg = f"model must be a module of torch, but is of {type(model).__name__}"
         raise ArgumentError(msg)
     if isinstance(model, DistributedDataParallel):
-        model.check_unchanged()
+        model.engine.check_unchanged()
     if optimizer is None:
         return
     if not isinstance(optimizer, DataParallelOptimizer):
@@ -172,9 +171,10 @@ def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, pref
     if optimizer.model is not model:
         msg = "optimizer must be that of the model, but was made for another one"
         raise ArgumentError(msg)
-    optimizer.model.check_attached(optimizer)
-    if optimizer.model.expert_parallel_buffers:
-        ranks, of_experts = optimizer.model.dense_collectives.size(), optimizer.model.expert_collectives.size()
+    engine = optimizer.model.engine
+    engine.check_attached(optimizer)
+    if engine.experts.buffers:
+        ranks, of_experts = engine.dense_collectives.size(), engine.expert_collectives.size()
         if ranks != of_experts:
             msg = (
                 f"all ranks must have the same experts, but {of_experts} of {ranks} ranks share them: give the "
@@ -194,8 +194,8 @@ def _ranks_of(model: torch.nn.Module, group: Ranks) -> Ranks:
     if group is not None:
         return group
     if isinstance(model, DistributedDataParallel):
-        ranks: Ranks = model.dp_cp_group.group if isinstance(model.dp_cp_group, GroupOfRanks) else model.dp_cp_group
-        return ranks
+        ranks = model.engine.ranks
+        return ranks.group if isinstance(ranks, GroupOfRanks) else ranks
     check_initialized("sharded_state")
     return model.process_group if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
 
@@ -247,7 +247,7 @@ def _whole_tensor(name: str, value: torch.Tensor, rank: int, prefix: str) -> Sha
     )
 
 
-def _part_of_tensor(part: Part, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
+def _part_of_tensor(part: StatePart, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
     """Entry of this rank's part of a tensor of the optimizer."""
     key = _optimizer_key(part.name, part.key, prefix)
     return _range_of(key, part.value.reshape(-1), part.value.dtype, part.span or (0, 0), numel, replica_id)
@@ -274,7 +274,7 @@ def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -
         msg = (
             f"{folder}: must have a state of the optimizer that sharded_state saved{where}, found {found}: read "
             "another with trackbed.load, such as the state_dict() of torch's optimizer, give it to "
-            "load_full_state_dict(), and leave the optimizer out here"
+            "load_state_dict(), and leave the optimizer out here"
         )
         raise CheckpointError(msg)
     return saved
@@ -290,8 +290,8 @@ def _wanted_parts(
 ) -> dict[str, dict[str, ShardedTensor]]:
     """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
     params = _named_parameters(optimizer)
-    trained, spans = set(optimizer.model.params_with_grad), optimizer.spans()
-    is_sharded = optimizer.model.ddp_config.use_distributed_optimizer
+    trained, spans = set(optimizer.model.engine.params), optimizer.spans()
+    is_sharded = optimizer.model.engine.config.use_distributed_optimizer
     wanted: dict[str, dict[str, ShardedTensor]] = {}
     for saved_name, types in saved["divided"].items():
         name = name_in_module(saved_name)

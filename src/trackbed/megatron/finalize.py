@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from trackbed.grads.collectives.protocol import TOKENS
-from trackbed.grads.ddp import DistributedDataParallel
+from trackbed.megatron.ddp import DistributedDataParallel
 
 __all__ = ["finalize_model_grads"]
 
@@ -36,7 +36,7 @@ def finalize_model_grads(
     if num_tokens is None:
         return None
     own = np.array([int(num_tokens)], dtype=np.int64)
-    total: int = sum(model[0].exchange(own, TOKENS)[:, 0].tolist())
+    total: int = sum(model[0].engine.exchange(own, TOKENS)[:, 0].tolist())
     for part in model:
         part.scale_gradients(1.0 / max(total, 1))
     return total

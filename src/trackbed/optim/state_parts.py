@@ -20,10 +20,10 @@ import torch
 
 from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
+from trackbed.grads.buffer import arranged_like
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
-from trackbed.grads.memory_order import arranged_like
-from trackbed.grads.waiting import Waiter
+from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.optim.pieces import Piece
 
 __all__ = [
@@ -31,8 +31,8 @@ __all__ = [
     "MAIN",
     "OTHERS",
     "WHERE",
-    "Part",
     "State",
+    "StatePart",
     "arranged_state",
     "assemble",
     "check_covered",
@@ -54,7 +54,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StatePart:
     """One value of the state of one piece."""
 
     name: str
@@ -70,20 +70,20 @@ class Part:
         return replace(self, value=self.value.new_empty(0))
 
 
-def parts_of(piece: Piece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[Part]:
+def parts_of(piece: Piece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[StatePart]:
     """Yields the values of the state of a piece, with the value of its main parameter if that is a copy."""
     main = {MAIN: main_value} if piece.is_copied else {}
     for key, value in {**own, **main}.items():
         is_part = isinstance(value, torch.Tensor) and value.shape == piece.main.shape and key != "step"
-        yield Part(piece.name, key, value, (piece.start, piece.stop) if is_part else None)
+        yield StatePart(piece.name, key, value, (piece.start, piece.stop) if is_part else None)
 
 
-def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter) -> list[Part]:
+def gather_parts(parts: Iterable[StatePart], collectives: Collectives, waiter: Waiter) -> list[StatePart]:
     """Collective over the ranks of `collectives`: returns the parts of all ranks, in rank order, on every rank."""
     own = _encode(parts)
     sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64), label=OPTIMIZER_STATE)
     waiter.wait(sizes.work, "the state of the optimizer")
-    found: list[Part] = []
+    found: list[StatePart] = []
     for rank, (size,) in enumerate(sizes.read().tolist()):
         content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
         for start in range(0, size, _PIECE_BYTES):  # staged on a GPU where the group sends from there alone
@@ -93,7 +93,7 @@ def gather_parts(parts: Iterable[Part], collectives: Collectives, waiter: Waiter
     return found
 
 
-def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[str, State]:
+def assemble(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]) -> dict[str, State]:
     """Joins parts to the state of whole parameters, by name.
 
     Args:
@@ -119,7 +119,7 @@ def assemble(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> dict[
     return {name: arranged_state(state, params[name]) for name, state in whole.items()}
 
 
-def _check_same(part: Part, other: Any) -> None:
+def _check_same(part: StatePart, other: Any) -> None:
     """Checks that a tensor of several elements, which is not divided, is the same on all ranks that have it.
 
     Raises:
@@ -153,7 +153,7 @@ def arranged_state(state: Mapping[str, Any], like: torch.Tensor) -> State:
     }
 
 
-def check_covered(parts: Iterable[Part], params: Mapping[str, torch.Tensor]) -> None:
+def check_covered(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]) -> None:
     """Checks that the parts of a tensor have as many elements as its parameter.
 
     Args:
@@ -189,7 +189,7 @@ def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
     return cut
 
 
-def _encode(parts: Iterable[Part]) -> torch.Tensor:
+def _encode(parts: Iterable[StatePart]) -> torch.Tensor:
     """Serializes parts: length of the description, description in JSON, bytes of the tensors, then all other values."""
     rows, contents, others = [], [], {}
     for part in parts:
@@ -255,7 +255,7 @@ def _check_undivided(value: Any, where: str) -> None:
         _check_undivided(below, where)
 
 
-def _decode(content: torch.Tensor) -> Iterator[Part]:
+def _decode(content: torch.Tensor) -> Iterator[StatePart]:
     """Parses the result of `_encode`."""
     length = int.from_bytes(bytes(content[:8].tolist()), "little")
     place = 8 + length
@@ -270,7 +270,7 @@ def _decode(content: torch.Tensor) -> Iterator[Part]:
             num_bytes = _num_bytes(dtype, value)
             value = content[place : place + num_bytes].clone().view(getattr(torch, dtype)).view(value)
             place += num_bytes
-        yield Part(name, key, value, None if span is None else (span[0], span[1]))
+        yield StatePart(name, key, value, None if span is None else (span[0], span[1]))
 
 
 def _num_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 from trackbed.comm import SOLO
 from trackbed.errors import ArgumentError
-from trackbed.grads.separate_memory import check_separate
+from trackbed.grads.wrapped_model import check_separate
 from wrapped import wrap
 
 BASE = torch.zeros(60)

@@ -9,7 +9,7 @@ from trackbed.comm import Group, Step
 from trackbed.comm.crossed_waits import Operation, Wait, begin_wait
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import BackendError, Work
-from trackbed.grads.observer import BucketObserver
+from trackbed.grads.timeline import BucketObserver
 from trackbed.plural import number_of
 
 __all__ = ["Waiter"]
