@@ -7,6 +7,7 @@ the others.
 
 import base64
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 _INLINE_BYTES: Final = 4 << 10
 """Bytes of each rank up to which they go through the store, without a collective of the backend."""
 _POLL_SECONDS: Final = 0.02
+_NCCL_POLL_SECONDS: Final = 0.0005
 
 _groups: Final[WeakKeyDictionary[Any, TorchGroup]] = WeakKeyDictionary()
 _current: Final[ContextVar["Meeting | None"]] = ContextVar("trackbed_checkpoint_meeting", default=None)
@@ -123,13 +125,13 @@ class Meeting:
 
     def wait(self, work: Any) -> None:
         """Waits for a collective of the backend, and looks for failures of other ranks meanwhile."""
-        if torch.cuda.is_available():
-            work.wait()
-            return
         future = work.get_future()
         while not work.is_completed():
             self.poll()
-            _sleep_until(future, _POLL_SECONDS)
+            if future.done():  # NCCL's is done once the operation is queued
+                time.sleep(_NCCL_POLL_SECONDS)
+            else:
+                _sleep_until(future, _POLL_SECONDS)
         work.wait()
 
 

@@ -21,7 +21,15 @@ from trackbed.errors import ArgumentError, CollectiveError
 if TYPE_CHECKING:
     from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
-__all__ = ["TorchGroup", "backends_of", "check_initialized", "current_group", "device_for", "is_served_by_agent"]
+__all__ = [
+    "TorchGroup",
+    "abort_backend",
+    "backends_of",
+    "check_initialized",
+    "current_group",
+    "device_for",
+    "is_served_by_agent",
+]
 
 _JOINED: Final[Counter[str]] = Counter()
 _KNOWN_PROCESSES: Final["WeakKeyDictionary[Any, dict[int, tuple[int, int]]]"] = WeakKeyDictionary()
@@ -108,6 +116,17 @@ def backends_of(process_group: Any) -> dict[str, str]:
     config = dist.get_backend_config(process_group)
     pairs = (one.partition(":") for one in config.split(","))
     return {device.strip(): backend.strip() for device, _, backend in pairs}
+
+
+def abort_backend(process_group: Any, device: torch.device) -> None:
+    """Ends the operations of a process group on some device that are running or queued, on this rank.
+
+    The process group is of no more use then. A backend that cannot end operations is left alone.
+    """
+    backend = process_group._get_backend(device)  # noqa: SLF001  there is no public one
+    abort = getattr(backend, "abort", None)
+    if abort is not None:
+        abort()
 
 
 def device_for(process_group: Any, *, near: torch.device | None = None) -> torch.device:

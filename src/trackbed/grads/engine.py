@@ -17,6 +17,7 @@ from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, la
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import Options
+from trackbed.grads.failed_gpus import end_stuck, freed_from_failures
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
@@ -189,7 +190,7 @@ class GradientEngine(WrappedModel):
             raise ArgumentError(msg)
         exchange = (collectives or self.dense_collectives).exchange(numbers, label=label)
         self.waiter.wait(exchange.work, EXCHANGES.get(label, "exchange of numbers"))
-        return exchange.read()
+        return exchange.read(self.waiter.read)
 
     def lacking_gradients(self, *, of_experts: bool) -> list[int]:
         """Numbers of the parameters without a gradient on this rank since `zero_gradients`, for `unused_params`.
@@ -378,6 +379,7 @@ class GradientEngine(WrappedModel):
             self.waiter.inside(step),
             checking_waits(step.check),
             step.watching_waits(counts),
+            freed_from_failures(self._on_gpus(), step.check, self.messages),
         ):
             try:
                 yield
@@ -488,6 +490,12 @@ class GradientEngine(WrappedModel):
         for collectives in (self.dense_collectives, self.expert_collectives):
             if isinstance(collectives, SharedMemoryCollectives):
                 collectives.stop(reason)
+        end_stuck(self._on_gpus())
+
+    def _on_gpus(self) -> list[TorchCollectives]:
+        """Collectives whose operations are queued on a GPU."""
+        found = (self.dense_collectives, self.expert_collectives)
+        return [one for one in found if isinstance(one, TorchCollectives) and one.is_queued()]
 
 
 def _remove_hooks(handles: list[Any], hooked: list[HookedModule]) -> None:

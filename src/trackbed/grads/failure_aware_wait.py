@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import torch
+
 from trackbed.comm import Group, Step
 from trackbed.comm.crossed_waits import Operation, Wait, begin_wait
 from trackbed.errors import CollectiveError
@@ -12,14 +14,51 @@ from trackbed.grads.collectives import BackendError, Work
 from trackbed.grads.timeline import BucketObserver
 from trackbed.plural import number_of
 
-__all__ = ["Waiter"]
+__all__ = ["QueuedCopy", "Waiter"]
 
 _SLICE_SECONDS: Final = 0.05
 _LONGEST_SLICE_SECONDS: Final = 1.0
 _LAST_WORDS_SECONDS: Final = 0.75
 """Time that is left, after a rank was seen to have ended, for what it has sent before."""
+_SPIN_SECONDS: Final = 0.0002
+_LONGEST_SLEEP_SECONDS: Final = 0.001
 _OBSERVATION: Final = 0.6
 """Part of the timeout after which the signs of life of the ranks are recorded, to be compared with those at its end."""
+
+
+class QueuedCopy:
+    """Copy from a GPU, as a work. See `Work`.
+
+    Args:
+        event: event that is recorded behind the copy.
+    """
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the copy, without a call that nothing can end."""
+        began = time.monotonic()
+        while not self.is_done():
+            passed = time.monotonic() - began
+            if seconds is not None and passed >= seconds:
+                return False
+            if passed > _SPIN_SECONDS:
+                time.sleep(min(_LONGEST_SLEEP_SECONDS, passed / 10))
+        return True
+
+    def is_done(self) -> bool:
+        """True if the copy is over."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Waits, and calls `call`."""
+        self.wait()
+        call()
+
+    def late_ranks(self) -> list[int]:
+        """No rank: the GPU does not say."""
+        return []
 
 
 class Waiter:
@@ -76,6 +115,28 @@ class Waiter:
         finally:
             if self.observer is not None:
                 self.observer.waited(start, time.perf_counter())
+
+    def read(self, tensor: torch.Tensor, what: str = "numbers of a step") -> torch.Tensor:
+        """Copies a tensor to the host, behind what is queued on its GPU.
+
+        Args:
+            tensor: tensor on any device.
+            what: description, with which an error begins.
+
+        Returns:
+            The copy; a tensor of the host itself.
+
+        Raises:
+            CollectiveError: see `wait`.
+        """
+        if tensor.device.type != "cuda":
+            return tensor.cpu()
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        with torch.cuda.device(tensor.device):
+            copy.copy_(tensor, non_blocking=True)
+            event = torch.cuda.current_stream().record_event()
+        self.wait(QueuedCopy(event), what)
+        return copy
 
     def _wait(self, work: Work, what: str, wait: Wait) -> None:
         if self._group is None or self._group.size == 1 or work.is_done():

@@ -39,7 +39,7 @@ class StepCheck:
         """
         if self._exchange is not None:
             waiter.wait(self._exchange.work, what)
-            self._exchange.read()
+            self._exchange.read(waiter.read)
             self._exchange = None
 
 

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import torch
 
+from trackbed.grads.collectives import Fetch
+
 __all__ = ["GpuSquares"]
 
 logger = logging.getLogger(__name__)
@@ -39,14 +41,21 @@ class GpuSquares:
         else:
             self._norms.append(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
-    def total(self) -> tuple[int, int, int]:
-        """Waits for the GPU. Returns the sum, and whether there is a NaN, and an infinity."""
-        sums = self._sums.tolist()
+    def total(self, fetch: Fetch = torch.Tensor.cpu) -> tuple[int, int, int]:
+        """Returns the sum, and whether there is a NaN, and an infinity.
+
+        Args:
+            fetch: copies a tensor from the GPU to the host, and waits for the copy.
+        """
+        # As one tensor, whose norms are carried bit by bit, so that there is one copy.
+        norms = torch.stack(self._norms).view(torch.int64) if self._norms else self._sums[:0]
+        numbers = fetch(torch.cat([self._sums, norms]))
+        sums = numbers[: len(self._sums)].tolist()
         units = num_nan = num_infinite = 0
         if self._kernel is not None:
             num_nan, num_infinite = sums[self._kernel.NAN_SLOT], sums[self._kernel.INFINITE_SLOT]
             units = sum(limb << _LIMB_BITS * place for place, limb in enumerate(sums[: self._kernel.NAN_SLOT]))
-        for norm in torch.stack(self._norms).tolist() if self._norms else ():
+        for norm in numbers[len(self._sums) :].view(torch.float64).tolist():
             num_nan += math.isnan(norm)
             num_infinite += math.isinf(norm)
             units += round(Fraction(norm) ** 2 * 2**300) if math.isfinite(norm) else 0

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from trackbed.errors import ArgumentError
+from trackbed.grads.collectives import Fetch
 from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import square_sum
 from trackbed.optim.gpu_squares import GpuSquares
@@ -59,8 +60,13 @@ class SquareSum:
     """Number of tensors with an infinity."""
 
     @staticmethod
-    def of(tensors: Iterable[torch.Tensor]) -> "SquareSum":
-        """Sums the squares of all elements of some tensors. Waits for each GPU once, at the end."""
+    def of(tensors: Iterable[torch.Tensor], fetch: Fetch = torch.Tensor.cpu) -> "SquareSum":
+        """Sums the squares of all elements of some tensors.
+
+        Args:
+            tensors: tensors on any device.
+            fetch: copies a tensor from a GPU to the host, and waits for the copy: once for each GPU, at the end.
+        """
         total = SquareSum()
         on_gpus: dict[torch.device, GpuSquares] = {}
         for tensor in tensors:
@@ -74,7 +80,7 @@ class SquareSum:
             for chunk in vector.split(_CHUNK):  # type: ignore[no-untyped-call]
                 total += _sum_of(chunk)
         for squares in on_gpus.values():
-            total += SquareSum(*squares.total())
+            total += SquareSum(*squares.total(fetch))
         return total
 
     @staticmethod

@@ -291,7 +291,7 @@ class DataParallelOptimizer:
         ranks. Beside the numbers of which it is made, the ranks exchange digests of what they are about to do, and how
         many gradients they lack. Only if each lacks some, they also exchange which.
         """
-        own = SquareSum.of(shared_gradients(self._engine)).numbers()
+        own = SquareSum.of(shared_gradients(self._engine), self._engine.waiter.read).numbers()
         norm, unused = math.nan, set[str]()
         for of_experts in (False, True) if self._engine.experts.buffers else (False,):
             texts = self._describe_update(of_experts=of_experts)

@@ -84,7 +84,7 @@ def gather_parts(parts: Iterable[StatePart], collectives: Collectives, waiter: W
     sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64), label=OPTIMIZER_STATE)
     waiter.wait(sizes.work, "the state of the optimizer")
     found: list[StatePart] = []
-    for rank, (size,) in enumerate(sizes.read().tolist()):
+    for rank, (size,) in enumerate(sizes.read(waiter.read).tolist()):
         content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
         for start in range(0, size, _PIECE_BYTES):  # staged on a GPU where the group sends from there alone
             piece = content[start : start + _PIECE_BYTES]

@@ -14,7 +14,7 @@ from trackbed.comm.torch import backends_of, device_for
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import SoloCollectives, TorchCollectives
-from trackbed.grads.collectives.torch import TorchWork
+from trackbed.grads.collectives.torch import TorchWork, _works_of
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import norm_of
 
@@ -110,10 +110,7 @@ def test_the_manager_of_coalesced_operations_is_no_work():
             return True
 
     manager.append(Over())
-    from trackbed.grads.collectives.torch import _work_of
-
-    work = _work_of([None], manager, waits_on_host=False)
-    assert isinstance(work, TorchWork)
+    work = TorchWork(_works_of([None], manager), waits_on_host=False)
     assert work.is_done()
     assert work.wait()
 

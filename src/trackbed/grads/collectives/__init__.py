@@ -1,6 +1,6 @@
 """Collectives on buffers of gradients and parameters."""
 
-from trackbed.grads.collectives.protocol import DONE, BackendError, Collectives, Exchange, Label, Work, shard_of
+from trackbed.grads.collectives.protocol import DONE, BackendError, Collectives, Exchange, Fetch, Label, Work, shard_of
 from trackbed.grads.collectives.shared_memory import SharedMemoryCollectives
 from trackbed.grads.collectives.solo import SoloCollectives
 from trackbed.grads.collectives.torch import TorchCollectives
@@ -10,6 +10,7 @@ __all__ = [
     "BackendError",
     "Collectives",
     "Exchange",
+    "Fetch",
     "Label",
     "SharedMemoryCollectives",
     "SoloCollectives",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,14 @@ __all__ = [
     "Collectives",
     "Done",
     "Exchange",
+    "Fetch",
     "Label",
     "Work",
     "check_places",
     "shard_of",
 ]
+
+Fetch: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 MAX_NUMBERS: Final = 32
 """Highest number of values that `Collectives.exchange` sends."""
@@ -170,8 +173,16 @@ class Exchange:
     """Numbers of all ranks."""
 
     work: Work
-    read: Callable[[], npt.NDArray[np.int64]]
-    """Returns `[ranks, K]` numbers, once the work is done."""
+    decode: Callable[[Fetch], npt.NDArray[np.int64]]
+    """Returns the numbers, once the work is done, with a function that copies what was received to the host."""
+
+    def read(self, fetch: Fetch = torch.Tensor.cpu) -> npt.NDArray[np.int64]:
+        """Returns `[ranks, K]` numbers, once the work is done.
+
+        Args:
+            fetch: copies a tensor from a GPU to the host, and waits for the copy.
+        """
+        return self.decode(fetch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class SharedMemoryCollectives:
         def receive() -> None:
             received[:] = slots
 
-        return Exchange(self._submit(_EXCHANGE, label, receive, before=send), lambda: received)
+        return Exchange(self._submit(_EXCHANGE, label, receive, before=send), lambda _: received)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`, through the scratch memory."""

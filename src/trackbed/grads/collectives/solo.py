@@ -60,7 +60,7 @@ class SoloCollectives:
     def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:  # noqa: ARG002
         """Returns the numbers."""
         sent = numbers[np.newaxis].copy()
-        return Exchange(DONE, lambda: sent)
+        return Exchange(DONE, lambda _: sent)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:  # noqa: ARG002
         """Does nothing."""

@@ -1,6 +1,8 @@
 """Collectives of a process group of `torch.distributed`, on any device."""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -10,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from trackbed.comm.torch import backends_of, device_for
+from trackbed.comm.torch import abort_backend, backends_of, device_for
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives.fp32_accumulation import receive_shards
 from trackbed.grads.collectives.protocol import (
@@ -19,6 +21,7 @@ from trackbed.grads.collectives.protocol import (
     NO_LABEL,
     BackendError,
     Exchange,
+    Fetch,
     Label,
     Work,
     check_places,
@@ -51,6 +54,7 @@ def dist_all_gather_func(
     return function(output, input, group=group, async_op=async_op)
 
 
+_POLL_SECONDS: Final = 0.01
 _ROW: Final = len(NO_LABEL) + MAX_NUMBERS
 """Numbers that a rank sends in an exchange, with its label. Ranks at different exchanges must send as many."""
 _REDUCE_SCATTER: Final = dist_reduce_scatter_func
@@ -80,6 +84,11 @@ class TorchCollectives:
         self._fp32_accumulation = fp32_accumulation
         self._device = device
         self._num_issued = 0
+        self._last: Sequence[Any] = ()
+        """Works of the last operation on a GPU."""
+        self._ending = threading.Lock()
+        self.is_ended = False
+        """True once its operations were ended because they never would."""
 
     def rank(self) -> int:
         """Number of this rank in the process group."""
@@ -108,7 +117,7 @@ class TorchCollectives:
         sent = _uncounted(buffers)
         with self._coalesced(sent) as coalesced:
             works = [dist.all_reduce(buffer, op=op, group=self._group, async_op=True) for buffer in sent]
-        return _work_of(works, coalesced, waits_on_host=self._waits_on_host(sent[0].device))
+        return self._issued(_works_of(works, coalesced), sent[0].device)
 
     def reduce_scatter(
         self,
@@ -123,22 +132,22 @@ class TorchCollectives:
         _scale(buffers, scale)
         sent = _uncounted(buffers)
         shards = [shard_of(buffer, self.rank(), self.size()) for buffer in sent]
-        waits_on_host = self._waits_on_host(sent[0].device)
+        device = sent[0].device
         # The reduce-scatter of gloo takes as long as three all-reduces, and its work has no timeout.
-        if (self._fp32_accumulation or waits_on_host) and not is_replaced():
+        if (self._fp32_accumulation or self._waits_on_host(device)) and not is_replaced():
             divisor = self.size() if average else 1
             received = [
                 receive_shards(shard, buffer, self._group, divisor=divisor)
                 for shard, buffer in zip(shards, sent, strict=True)
             ]
-            return TorchWork(received, waits_on_host=waits_on_host)
+            return self._issued(received, device)
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         with self._coalesced(sent) as coalesced:
             works = [
                 dist_reduce_scatter_func(shard, buffer, op=op, group=self._group, async_op=True)
                 for shard, buffer in zip(shards, sent, strict=True)
             ]
-        return _work_of(works, coalesced, waits_on_host=waits_on_host)
+        return self._issued(_works_of(works, coalesced), device)
 
     def all_gather(
         self,
@@ -156,7 +165,7 @@ class TorchCollectives:
                 )
                 for buffer in sent
             ]
-        return _work_of(works, coalesced, waits_on_host=self._waits_on_host(sent[0].device))
+        return self._issued(_works_of(works, coalesced), sent[0].device)
 
     def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
         """Sends a few numbers to all ranks, and the label before them, always as many."""
@@ -171,13 +180,13 @@ class TorchCollectives:
         work = gather(received, mine, group=self._group, async_op=True)
         own = self.rank()
 
-        def read() -> npt.NDArray[np.int64]:
-            rows = received.cpu().numpy().reshape(size, _ROW)
+        def decode(fetch: Fetch) -> npt.NDArray[np.int64]:
+            rows = fetch(received).numpy().reshape(size, _ROW)
             labels = [Label(step, bucket) for step, bucket in rows[:, : len(label)].tolist()]
             check_places(own, [("reduction", found) for found in labels])
             return rows[:, len(label) : len(label) + count]
 
-        return Exchange(TorchWork([work], waits_on_host=self._waits_on_host(device)), read)
+        return Exchange(self._issued([work], device), decode)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
@@ -194,9 +203,43 @@ class TorchCollectives:
                 copies.append((own, content))
             as_bytes = content.as_strided((content.numel(),), (1,)).view(torch.uint8)  # backends lack some types
             works.append(dist.broadcast(as_bytes, group=self._group, group_src=source, async_op=True))
+        return self._issued(works, device_for(self._group, near=self._device), copies)
+
+    def is_queued(self) -> bool:
+        """True if operations on gradients are queued on a GPU, where one that never ends keeps all later work."""
+        return self._device is not None and not self._waits_on_host(self._device)
+
+    def end_stuck(self, seconds: float) -> bool:
+        """Ends the operations of the process group if those that this rank has issued take longer than some seconds.
+
+        Returns:
+            True if they were ended, after which the process group is of no more use.
+        """
+        if self._device is None or not self.is_queued():
+            return False
+        deadline = time.monotonic() + seconds
+        with self._ending, contextlib.suppress(RuntimeError):  # an operation that has failed is over
+            while not self.is_ended and not all(work.is_completed() for work in self._last):
+                if time.monotonic() >= deadline:
+                    self.is_ended = True
+                    abort_backend(self._group, self._device)
+                    return True
+                time.sleep(_POLL_SECONDS)
+        return False
+
+    def _issued(
+        self,
+        works: Sequence[Any],
+        device: torch.device,
+        copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+    ) -> Work:
         works = [work for work in works if work is not None]
-        waits_on_host = self._waits_on_host(device_for(self._group, near=self._device))
-        return TorchWork(works, copies, waits_on_host=waits_on_host) if works else DONE
+        if not works:
+            return DONE
+        waits_on_host = self._waits_on_host(device)
+        if not waits_on_host:
+            self._last = works  # which are carried out after all before
+        return TorchWork(works, copies, waits_on_host=waits_on_host)
 
     def _waits_on_host(self, device: torch.device) -> bool:
         """True if the host waits for operations on this device; False if a stream of a GPU does."""
@@ -206,8 +249,11 @@ class TorchCollectives:
         """Begins an operation.
 
         Raises:
-            CollectiveError: the process group was destroyed.
+            CollectiveError: the process group was destroyed, or its operations were ended.
         """
+        if self.is_ended:
+            msg = "torch.distributed: the process group must be whole, but its operations were ended after a failure"
+            raise CollectiveError(msg)
         try:
             dist.get_backend(self._group)
         except (ValueError, RuntimeError) as error:
@@ -297,7 +343,6 @@ def _uncounted(buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [buffer.data for buffer in buffers]
 
 
-def _work_of(works: list[Any], coalesced: Any, *, waits_on_host: bool) -> Work:
+def _works_of(works: list[Any], coalesced: Any) -> list[Any]:
     # The manager of coalesced operations has a work of all of them, but is none itself.
-    works = [work for work in (works if coalesced is None else coalesced.works) if work is not None]
-    return TorchWork(works, waits_on_host=waits_on_host) if works else DONE
+    return works if coalesced is None else list(coalesced.works)
