@@ -1,8 +1,9 @@
 """Everything that needs a GPU, in one command: `python tests/gpu/accept.py --out FOLDER`.
 
-Each section is a process with a time limit. `gpu.json` holds every number, with the name of the card; the last line
-counts what passed. It runs on a machine with torch for CUDA, a C++ compiler and no network; `make gpu-wheels` fetches
-what such a machine usually lacks. `--dry` rehearses all of it on the CPU, at a thousandth of the size.
+Each section is a process with a time limit. `gpu.json` holds every number, with the name of the card, of which
+`python -m benchmarks.gpu --table gpu.json` makes tables; the last line counts what passed. It runs on a machine with
+torch for CUDA, a C++ compiler and no network; `make gpu-wheels` fetches what such a machine usually lacks. `--dry`
+rehearses all of it on the CPU, at a thousandth of the size.
 """
 
 import argparse
@@ -55,6 +56,16 @@ def run(name: str, out: Path, *, is_dry: bool) -> dict:
     return found
 
 
+def in_short(found: dict) -> dict:
+    """What a section has found, as numbers and first lines; the whole text is in its own file."""
+    figures = {name: value for name, value in found.get("figures", {}).items() if not name.endswith(", seconds")}
+    reasons = {
+        kind: {name: (why.strip().splitlines() or [""])[0][:200] for name, why in found[kind].items()}
+        for kind in ("failed", "not_run")
+    }
+    return {"seconds": round(found["seconds"], 1), "passed": len(found["passed"]), **reasons, "figures": figures}
+
+
 def tail_of(path: Path) -> str:
     """The end of a log."""
     return path.read_text(errors="replace")[-1500:]
@@ -88,7 +99,7 @@ def main() -> int:
     print(f"{'section':<16}{'seconds':>8}{'passed':>8}{'failed':>8}{'not run':>9}", flush=True)
     for name in names:
         found = run(name, out, is_dry=arguments.dry)
-        all_of_it["sections"][name] = found
+        all_of_it["sections"][name] = in_short(found)
         path.write_text(json.dumps(all_of_it, indent=1))
         for kind in counts:
             counts[kind] += len(found[kind])

@@ -18,7 +18,7 @@ def test_everything_that_a_gpu_is_asked_runs_on_the_cpu(tmp_path):
     assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-1000:]
     assert ", 0 failed, " in found.stdout.splitlines()[-1]
     sections = json.loads((tmp_path / "gpu.json").read_text())["sections"]
-    assert all(section["passed"] for name, section in sections.items() if name != "install")
+    assert all(section["passed"] > 0 for name, section in sections.items() if name != "install")
 
 
 def test_a_section_that_does_not_exist_is_refused(tmp_path):

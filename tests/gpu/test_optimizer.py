@@ -174,6 +174,6 @@ def test_an_update_does_not_wait_for_the_gpu_but_for_the_norm(is_tensor, monkeyp
     train(wrapper, optimizer, range(2))
     optimizer.zero_grad()
     backward(wrapper, 3)
-    monkeypatch.setattr("trackbed.optim.norm.SquareSum.of", lambda tensors: SquareSum())
+    monkeypatch.setattr("trackbed.optim.norm.SquareSum.of", lambda tensors, fetch: SquareSum())
     with no_sync_allowed():
         optimizer.step()
