@@ -15,8 +15,8 @@ from trackbed.comm import SOLO, Group
 from trackbed.comm.launch import group_from_environment, parse_launch, threads_per_rank
 from trackbed.comm.torch import current_group
 from trackbed.datasets import BlendedDataset, GPTDataset
+from trackbed.datasets.batches.reader import Gathering
 from trackbed.datasets.config import OrderName
-from trackbed.datasets.gathering import Gathering
 from trackbed.datasets.tokenizers.kinds import AnyTokenizer
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least, is_integer

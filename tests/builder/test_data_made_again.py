@@ -165,7 +165,7 @@ def test_the_checksum_is_computed_once_for_each_stamp(tmp_path, monkeypatch):
     build(config, SIZES)
     os.utime(tmp_path / "pair.idx", ns=(1, 1))
     build(config, SIZES)
-    monkeypatch.setattr("trackbed.datasets.gpt_indices.checksum_lengths", None)
+    monkeypatch.setattr("trackbed.datasets.gpt.indices.checksum_lengths", None)
     build(config, SIZES)
     os.utime(tmp_path / "pair.idx", ns=(2, 2))
     with pytest.raises(TypeError):

@@ -14,7 +14,7 @@ import torch
 from blends import build, gpt_config, write_pair
 from stored_pairs import upload
 from trackbed.cancellation import Flag
-from trackbed.datasets.gathering import Gathering
+from trackbed.datasets.batches.reader import Gathering
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.kernels import FetchedBytes
 from trackbed.loading import BatchLoader, MegatronPretrainingSampler

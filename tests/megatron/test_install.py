@@ -179,7 +179,7 @@ def test_without_megatron_core_its_module_paths_import_trackbed():
             print(IndexedDataset.__module__, megatron.core.datasets.gpt_dataset.GPTDataset.__module__)
             """
         )
-        == "trackbed.datasets.indexed trackbed.datasets.gpt"
+        == "trackbed.datasets.indexed trackbed.datasets.gpt.dataset"
     )
 
 

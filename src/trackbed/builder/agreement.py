@@ -12,10 +12,10 @@ from typing import Any, Final
 from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
 from trackbed.cache.entry import shortened
-from trackbed.datasets.blended import BlendedDataset
+from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import is_ours
 from trackbed.datasets.sample_content import plain
 from trackbed.index.splits import Split

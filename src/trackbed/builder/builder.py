@@ -22,11 +22,11 @@ from trackbed.cache import FlushMark, flush_and_mark, make_marks
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
-from trackbed.datasets.blended import BlendedDataset
+from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.end_check import check_document_ends
 from trackbed.datasets.indexed import IndexedDataset
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
 from trackbed.datasets.storage import storage_of

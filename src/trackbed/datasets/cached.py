@@ -10,13 +10,13 @@ import torch
 from trackbed.cache import Entry, Kind, Request, fingerprint
 from trackbed.cache.entry import DataPart
 from trackbed.cache.request import Ingredients
+from trackbed.datasets.batches.reader import BatchForm, Gatherer, Gathering
+from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
-from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
 from trackbed.datasets.low_level import has_stamps, identify, object_stamps, sampled_tokens
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import first_override, is_ours, is_overridden
 from trackbed.datasets.sample_content import content_text
-from trackbed.datasets.sources import SampleLayout
 
 __all__ = ["CachedDataset", "IndexInputs"]
 

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.gpt import GPTDataset
-from trackbed.datasets.gpt_config import GPTDatasetConfig
-from trackbed.datasets.megatron import LowLevelDataset
+from trackbed.datasets.gpt.config import GPTDatasetConfig
+from trackbed.datasets.gpt.dataset import GPTDataset
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.datasets.mock import MockGPTDataset
 from trackbed.errors import ArgumentError
 

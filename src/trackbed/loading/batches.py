@@ -14,8 +14,8 @@ import torch
 
 from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
+from trackbed.datasets.batches.reader import Gathering
 from trackbed.datasets.data_checksum import DataChecksum
-from trackbed.datasets.gathering import Gathering
 from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.pool import ends_with

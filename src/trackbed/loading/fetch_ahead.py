@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from trackbed.cancellation import Flag
-from trackbed.datasets.gathering import Gathering
+from trackbed.datasets.batches.reader import Gathering
 from trackbed.files.stores.pool import LeftError, WaitingPool, ends_with
 from trackbed.files.stores.waiting import result_of
 from trackbed.kernels import FetchedBytes

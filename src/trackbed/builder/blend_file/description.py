@@ -14,7 +14,7 @@ from trackbed.index.splits import Split
 from trackbed.tokens import ObjectStorageConfig, default_idx_cache
 
 if TYPE_CHECKING:
-    from trackbed.datasets.gpt import GPTDataset
+    from trackbed.datasets.gpt.dataset import GPTDataset
 
 __all__ = ["BlendFile", "DatasetEntry", "SizeEntry", "StageEntry", "TokenizerEntry"]
 
@@ -109,7 +109,7 @@ class BlendFile:
     @property
     def dataset_class(self) -> "type[GPTDataset]":
         """Class of the blended datasets: `GPTDataset`."""
-        from trackbed.datasets.gpt import GPTDataset  # imports torch, which a plan does not need
+        from trackbed.datasets.gpt.dataset import GPTDataset  # imports torch, which a plan does not need
 
         return GPTDataset
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from trackbed.builder.blend_file.measure import MeasuredBlend
 from trackbed.builder.plan_split import plan_split
-from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch

@@ -1,6 +1,6 @@
 """Reasons why a split has more samples than were asked for."""
 
-from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt.config import GPTDatasetConfig
 
 __all__ = ["why_more_are_built", "why_more_samples"]
 

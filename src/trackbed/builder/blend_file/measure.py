@@ -16,7 +16,7 @@ from trackbed.builder.blend_file.tokenizer import StatedTokenizer, make_tokenize
 from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
 from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import Blend
-from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index.splits import (
     Bounds,
@@ -27,7 +27,7 @@ from trackbed.index.splits import (
 from trackbed.tokens.format import PairHeader
 
 if TYPE_CHECKING:
-    from trackbed.datasets.gpt import GPTDataset
+    from trackbed.datasets.gpt.dataset import GPTDataset
 
 __all__ = ["MeasuredBlend", "measure_blend"]
 

@@ -12,7 +12,7 @@ from trackbed.builder.blend_file.excess import why_more_are_built, why_more_samp
 from trackbed.builder.blend_file.measure import MeasuredBlend
 from trackbed.builder.blend_file.members import Member
 from trackbed.builder.blend_file.tables import Problems
-from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.index import Split
 from trackbed.plural import number_of
 

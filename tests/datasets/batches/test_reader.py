@@ -20,8 +20,8 @@ from generated import builder_of, configurations
 from tidy import remove_folder
 from tiers import with_files
 from trackbed.datasets import Batch, BlendedDataset, GPTDataset, MockGPTDataset, NullTokenizer
-from trackbed.datasets.gpt_indexed import IndexedSamples
-from trackbed.datasets.sources import Sources
+from trackbed.datasets.batches.sources import Sources
+from trackbed.datasets.gpt.indexed import IndexedSamples
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.index import Split
 from trackbed.tokens import merge

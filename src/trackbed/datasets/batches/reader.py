@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from trackbed.datasets.batch import Batch, BatchSpec
+from trackbed.datasets.batches.batch import Batch, BatchSpec
+from trackbed.datasets.batches.sources import FileBacked, Sources
 from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations
-from trackbed.datasets.sources import FileBacked, Sources
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.kernels import FetchedBytes, Gathered, SampleSources
 from trackbed.tokens.stored.budget import BUDGET

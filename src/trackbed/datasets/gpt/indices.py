@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec
-from trackbed.datasets.gpt_visits import ARRAYS
+from trackbed.datasets.gpt.visits import ARRAYS
 from trackbed.datasets.low_level import check_documents, data_stamps, most_tokens, num_sequences
 from trackbed.errors import FormatError, PlanError
 from trackbed.index import ranges

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, damage
-from trackbed.datasets.blend_order import BlendSpec
+from trackbed.datasets.blend.order import BlendSpec
 from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError

@@ -11,8 +11,10 @@ import torch
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.cache import await_flush
-from trackbed.datasets import BlendedDataset, MockGPTDataset, blend_balanced, gpt_kind
-from trackbed.datasets.gpt_indices import GPTIndices
+from trackbed.datasets import BlendedDataset, MockGPTDataset
+from trackbed.datasets.blend import balanced
+from trackbed.datasets.gpt import kind
+from trackbed.datasets.gpt.indices import GPTIndices
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import InstantOrder, Permutation, largest_remainders
 from trackbed.tokens import IndexedDataset
@@ -100,7 +102,7 @@ def test_a_balanced_blend_of_all_samples(tmp_path, prefixes):
 
 def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypatch):
     timeline = []
-    real_blend, real_build = blend_balanced.balanced_blend, GPTIndices.build
+    real_blend, real_build = balanced.balanced_blend, GPTIndices.build
 
     def balanced_blend(*arguments, **options):
         timeline.append("blend begins")
@@ -116,9 +118,9 @@ def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypat
         timeline.append("dataset ends")
         return made
 
-    monkeypatch.setattr(blend_balanced, "balanced_blend", balanced_blend)
+    monkeypatch.setattr(balanced, "balanced_blend", balanced_blend)
     monkeypatch.setattr(GPTIndices, "build", build_indices)
-    monkeypatch.setattr(gpt_kind, "SMALL_COST", 0.0)  # as if they were large
+    monkeypatch.setattr(kind, "SMALL_COST", 0.0)  # as if they were large
     build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order="balanced"), [60, 0, 0])
     last_dataset = len(timeline) - 1 - timeline[::-1].index("dataset ends")
     assert timeline.index("blend begins") < timeline.index("dataset ends")

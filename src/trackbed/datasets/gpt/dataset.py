@@ -11,21 +11,21 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import Kind
-from trackbed.datasets import sample
+from trackbed.datasets.batches.gpt import GPTForm
+from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.cached import CachedDataset
-from trackbed.datasets.gpt_batch import GPTForm
-from trackbed.datasets.gpt_config import GPTDatasetConfig
-from trackbed.datasets.gpt_indexed import IndexedSamples
-from trackbed.datasets.gpt_indices import GPTIndices
-from trackbed.datasets.gpt_instant import InstantSamples
-from trackbed.datasets.gpt_kind import GPT_KIND
+from trackbed.datasets.gpt import sample
+from trackbed.datasets.gpt.config import GPTDatasetConfig
+from trackbed.datasets.gpt.indexed import IndexedSamples
+from trackbed.datasets.gpt.indices import GPTIndices
+from trackbed.datasets.gpt.instant import InstantSamples
+from trackbed.datasets.gpt.kind import GPT_KIND
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import num_sequences
-from trackbed.datasets.megatron import LowLevelDataset
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.datasets.opening import open_group, open_pair
 from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
-from trackbed.datasets.sources import SampleLayout
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import LazyArrays
-from trackbed.datasets.gpt_indices import GPTIndices
-from trackbed.datasets.gpt_visits import ARRAYS, VisitArrays, VisitedSamples
+from trackbed.datasets.gpt.indices import GPTIndices
+from trackbed.datasets.gpt.visits import ARRAYS, VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations, SamplePieces
 from trackbed.kernels import Visits

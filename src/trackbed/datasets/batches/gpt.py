@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.datasets import sample
-from trackbed.datasets.gathering import BatchForm
-from trackbed.datasets.gpt_config import GPTDatasetConfig
+from trackbed.datasets.batches.reader import BatchForm
+from trackbed.datasets.gpt import sample
+from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.kernels import BatchArrays, FetchedBytes, Gathered, SampleShape, SampleSources, gather
 
 __all__ = ["GPTForm", "GPTSpec"]

@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.masked import MaskedWordPieceDataset
-from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
-from trackbed.datasets.megatron import LowLevelDataset
-from trackbed.datasets.t5_attention import b1ss_attention_mask, config_attention_mask
-from trackbed.datasets.word_pieces import special_ids
+from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig
+from trackbed.datasets.masked.dataset import MaskedWordPieceDataset
+from trackbed.datasets.masked.t5_attention import b1ss_attention_mask, config_attention_mask
+from trackbed.datasets.masked.word_pieces import special_ids
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable

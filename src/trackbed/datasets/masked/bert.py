@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.masked import MaskedWordPieceDataset
-from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig, as_flag
-from trackbed.datasets.megatron import LowLevelDataset
+from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig, as_flag
+from trackbed.datasets.masked.dataset import MaskedWordPieceDataset
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable

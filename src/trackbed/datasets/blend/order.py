@@ -14,7 +14,7 @@ import torch
 from trackbed.cache import Allocate, Arrays, Entry, Request
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import OversampleError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder, Order, Split

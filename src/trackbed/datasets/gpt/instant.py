@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.gpt_visits import VisitArrays, VisitedSamples
+from trackbed.datasets.batches.sources import SampleLayout, Stretches
+from trackbed.datasets.gpt.visits import VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
 from trackbed.datasets.low_level import check_documents
 from trackbed.datasets.samples import SampleLocations, SamplePieces
-from trackbed.datasets.sources import SampleLayout, Stretches
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch

@@ -18,19 +18,19 @@ import torch
 import torch.utils.data
 
 from trackbed.cache import Entry, Request, fingerprint
-from trackbed.datasets.blend_balanced import BalancedOrder
-from trackbed.datasets.blend_greedy import GreedyOrder, blend
-from trackbed.datasets.blend_indexed import ARRAYS
-from trackbed.datasets.blend_instant import InstantBlend
-from trackbed.datasets.blend_order import BlendOrder, BlendSpec
+from trackbed.datasets.batches.reader import Gatherer, Gathering
+from trackbed.datasets.blend.balanced import BalancedOrder
+from trackbed.datasets.blend.greedy import GreedyOrder, blend
+from trackbed.datasets.blend.indexed import ARRAYS
+from trackbed.datasets.blend.instant import InstantBlend
+from trackbed.datasets.blend.order import BlendOrder, BlendSpec
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
-from trackbed.datasets.gathering import Gatherer, Gathering
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import sampled_tokens
-from trackbed.datasets.megatron import MegatronDataset, description_now, samples_text
+from trackbed.datasets.megatron_dataset import MegatronDataset, description_now, samples_text
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.sample_content import content_text, joined
 from trackbed.datasets.samples import SampleLocations

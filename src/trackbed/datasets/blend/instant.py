@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import Allocate, Arrays, Entry, Request
-from trackbed.datasets.blend_order import BlendSpec, own_decisions
-from trackbed.datasets.gpt_instant import StoredSample
+from trackbed.datasets.blend.order import BlendSpec, own_decisions
+from trackbed.datasets.gpt.instant import StoredSample
 from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError, PlanError

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.batches.table_lock import TableLock
 from trackbed.datasets.indexed import is_plain
-from trackbed.datasets.table_lock import TableLock
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource

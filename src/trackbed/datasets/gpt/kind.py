@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, Kind, Request
-from trackbed.datasets.gpt_indices import MOST_VISITS, SMALL_COST, GPTIndices
-from trackbed.datasets.gpt_visits import ARRAYS
+from trackbed.datasets.gpt.indices import MOST_VISITS, SMALL_COST, GPTIndices
+from trackbed.datasets.gpt.visits import ARRAYS
 from trackbed.datasets.low_level import drop_pages
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.datasets.gathering import BatchForm
+from trackbed.datasets.batches.reader import BatchForm
 from trackbed.kernels import FetchedBytes, Gathered, MaskedBatchArrays, MaskingTable, SampleSources, gather_masked
 
 __all__ = ["MaskedForm", "MaskedSpec"]
