@@ -12,7 +12,7 @@ from tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CacheError, FormatError
-from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from trackbed.tokens import IndexedDataset
 
 ORDERS = ["megatron", "balanced", "instant"]
@@ -58,7 +58,7 @@ def content(dataset):
 def samplers_of(train):
     yield MegatronPretrainingSampler(len(train), 0, 4, 0, 1, fingerprint=train.fingerprint)
     yield MegatronPretrainingRandomSampler(train, len(train), 0, 4, 0, 1, data_sharding=False)
-    yield BatchLoader(train, MegatronPretrainingSampler(len(train), 0, 4, 0, 1))
+    yield BatchStream(train, MegatronPretrainingSampler(len(train), 0, 4, 0, 1))
 
 
 def refuse(sampler, state):

@@ -34,7 +34,8 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
 
     {-Marked-} text is excluded from the loss. Missing indices are built.
     """
-    from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+    from trackbed.blends import measure_blend, plan_blend, read_blend_file
+    from trackbed.builder import BlendedMegatronDatasetBuilder
     from trackbed.loading import provenance
 
     blend = measure_blend(read_blend_file(path).with_idx_cache(idx_cache))

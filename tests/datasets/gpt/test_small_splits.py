@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blends import EOD, build, gpt_config, tokens_of, write_pair
-from trackbed.builder import measure_blend, plan_blend, read_blend_file
+from trackbed.blends import measure_blend, plan_blend, read_blend_file
 from trackbed.errors import PlanError
 from trackbed.loading import provenance
 from trackbed.tokens import IndexedDataset

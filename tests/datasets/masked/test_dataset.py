@@ -32,7 +32,7 @@ from trackbed.datasets import (
     T5MaskedWordPieceDatasetConfig,
 )
 from trackbed.errors import ArgumentError, CacheError, CollectiveError, FormatError, PlanError, TrackbedError
-from trackbed.loading import BatchLoader, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingSampler
 
 SIZE = 300
 TOKENIZER = WordPieceTokenizer(seed=1, size=SIZE, continues=0.4, pad=0, sentinels=40)
@@ -146,7 +146,7 @@ def test_groups_of_pairs_are_read_as_if_they_were_merged(model, tmp_path):
 def test_a_loader_gives_the_samples_in_batches(model, tmp_path):
     dataset = build(model, write(tmp_path), tmp_path)
     sampler = MegatronPretrainingSampler(len(dataset), 0, 8, 0, 1)
-    for number, batch in enumerate(BatchLoader(dataset, sampler)):
+    for number, batch in enumerate(BatchStream(dataset, sampler)):
         assert_equal(dict(batch), default_collate([dataset[8 * number + row] for row in range(8)]))
 
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenizer_files import byte_level_bpe, write_sentencepiece
-from trackbed.builder.blend_file.description import TokenizerEntry
-from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
-from trackbed.builder.blend_file.tokenizer import make_tokenizer
+from trackbed.blends.blend_file import TokenizerEntry
+from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import TransformersTokenizer, open_tokenizer
 from trackbed.datasets.tokenizers.special_tokens import END_OF_DOCUMENT_TOKENS, end_of_document
 from trackbed.errors import ArgumentError
+from trackbed.megatron.blend_arguments.blend_of_arguments import blend_of_megatron_arguments
 from trackbed.preprocess import open_fastest_tokenizer
 
 ROLES = ("<pad>", "<eos>", "<bos>")

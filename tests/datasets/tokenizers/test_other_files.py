@@ -6,8 +6,8 @@ import json
 import pytest
 
 from tokenizer_files import byte_level_bpe, write_sentencepiece
-from trackbed.builder import read_blend_file
-from trackbed.builder.blend_file.tokenizer import make_tokenizer
+from trackbed.blends import read_blend_file
+from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import open_tokenizer
 from trackbed.errors import ArgumentError, BlendFileError, FormatError
 from trackbed.tokens import IndexedDataset

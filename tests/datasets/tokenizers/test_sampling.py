@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 
 from tokenizer_files import SCRIPTS, byte_level_bpe, write_sentencepiece
-from trackbed.builder.blend_file.description import TokenizerEntry
-from trackbed.builder.blend_file.tokenizer import make_tokenizer
+from trackbed.blends.blend_file import TokenizerEntry
+from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import HuggingFaceTokenizer, TransformersTokenizer, open_tokenizer
 from trackbed.datasets.tokenizers.sampling import check_repeatable, switch_off_sampling
 from trackbed.errors import ArgumentError

@@ -28,6 +28,7 @@ from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
+from trackbed.datasets.gpt.dataset import GPTDataset
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import sampled_tokens
 from trackbed.datasets.megatron_dataset import MegatronDataset, description_now, samples_text
@@ -39,7 +40,7 @@ from trackbed.index import Order
 from trackbed.index.blend import dataset_index_dtype
 from trackbed.index.splits import normalize
 
-__all__ = ["BlendedDataset", "blend"]
+__all__ = ["BlendedDataset", "SplitDataset", "blend"]
 
 logger = logging.getLogger(__name__)
 
@@ -292,6 +293,10 @@ class BlendedDataset(_Dataset, Gathering):
             for position in positions.tolist():
                 self._checked(position)
             raise
+
+
+SplitDataset = GPTDataset | BlendedDataset
+"""Dataset of a split: of one pair, or a blend."""
 
 
 def _check_members(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:

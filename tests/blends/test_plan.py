@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from blends import VOCAB, write_pair, write_pairs
 from tiers import with_files
-from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+from trackbed.blends import measure_blend, plan_blend, read_blend_file
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import BlendedDataset, NullTokenizer
 from trackbed.errors import BlendFileError, OversampleError, PlanError
 from trackbed.index import Split

@@ -5,10 +5,9 @@ import pytest
 import tiktoken
 
 from tokenizer_files import PLUGIN, write_plain_folder, write_sentencepiece, write_wordpiece
-from trackbed.builder import StatedTokenizer, read_blend_file
-from trackbed.builder.blend_file import SizeEntry, parse_count
-from trackbed.builder.blend_file.options import OPTIONS
-from trackbed.builder.blend_file.tokenizer import make_tokenizer
+from trackbed.blends import SizeEntry, StatedTokenizer, parse_count, read_blend_file
+from trackbed.blends.options import OPTIONS
+from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import (
     ByteTokenizer,
     GPTDatasetConfig,

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from trackbed.builder.blend_file.counts import parse_count
-from trackbed.builder.blend_file.description import SizeEntry
-from trackbed.builder.blend_file.tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader
+from trackbed.blends.blend_file import SizeEntry
+from trackbed.blends.counts import parse_count
+from trackbed.blends.toml_tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader
 from trackbed.index.splits import Split
 
 __all__ = ["SIZE_KEYS", "SizesAndBatch", "read_sizes", "samples_for"]

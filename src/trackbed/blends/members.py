@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.repeats import NamedPair, count_repeated, pair_ids, refuse_repeats
-from trackbed.builder.blend_file.tables import Problems, reason_of
+from trackbed.blends.blend_file import DatasetEntry
+from trackbed.blends.repeats import NamedPair, count_repeated, pair_ids, refuse_repeats
+from trackbed.blends.toml_tables import Problems, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.files.stores.pool import call_all

@@ -8,12 +8,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from trackbed.builder.blend_file.description import BlendFile
-from trackbed.builder.blend_file.members import Member, find_members
-from trackbed.builder.blend_file.tables import Problems
-from trackbed.builder.blend_file.token_ids import check_token_ids
-from trackbed.builder.blend_file.tokenizer import StatedTokenizer, make_tokenizer
-from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
+from trackbed.blends.blend_file import BlendFile
+from trackbed.blends.members import Member, find_members
+from trackbed.blends.token_ids import check_token_ids
+from trackbed.blends.tokenizer import StatedTokenizer, make_tokenizer
+from trackbed.blends.toml_tables import Problems
+from trackbed.blends.weights import DatasetRequest, plan_weights
 from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import Blend
 from trackbed.datasets.gpt.config import GPTDatasetConfig

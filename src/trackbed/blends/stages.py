@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from trackbed.builder.blend_file.counts import parse_count
-from trackbed.builder.blend_file.description import DatasetEntry, StageEntry
-from trackbed.builder.blend_file.sizes import samples_for
-from trackbed.builder.blend_file.tables import COUNT, NUMBER, TABLE, WHOLE, TableReader
+from trackbed.blends.blend_file import DatasetEntry, StageEntry
+from trackbed.blends.counts import parse_count
+from trackbed.blends.sizes import samples_for
+from trackbed.blends.toml_tables import COUNT, NUMBER, TABLE, WHOLE, TableReader
 from trackbed.index.splits import Split
 
 __all__ = ["read_stages"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from trackbed.builder.blend_file.toml_text import comment_text, toml_text
 from trackbed.files.stores import is_address
+from trackbed.megatron.blend_arguments.toml_text import comment_text, toml_text
 
 __all__ = ["tokenizer_lines"]
 

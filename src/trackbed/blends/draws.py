@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 from typing import Final
 
-from trackbed.builder.blend_file.measure import MeasuredBlend
+from trackbed.blends.measure import MeasuredBlend
 from trackbed.builder.plan_split import plan_split
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import PlanError

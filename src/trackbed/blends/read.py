@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.builder.blend_file.datasets import read_datasets
-from trackbed.builder.blend_file.description import BlendFile, DatasetEntry, SizeEntry
-from trackbed.builder.blend_file.key_lines import KeyPath, find_key_lines
-from trackbed.builder.blend_file.options import read_options
-from trackbed.builder.blend_file.sizes import SIZE_KEYS, read_sizes
-from trackbed.builder.blend_file.stages import read_stages
-from trackbed.builder.blend_file.tables import (
+from trackbed.blends.blend_file import BlendFile, DatasetEntry, SizeEntry
+from trackbed.blends.dataset_tables import read_datasets
+from trackbed.blends.options import read_options
+from trackbed.blends.sizes import SIZE_KEYS, read_sizes
+from trackbed.blends.stages import read_stages
+from trackbed.blends.tokenizer import read_tokenizer
+from trackbed.blends.toml_lines import KeyPath, find_key_lines
+from trackbed.blends.toml_tables import (
     TEXT,
     WHOLE,
     WHOLE_POSITIVE,
@@ -24,7 +25,6 @@ from trackbed.builder.blend_file.tables import (
     TableReader,
     one_of,
 )
-from trackbed.builder.blend_file.tokenizer import read_tokenizer
 from trackbed.datasets.config import ORDERS
 from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.files.stores import is_address, redact

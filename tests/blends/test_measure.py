@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from blends import VOCAB, gpt_config, write_pair, write_pairs
-from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
-from trackbed.builder.blend_file import datasets, members, with_tokenizer
-from trackbed.builder.blend_file.weights import DatasetRequest, plan_weights
+from trackbed.blends import dataset_tables, measure_blend, members, plan_blend, read_blend_file, with_tokenizer
+from trackbed.blends.weights import DatasetRequest, plan_weights
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError
 from trackbed.tokens import IndexedDataset
@@ -252,7 +252,7 @@ def test_a_path_that_must_not_be_read_is_named(data, monkeypatch):
     (data / "web").mkdir()
     monkeypatch.setattr(members, "IndexedDataset", denied)
     monkeypatch.setattr(members.os, "listdir", denied)
-    monkeypatch.setattr(datasets, "read_shard_list", denied)
+    monkeypatch.setattr(dataset_tables, "read_shard_list", denied)
     entries = "".join(
         f"[[dataset]]\n{entry}\n" for entry in ("path = 'pair0'", "glob = 'web/x*'", "name = 'g'\ngroup = 'c.toml'")
     )

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from blends import write_pair, write_pairs
 from stored_pairs import upload
-from trackbed.builder import measure_blend, plan_blend, read_blend_file
-from trackbed.builder.blend_file import read_blend_table
-from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
-from trackbed.builder.blend_file.repeats import pair_ids
+from trackbed.blends import measure_blend, plan_blend, read_blend_file, read_blend_table
+from trackbed.blends.repeats import pair_ids
 from trackbed.errors import BlendFileError
+from trackbed.megatron.blend_arguments.blend_of_arguments import blend_of_megatron_arguments
 from trackbed.tokens.shard_list import shard_list_text
 
 TOP = "version = 1\nsequence_length = 16\n"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trackbed.builder.blend_file.sizes import samples_for
+from trackbed.blends.sizes import samples_for
 from trackbed.builder.plan_split import MOST_SAMPLES
 from trackbed.errors import PlanError
 

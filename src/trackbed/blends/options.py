@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.builder.blend_file.tables import FLAG, NUMBER, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader, one_of
+from trackbed.blends.toml_tables import FLAG, NUMBER, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader, one_of
 
 __all__ = ["OPTIONS", "read_options"]
 

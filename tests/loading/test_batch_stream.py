@@ -23,7 +23,7 @@ from forked import run_in_fork
 from loading.test_read_ahead import threads_left, was_interrupted
 from trackbed.datasets import GPTDataset
 from trackbed.errors import ArgumentError
-from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
 ORDERS = ("megatron", "balanced", "instant")
 
@@ -65,28 +65,28 @@ def wanted_batches(dataset, count):
 @pytest.mark.parametrize("order", ORDERS)
 def test_batches_are_those_that_the_sampler_names(tmp_path, order):
     dataset = blended(tmp_path, order)
-    for batch, indices in zip(BatchLoader(dataset, sampler(dataset)), sampler(dataset), strict=True):
+    for batch, indices in zip(BatchStream(dataset, sampler(dataset)), sampler(dataset), strict=True):
         for name, tensor in dataset.gather(indices).items():
             assert torch.equal(batch[name], tensor)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_a_batch_that_is_held_is_never_overwritten(dataset, ahead):
-    loader = BatchLoader(dataset, sampler(dataset), ahead=ahead)
+    loader = BatchStream(dataset, sampler(dataset), ahead=ahead)
     held = list(loader)
     assert [tokens(batch) for batch in held] == [wanted(dataset, range(first, first + 4)) for first in range(0, 200, 4)]
 
 
 def test_a_view_of_a_part_of_one_tensor_is_enough_to_hold_it(dataset):
     views, copies = [], []
-    for batch in BatchLoader(dataset, sampler(dataset), ahead=1):
+    for batch in BatchStream(dataset, sampler(dataset), ahead=1):
         views.append(batch["labels"][1:, ::2])
         copies.append(batch["labels"][1:, ::2].clone())
     assert all(torch.equal(view, copy) for view, copy in zip(views, copies, strict=True))
 
 
 def test_memory_is_reused_when_it_is_not_referenced(dataset):
-    loader = BatchLoader(dataset, sampler(dataset), ahead=1)
+    loader = BatchStream(dataset, sampler(dataset), ahead=1)
     assert len({batch["tokens"].data_ptr() for batch in loader}) <= 4
 
 
@@ -94,19 +94,19 @@ def test_batches_of_changing_size_are_made(dataset):
     sizes = [1, 5, 2, 5, 1, 7, 2] * 5
     stops = np.cumsum(sizes)
     batches = [list(range(stop - size, stop)) for stop, size in zip(stops.tolist(), sizes, strict=True)]
-    found = [tokens(batch) for batch in BatchLoader(dataset, batches)]
+    found = [tokens(batch) for batch in BatchStream(dataset, batches)]
     assert found == [wanted(dataset, indices) for indices in batches]
 
 
 def test_a_sampler_without_a_position_is_counted(dataset):
     batches = [[5, 1], [2, 9], [7, 0], [4, 4]]
-    loader = BatchLoader(dataset, batches)
+    loader = BatchStream(dataset, batches)
     iterator = iter(loader)
     next(iterator)
     next(iterator)
     state = loader.state_dict()
     assert state == {"version": 1, "batches": 2, "data_checksum": dataset.data_checksum.result()}
-    other = BatchLoader(dataset, batches)
+    other = BatchStream(dataset, batches)
     other.load_state_dict(loader.state_dict())
     assert [tokens(batch) for batch in other] == [wanted(dataset, indices) for indices in batches[2:]]
     assert [tokens(batch) for batch in other] == [wanted(dataset, indices) for indices in batches]
@@ -133,7 +133,7 @@ def test_a_run_that_stops_and_goes_on_with_other_ranks_reads_the_same_sequence(d
     found, state = [], None
     for ranks, batch, count in legs:
         loaders = [
-            BatchLoader(dataset, sampler(dataset, batch=batch, rank=rank, size=ranks), ahead=ahead)
+            BatchStream(dataset, sampler(dataset, batch=batch, rank=rank, size=ranks), ahead=ahead)
             for rank in range(ranks)
         ]
         taken = []
@@ -154,7 +154,7 @@ def test_a_run_that_stops_and_goes_on_with_other_ranks_reads_the_same_sequence(d
 def test_a_random_order_goes_on_after_the_last_batch_handed_out(dataset, stops, data_sharding):
     def loader():
         order = MegatronPretrainingRandomSampler(dataset, len(dataset), 0, 4, 1, 2, data_sharding)
-        return BatchLoader(dataset, order, ahead=3)
+        return BatchStream(dataset, order, ahead=3)
 
     whole, running = loader(), []
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_a_random_order_goes_on_after_the_last_batch_handed_out(dataset, stops, 
 
 
 def test_an_iteration_that_is_left_goes_on_where_it_was(dataset):
-    loader = BatchLoader(dataset, sampler(dataset), ahead=3)
+    loader = BatchStream(dataset, sampler(dataset), ahead=3)
     for batch in loader:
         assert tokens(batch) == wanted(dataset, range(4))
         break
@@ -180,12 +180,12 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(dataset):
 
 
 def test_an_iteration_that_has_ended_begins_as_the_sampler_does(dataset):
-    loader = BatchLoader(dataset, sampler(dataset, batch=50))
+    loader = BatchStream(dataset, sampler(dataset, batch=50))
     assert [tokens(batch) for batch in loader] == [tokens(batch) for batch in loader]
 
 
 def test_a_second_iteration_ends_the_first(dataset):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     first = iter(loader)
     next(first)
     second = iter(loader)
@@ -196,7 +196,7 @@ def test_a_second_iteration_ends_the_first(dataset):
 
 
 def test_the_state_is_that_of_a_sampler_and_is_taken_by_one(dataset):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     assert loader.state_dict() == sampler(dataset).state_dict()
     _, state = take(loader, 3)
     other = sampler(dataset)
@@ -208,10 +208,10 @@ def test_the_state_is_that_of_a_sampler_and_is_taken_by_one(dataset):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_torchs_checkpoints_keep_the_state(dataset, tmp_path):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     take(loader, 3)
     dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
-    other = BatchLoader(dataset, sampler(dataset))
+    other = BatchStream(dataset, sampler(dataset))
     dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
     assert tokens(next(iter(other))) == wanted(dataset, range(12, 16))
     torch.save(loader.state_dict(), tmp_path / "state.pt")
@@ -219,12 +219,12 @@ def test_torchs_checkpoints_keep_the_state(dataset, tmp_path):
 
 
 def test_tokens_are_counted_for_each_dataset(dataset):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     take(loader, 10)
     counters = loader.counters
     assert counters.tokens.tolist() == (16 * np.bincount(dataset.dataset_index[:40], minlength=3)).tolist()
     assert (counters.batches, counters.samples) == (10, 40)
-    alone = BatchLoader(dataset.datasets[0], [[0, 1, 2]])
+    alone = BatchStream(dataset.datasets[0], [[0, 1, 2]])
     take(alone, 1)
     assert alone.counters.tokens.tolist() == [48]
 
@@ -239,11 +239,11 @@ class _Slow(GPTDataset):
 
 def test_stalls_are_counted(tmp_path):
     dataset = blended(tmp_path, cls=_Slow)
-    slow = BatchLoader(dataset, sampler(dataset, batch=2))
+    slow = BatchStream(dataset, sampler(dataset, batch=2))
     stalls = stalls_of(slow, seconds_each=0.0)
     assert max(stalls) > 0.02
     assert sum(stalls) == pytest.approx(slow.counters.stall_seconds)
-    patient = BatchLoader(dataset, sampler(dataset, batch=2), ahead=2)
+    patient = BatchStream(dataset, sampler(dataset, batch=2), ahead=2)
     assert min(stalls_of(patient, seconds_each=0.3)) < 0.02
 
 
@@ -266,7 +266,7 @@ class _Numbered(GPTDataset):
 def test_samples_that_hold_something_else_are_loaded_too(tmp_path):
     prefix = write_pair(tmp_path / "pair", [50] * 30)
     dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Numbered)[0]
-    found = [batch["number"].tolist() for batch in BatchLoader(dataset, [[0, 3], [5, 1], [2, 2]] * 3)]
+    found = [batch["number"].tolist() for batch in BatchStream(dataset, [[0, 3], [5, 1], [2, 2]] * 3)]
     assert found == [[0, 3], [5, 1], [2, 2]] * 3
 
 
@@ -283,7 +283,7 @@ class _Broken(GPTDataset):
 def test_an_error_on_the_thread_is_raised_in_place_of_the_batch(tmp_path):
     prefix = write_pair(tmp_path / "pair", [50] * 30)
     dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Broken)[0]
-    loader = BatchLoader(dataset, sampler(dataset), ahead=4)
+    loader = BatchStream(dataset, sampler(dataset), ahead=4)
     iterator = iter(loader)
     assert [tokens(next(iterator)) for _ in range(2)] == wanted_batches(dataset, 2)
     for broken in (iterator, iter(loader)):
@@ -298,14 +298,14 @@ def test_an_error_in_the_sampler_is_raised_too(dataset):
         msg = "no more"
         raise OSError(msg)
 
-    iterator = iter(BatchLoader(dataset, batches()))
+    iterator = iter(BatchStream(dataset, batches()))
     next(iterator)
     with pytest.raises(OSError, match="no more"):
         next(iterator)
 
 
 def test_closing_ends_the_thread_and_may_be_done_twice(dataset):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     iterator = iter(loader)
     next(iterator)
     deadline = time.monotonic() + 5
@@ -319,7 +319,7 @@ def test_closing_ends_the_thread_and_may_be_done_twice(dataset):
 
 
 def test_deleting_a_loader_ends_its_thread(dataset):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     gone = weakref.ref(loader)
     iterator = iter(loader)
     next(iterator)
@@ -329,7 +329,7 @@ def test_deleting_a_loader_ends_its_thread(dataset):
 
 
 def test_a_forked_child_must_iterate_again_and_can(dataset):
-    loader = BatchLoader(dataset, sampler(dataset))
+    loader = BatchStream(dataset, sampler(dataset))
     iterator = iter(loader)
     next(iterator)
 
@@ -349,11 +349,11 @@ def test_a_program_that_ends_in_the_middle_ends_well(tmp_path):
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from blends import build, gpt_config
-        from trackbed.loading import BatchLoader
+        from trackbed.loading import BatchStream
         options = dict(sequence_length=2048, reset_attention_mask=True)
         config = gpt_config(None, blend=([{str(tmp_path / "pair")!r}], None), split="1", **options)
         dataset = build(config, (400, None, None))[0]
-        loader = BatchLoader(dataset, [list(range(k, k + 8)) for k in range(300)], ahead=3)
+        loader = BatchStream(dataset, [list(range(k, k + 8)) for k in range(300)], ahead=3)
         iterator = iter(loader)
         next(iterator)
         print("ends")
@@ -374,19 +374,19 @@ def test_a_program_that_ends_in_the_middle_ends_well(tmp_path):
 )
 def test_arguments_out_of_range_are_refused(dataset, options, words):
     with pytest.raises(ArgumentError, match=words):
-        BatchLoader(dataset, [[0]], **options)
+        BatchStream(dataset, [[0]], **options)
 
 
 def test_a_dataset_that_does_not_gather_is_refused():
     with pytest.raises(ArgumentError, match="dataset must support gather, as GPTDataset does, found a list"):
-        BatchLoader([1, 2], [[0]])
+        BatchStream([1, 2], [[0]])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator")
 @pytest.mark.parametrize("options", [{"pinned": True}, {"device": "cuda"}])
 def test_pinned_memory_needs_an_accelerator(dataset, options):
     with pytest.raises(ArgumentError, match="pinned memory needs an accelerator, found none"):
-        BatchLoader(dataset, [[0]], **options)
+        BatchStream(dataset, [[0]], **options)
 
 
 def pretend_a_device(monkeypatch, number):
@@ -408,8 +408,8 @@ def test_batches_go_to_the_device_of_the_thread_that_iterates(device, expected, 
     plain, devices = dataset.empty_batch, []
     monkeypatch.setattr(dataset, "empty_batch", lambda size, **_: plain(size))
     copies = type("Copies", (), {"__init__": lambda _, device: devices.append(device), "begin": lambda _, batch: batch})
-    monkeypatch.setattr("trackbed.loading.batches.DeviceCopies", copies)
-    for batch, indices in zip(BatchLoader(dataset, sampler(dataset), device=device), sampler(dataset), strict=True):
+    monkeypatch.setattr("trackbed.loading.batch_stream.DeviceCopies", copies)
+    for batch, indices in zip(BatchStream(dataset, sampler(dataset), device=device), sampler(dataset), strict=True):
         assert tokens(batch) == wanted(dataset, indices)
     assert devices == [torch.device(expected)]
     assert set(used) == {3}
@@ -423,7 +423,7 @@ def test_pinned_memory_that_is_handed_out_is_not_reused(pinned, dataset, monkeyp
     pretend_a_device(monkeypatch, 0)
     monkeypatch.setattr(dataset, "empty_batch", lambda size, **_: plain(size))
     monkeypatch.setattr("trackbed.loading.ring.Ring.take", lambda _ring, size: taken.append(size))
-    loader = BatchLoader(dataset, sampler(dataset), pinned=pinned)
+    loader = BatchStream(dataset, sampler(dataset), pinned=pinned)
     for batch, indices in zip(loader, sampler(dataset), strict=True):
         assert tokens(batch) == wanted(dataset, indices)
     assert bool(taken) == (not pinned)
@@ -433,7 +433,7 @@ def test_pinned_memory_that_is_handed_out_is_not_reused(pinned, dataset, monkeyp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
 def test_queued_copies_of_pinned_batches_have_their_tokens(dataset):
     work, copies = torch.rand(4000, 4000, device="cuda"), []
-    for batch in BatchLoader(dataset, sampler(dataset), pinned=True):
+    for batch in BatchStream(dataset, sampler(dataset), pinned=True):
         for _ in range(20):
             work = work @ work  # the copy waits behind it, while the next batches are prefetched
         copies.append(batch["tokens"].cuda(non_blocking=True))
@@ -445,7 +445,7 @@ def test_queued_copies_of_pinned_batches_have_their_tokens(dataset):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no accelerator")
 def test_batches_are_copied_to_a_device(dataset):
-    loader = BatchLoader(dataset, sampler(dataset), device="cuda")
+    loader = BatchStream(dataset, sampler(dataset), device="cuda")
     for batch, indices in zip(loader, sampler(dataset), strict=True):
         assert all(tensor.device.type == "cuda" for tensor in batch.values())
         assert tokens(batch) == wanted(dataset, indices)
@@ -456,7 +456,7 @@ def test_batches_are_copied_to_a_device(dataset):
 def test_ctrl_c_while_an_iteration_starts_leaves_no_thread(dataset):
     draw, interrupted, iterators = random.Random(3), 0, []
     for _ in range(200):
-        loader = BatchLoader(dataset, sampler(dataset))
+        loader = BatchStream(dataset, sampler(dataset))
 
         def start(loader=loader):
             iterators.append(iter(loader))
@@ -491,7 +491,7 @@ class Dropping:
 def test_an_iterator_may_be_collected_on_the_prefetch_thread(dataset):
     batches = [[4 * number, 4 * number + 1] for number in range(6)]
     dropping = Dropping(batches)
-    loader = BatchLoader(dataset, dropping, ahead=3)
+    loader = BatchStream(dataset, dropping, ahead=3)
     iterator = iter(loader)
     assert tokens(next(iterator)) == wanted(dataset, batches[0])
     dropping.held.append(iterator)

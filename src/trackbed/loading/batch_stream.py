@@ -30,7 +30,7 @@ from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
 
-__all__ = ["BatchLoader"]
+__all__ = ["BatchStream"]
 
 _TEXTS: Final = ("tokens", "text", "text_enc")
 """Names of a sample's tokens: of GPT, BERT and T5."""
@@ -53,7 +53,7 @@ class _PreparedBatch(NamedTuple):
     """The sampler's position after the batch."""
 
 
-class BatchLoader:
+class BatchStream:
     """Batches named by a sampler, prefetched on a background thread that releases the GIL while it gathers.
 
     A batch stays valid while a reference to it, to one of its tensors, or to a view of one exists; its memory is

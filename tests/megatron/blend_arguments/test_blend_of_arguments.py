@@ -12,10 +12,10 @@ import pytest
 
 from built_pair import build
 from tokenizer_files import write_plain_folder, write_sentencepiece
-from trackbed.builder import measure_blend, read_blend_file
-from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
+from trackbed.blends import measure_blend, read_blend_file
 from trackbed.errors import ArgumentError
 from trackbed.index import get_blend_from_list
+from trackbed.megatron.blend_arguments.blend_of_arguments import blend_of_megatron_arguments
 
 JOB = "--num-layers 12 --bf16 --seq-length 16 --train-iters 10 --global-batch-size 4 --eval-iters 2 --eval-interval 5"
 TOKENIZER = "--tokenizer-type NullTokenizer --vocab-size 255"

@@ -10,14 +10,14 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NoReturn
 
-from trackbed.builder.blend_file.datasets import path_of_pattern
-from trackbed.builder.blend_file.megatron_tokenizer import tokenizer_lines
-from trackbed.builder.blend_file.repeats import pair_ids
-from trackbed.builder.blend_file.shell_words import shell_words
-from trackbed.builder.blend_file.toml_text import comment_text, toml_text
+from trackbed.blends.dataset_tables import path_of_pattern
+from trackbed.blends.repeats import pair_ids
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
+from trackbed.megatron.blend_arguments.shell_words import shell_words
+from trackbed.megatron.blend_arguments.tokenizer import tokenizer_lines
+from trackbed.megatron.blend_arguments.toml_text import comment_text, toml_text
 
 __all__ = ["blend_of_megatron_arguments"]
 

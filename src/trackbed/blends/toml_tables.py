@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.builder.blend_file.counts import parse_count
-from trackbed.builder.blend_file.key_lines import KeyPath
+from trackbed.blends.counts import parse_count
+from trackbed.blends.toml_lines import KeyPath
 from trackbed.errors import ArgumentError, BlendFileError
 
 __all__ = [

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.builder.blend_file.description import TokenizerEntry
-from trackbed.builder.blend_file.tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader
+from trackbed.blends.blend_file import TokenizerEntry
+from trackbed.blends.toml_tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.datasets.tokenizers.kinds import is_path, is_wordpiece, open_tokenizer
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from trackbed.builder.blend_file.members import Member
-from trackbed.builder.blend_file.tables import Problems
+from trackbed.blends.members import Member
+from trackbed.blends.toml_tables import Problems
 from trackbed.files.stores import is_address
 from trackbed.kernels.integers import is_integer
 from trackbed.tokens import IndexedDataset

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trackbed.builder.blend_file.draws import DrawCounter, SplitDraws, StageDraws
-from trackbed.builder.blend_file.excess import why_more_are_built, why_more_samples
-from trackbed.builder.blend_file.measure import MeasuredBlend
-from trackbed.builder.blend_file.members import Member
-from trackbed.builder.blend_file.tables import Problems
+from trackbed.blends.draws import DrawCounter, SplitDraws, StageDraws
+from trackbed.blends.excess import why_more_are_built, why_more_samples
+from trackbed.blends.measure import MeasuredBlend
+from trackbed.blends.members import Member
+from trackbed.blends.toml_tables import Problems
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.index import Split
 from trackbed.plural import number_of

@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.tables import Problems
+from trackbed.blends.blend_file import DatasetEntry
+from trackbed.blends.toml_tables import Problems
 from trackbed.files import read_index_ends, read_stamps
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.paths import get_bin_path, get_idx_path

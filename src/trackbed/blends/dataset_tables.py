@@ -7,8 +7,8 @@ from glob import escape, has_magic
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.builder.blend_file.description import DatasetEntry
-from trackbed.builder.blend_file.tables import FLAG, NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of, reason_of
+from trackbed.blends.blend_file import DatasetEntry
+from trackbed.blends.toml_tables import FLAG, NUMBER, POSITIVE, TEXT, TEXTS, Rule, TableReader, one_of, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
