@@ -17,7 +17,7 @@ from trackbed.blends.repeats import NamedPair, count_repeated, pair_ids, refuse_
 from trackbed.blends.toml_tables import Problems, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
-from trackbed.files.stores.pool import call_all
+from trackbed.files.stores.waiting import call_all
 from trackbed.index.splits import Bounds, Split, split_range
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig
 from trackbed.tokens.commit import interruption

@@ -18,7 +18,7 @@ from trackbed.datasets.batches.reader import Gathering
 from trackbed.datasets.data_checksum import DataChecksum
 from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
-from trackbed.files.stores.pool import ends_with
+from trackbed.files.stores.waiting import ends_with
 from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.counted import BatchSampler, CountedBatches

@@ -18,8 +18,7 @@ import numpy as np
 
 from trackbed.cancellation import Flag
 from trackbed.datasets.batches.reader import Gathering
-from trackbed.files.stores.pool import LeftError, WaitingPool, ends_with
-from trackbed.files.stores.waiting import result_of
+from trackbed.files.stores.waiting import LeftError, WaitingPool, ends_with, result_of
 from trackbed.kernels import FetchedBytes
 from trackbed.tokens.stored.budget import BUDGET
 

@@ -1,17 +1,23 @@
-"""Requests by multi-storage-client, whose reads carry no condition: `fetch` compares stamps before and after them."""
+"""Requests by multi-storage-client, and the addresses that its configuration file gives for those of a profile.
+
+Its reads carry no condition: `fetch` compares stamps before and after them.
+"""
 
 import asyncio
+import json
+import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trackbed.files.stores.address import Address
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
 from trackbed.files.stores.retries import WrongAnswerError
-from trackbed.files.stores.stamp import ObjectRange, ObjectStamp, stamp_of_metadata
 
-__all__ = ["MscBucket"]
+__all__ = ["MscBucket", "equivalent_address"]
 
 _Result = TypeVar("_Result")
 _PAGE: Final = 1000
@@ -94,3 +100,53 @@ async def _on_thread(function: Callable[[], _Result]) -> _Result:
 
     threading.Thread(target=run, name="trackbed-msc", daemon=True).start()
     return await future
+
+
+_SCHEMES: Final = {"s3": "s3", "s8k": "s3", "gcs": "gs", "azure": "az", "file": "file"}
+"""Our scheme for each type of storage that has one."""
+
+
+def equivalent_address(address: Address) -> str | None:
+    """Returns the address that reads the same object without multi-storage-client.
+
+    Returns:
+        None if no configuration file can be read, or it has no such profile, or one of a store without a scheme.
+    """
+    storage = _mapping(_mapping(_mapping(_configuration().get("profiles")).get(address.bucket)).get("storage_provider"))
+    scheme = _SCHEMES.get(str(storage.get("type")))
+    if scheme is None:
+        return None
+    folder = str(_mapping(storage.get("options")).get("base_path", "")).strip("/")
+    path = f"{folder}/{address.key}".strip("/")
+    return f"file:///{path}" if scheme == "file" else f"{scheme}://{path}"
+
+
+def _configuration() -> Mapping[str, Any]:
+    """Returns the first configuration file that there is, in the order of multi-storage-client."""
+    path = next((path for path in _paths() if path.is_file()), None)
+    try:
+        if path is None:
+            return {}
+        text = path.read_text(encoding="utf-8")
+        return _mapping(json.loads(text) if path.suffix == ".json" else import_module("yaml").safe_load(text))
+    except Exception:  # noqa: BLE001 - a file that cannot be read only makes an error shorter
+        return {}
+
+
+def _paths() -> list[Path]:
+    paths = [Path(os.environ["MSC_CONFIG"])] if os.environ.get("MSC_CONFIG") else []
+    if os.environ.get("XDG_CONFIG_HOME"):
+        paths += _both(Path(os.environ["XDG_CONFIG_HOME"], "msc", "config"))
+    home = Path(os.environ.get("HOME", "/"))
+    paths += [*_both(home / ".msc_config"), *_both(home / ".config" / "msc" / "config")]
+    for folder in (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":"):
+        paths += _both(Path(folder.strip(), "msc", "config"))
+    return [*paths, *_both(Path("/etc/msc_config"))]
+
+
+def _both(path: Path) -> list[Path]:
+    return [Path(f"{path}.yaml"), Path(f"{path}.json")]
+
+
+def _mapping(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}

@@ -1,33 +1,161 @@
 """The requests of a forked process, made by a helper program that it starts by exec.
 
-The helper is `helper.py`. It ends when its control socket is closed: also if this process is killed. Bytes are passed
-in memory that the two processes share.
+obstore hangs or crashes in a process that was forked after the library was loaded, because its runtime has lost its
+threads. The helper is `helper.py`. It ends when its control socket is closed: also if this process is killed.
+
+Messages are pickles behind their length, over sockets that only the two processes have. The control socket, which is
+the helper's standard input, carries one call socket per call. A call socket carries the `Call`, with at most one file
+descriptor, and then `Progress` and `Page` messages and one `Result` or `Failure`. Bytes of objects are passed in memory
+that the two processes share.
 """
 
 import atexit
 import contextlib
 import mmap
 import os
+import pickle
+import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
-from trackbed.files.stores.address import Address
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 from trackbed.files.stores.event_loop import OutOfTimeError
-from trackbed.files.stores.helper_messages import Call, Failure, Page, Progress, Result, is_readable, receive, send_call
 from trackbed.files.stores.retries import timeout_seconds
-from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 from trackbed.files.stores.waiting import LOOK_SECONDS
 
-__all__ = ["call", "fetch", "fetch_heads", "fetch_to_file", "list_pages", "put_file", "stamps_of_objects"]
+__all__ = [
+    "Call",
+    "Failure",
+    "Page",
+    "Progress",
+    "Result",
+    "call",
+    "fetch",
+    "fetch_heads",
+    "fetch_to_file",
+    "is_forked",
+    "is_readable",
+    "list_pages",
+    "put_file",
+    "receive",
+    "receive_call",
+    "send",
+    "send_call",
+    "stamps_of_objects",
+]
+
+_LIBRARIES: Final = ("obstore", "multistorageclient")
+_state = {"is_forked": False}
+
+
+def is_forked() -> bool:
+    """True if requests must be made by a helper program."""
+    return _state["is_forked"]
+
+
+def _after_fork() -> None:
+    _state["is_forked"] = is_forked() or any(name in sys.modules for name in _LIBRARIES)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+_LENGTH: Final = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of `trackbed.files.stores` and its arguments."""
+
+    function: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Number of bytes that are done."""
+
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Objects of a listing."""
+
+    objects: list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of the call, without the bytes, which are in shared memory."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Error of the call."""
+
+    error: Exception
+
+
+def is_readable(connection: socket.socket, seconds: float) -> bool:
+    """Waits until there is something to receive, or the other end has closed. Unlike `select`, for any descriptor."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
+
+
+def send(connection: socket.socket, message: object) -> None:
+    """Sends a message."""
+    raw = pickle.dumps(message)
+    connection.sendall(_LENGTH.pack(len(raw)) + raw)
+
+
+def receive(connection: socket.socket) -> Any:
+    """Receives a message.
+
+    Raises:
+        EOFError: the other end was closed.
+    """
+    (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    return pickle.loads(_receive_exactly(connection, size))
+
+
+def send_call(connection: socket.socket, call: Call, descriptor: int | None) -> None:
+    """Sends a call, and the file that it needs."""
+    socket.send_fds(connection, [b"c"], [] if descriptor is None else [descriptor])
+    send(connection, call)
+
+
+def receive_call(connection: socket.socket) -> tuple[Call, int | None]:
+    """Receives a call, and the descriptor of its file, which the caller closes."""
+    first, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not first:
+        raise EOFError
+    return receive(connection), descriptors[0] if descriptors else None
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
+    raw, done = bytearray(size), 0
+    while done < size:
+        received = connection.recv_into(memoryview(raw)[done:])
+        if not received:
+            raise EOFError
+        done += received
+    return raw
+
 
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from trackbed.files.stores.helper import main; main()"
 _START_SECONDS: Final = 10.0
