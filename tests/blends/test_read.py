@@ -6,7 +6,7 @@ import tiktoken
 
 from tokenizer_files import PLUGIN, write_plain_folder, write_sentencepiece, write_wordpiece
 from trackbed.blends import SizeEntry, StatedTokenizer, parse_count, read_blend_file
-from trackbed.blends.options import OPTIONS
+from trackbed.blends.read import OPTIONS
 from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import (
     ByteTokenizer,

@@ -7,7 +7,7 @@ import pytest
 
 from blends import write_pair
 from trackbed.blends import measure_blend, read_blend_file
-from trackbed.blends.options import OPTIONS
+from trackbed.blends.read import OPTIONS
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import BlendFileError

@@ -1,6 +1,7 @@
 """Reader of blend files, with all checks that need no data."""
 
 import codecs
+import logging
 import os
 import re
 import tomllib
@@ -10,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.blends.blend_file import BlendFile, DatasetEntry, SizeEntry
-from trackbed.blends.dataset_tables import read_datasets
-from trackbed.blends.options import read_options
+from trackbed.blends.dataset_tables import read_datasets, read_stages
 from trackbed.blends.sizes import SIZE_KEYS, read_sizes
-from trackbed.blends.stages import read_stages
 from trackbed.blends.tokenizer import read_tokenizer
 from trackbed.blends.toml_lines import KeyPath, find_key_lines
 from trackbed.blends.toml_tables import (
+    FLAG,
+    NUMBER,
     TEXT,
     WHOLE,
     WHOLE_POSITIVE,
@@ -30,7 +31,7 @@ from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.files.stores import is_address, redact
 from trackbed.index.splits import Split, convert_split_vector_to_split_matrix, parse_and_normalize_split
 
-__all__ = ["VERSION", "read_blend_file", "read_blend_table", "with_tokenizer"]
+__all__ = ["OPTIONS", "VERSION", "read_blend_file", "read_blend_table", "read_options", "with_tokenizer"]
 
 VERSION: Final = 1
 """Supported version of the format."""
@@ -198,3 +199,56 @@ def _check_sizes(
         if measures - {None} and not follows and not is_full and not table.given(*SIZE_KEYS[one]):
             ways = ", ".join(SIZE_KEYS[one])
             table.refuse("", f"must give the size of {one.name}, whose datasets have weights or epochs: one of {ways}")
+
+
+logger = logging.getLogger(__name__)
+
+OPTIONS: Final[Mapping[str, Rule]] = {
+    "add_extra_token_to_sequence": FLAG,
+    "allow_ambiguous_pad_tokens": FLAG,
+    "blend_when_exhausted": one_of(["raise", "reweight"]),
+    "context_parallel_size": WHOLE_POSITIVE,
+    "create_attention_mask": FLAG,
+    "create_cu_seqlens": FLAG,
+    "data_parallel_size": WHOLE_POSITIVE,
+    "defer_npy_index_mmap": FLAG,
+    "drop_last_partial_validation_sequence": FLAG,
+    "eod_mask_loss": FLAG,
+    "fast_cache_load": FLAG,
+    "full_validation": FLAG,
+    "mid_level_dataset_surplus": NUMBER,
+    "mmap_bin_files": FLAG,
+    "multiple_validation_sets": FLAG,
+    "num_dataset_builder_threads": WHOLE_POSITIVE,
+    "object_storage_cache_path": TEXT,
+    "renormalize_blend_weights": FLAG,
+    "reset_attention_mask": FLAG,
+    "reset_position_ids": FLAG,
+    "sequence_parallel_size": WHOLE,
+    "shuffle_block": WHOLE_POSITIVE,
+    "shuffle_window": WHOLE_POSITIVE,
+}
+_IDX_CACHE: Final = "object_storage_cache_path"
+_REQUIRED: Final = ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
+"""Fields without a default in Megatron Core; False by default in a blend file."""
+_MASK: Final = "create_attention_mask"
+"""True by default in Megatron Core; False in a blend file, as attention kernels make causal masks themselves."""
+
+
+def read_options(table: TableReader, folder: Path) -> dict[str, Any]:
+    """Reads the given options, and adds those that a configuration requires.
+
+    Args:
+        table: the table.
+        folder: folder that paths are relative to.
+    """
+    given = {name: table.take(name, rule) for name, rule in OPTIONS.items()}
+    table.refuse_unknown()
+    if given[_IDX_CACHE] is not None:
+        given[_IDX_CACHE] = str(folder / given[_IDX_CACHE])
+    if given["reset_attention_mask"] and not given[_MASK]:
+        logger.warning("options.reset_attention_mask has no effect without create_attention_mask = true")
+    return {
+        **dict.fromkeys((*_REQUIRED, _MASK), False),
+        **{name: value for name, value in given.items() if value is not None},
+    }

@@ -3,8 +3,7 @@
 from typing import Final
 
 from trackbed.blends.blend_file import SizeEntry
-from trackbed.blends.counts import parse_count
-from trackbed.blends.toml_tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader
+from trackbed.blends.toml_tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader, parse_count
 from trackbed.index.splits import Split
 
 __all__ = ["SIZE_KEYS", "SizesAndBatch", "read_sizes", "samples_for"]

@@ -1,16 +1,23 @@
 """Tokenizer of a blend file: a file, or the properties that datasets need."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from trackbed.blends.blend_file import TokenizerEntry
-from trackbed.blends.toml_tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Rule, TableReader
+from trackbed.blends.members import Member
+from trackbed.blends.toml_tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Problems, Rule, TableReader
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.datasets.tokenizers.kinds import is_path, is_wordpiece, open_tokenizer
+from trackbed.files.stores import is_address
+from trackbed.kernels.integers import is_integer
+from trackbed.tokens import IndexedDataset
 
-__all__ = ["StatedTokenizer", "make_tokenizer", "read_tokenizer"]
+__all__ = ["StatedTokenizer", "check_token_ids", "make_tokenizer", "read_tokenizer"]
 
 _FILE_OR_TABLE: Final = Rule("the name of a file, or a table", lambda value: TEXT.holds(value) or TABLE.holds(value))
 
@@ -108,3 +115,41 @@ def _read_identity(table: TableReader) -> MegatronIdentity | None:
     )
     table.refuse_unknown()
     return identity
+
+
+_MOST_ENTRIES: Final = 32
+_TOKENS: Final = 4096
+"""Tokens that are read of each."""
+
+
+def check_token_ids(members: Iterable[Member], tokenizer: Any, problems: Problems) -> None:
+    """Adds a problem for each `[[dataset]]` with tokens beyond the tokenizer's ids: those of another tokenizer.
+
+    Reads the first tokens of one pair of each, on local disks.
+
+    Args:
+        members: the datasets.
+        tokenizer: its `vocab_size` and `eod` limit the ids; without `vocab_size` nothing is checked.
+        problems: collection that is added to.
+    """
+    num_ids = getattr(tokenizer, "vocab_size", None)
+    if not is_integer(num_ids):
+        return
+    eod = getattr(tokenizer, "eod", None)
+    num_ids = max(int(num_ids or 0), int(eod) + 1 if is_integer(eod) else 0)  # type: ignore[arg-type]  # an integer
+    first_of_each = {member.entry.where: member for member in reversed(list(members))}
+    for where, member in sorted(first_of_each.items())[:_MOST_ENTRIES]:
+        if is_address(member.pairs[0]):
+            continue
+        found = _first_tokens(member.pairs[0])
+        if found.size and (largest := found.max()) >= num_ids:
+            problems.add(
+                (*where, "path"),
+                f"must have tokens of the blend's tokenizer, which are below {num_ids:,}, found {largest:,} in "
+                f"{member.pairs[0]}.bin: another tokenizer made them",
+            )
+
+
+def _first_tokens(prefix: str) -> "np.ndarray[Any, Any]":
+    dtype = IndexedDataset(prefix, open_when_read=True).index.dtype
+    return np.fromfile(f"{prefix}.bin", dtype, _TOKENS)

@@ -259,7 +259,7 @@ def _run(
 
 def _samples(built: Sequence[Any], sizes: Sequence[int | None], config: "GPTDatasetConfig") -> str:
     """Returns the samples of each split, and in one clause why there are more than were asked for."""
-    from trackbed.blends.excess import why_more_samples
+    from trackbed.blends.plan import why_more_samples
     from trackbed.datasets import BlendedDataset
 
     parts, reasons = [], []

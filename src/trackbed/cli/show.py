@@ -77,7 +77,7 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
     """Decodes tokens; returns their ids as text if the blend file has no tokenizer."""
     import numpy as np
 
-    from trackbed.datasets.tokenizers.panics import panics_as_errors
+    from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 
     if not hasattr(tokenizer, "detokenize"):
         return " ".join(map(str, ids))

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from trackbed.datasets.masked.dataset import MaskedWordPieceDataset
     from trackbed.datasets.masked.t5 import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
     from trackbed.datasets.megatron_dataset import LowLevelDataset, MegatronDataset
-    from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
-    from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
+    from trackbed.datasets.mock import (
+        MockGPTDataset,
+        MockGPTLowLevelDataset,
+        MockMultimodalDataset,
+        MultimodalDatasetConfig,
+    )
     from trackbed.datasets.tokenizers.adapter import MegatronIdentity
     from trackbed.datasets.tokenizers.base import MegatronTokenizer
     from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
@@ -78,8 +82,8 @@ _MODULES = {
     "MegatronTokenizer": "tokenizers.base",
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
-    "MockMultimodalDataset": "multimodal",
-    "MultimodalDatasetConfig": "multimodal",
+    "MockMultimodalDataset": "mock",
+    "MultimodalDatasetConfig": "mock",
     "NullTokenizer": "tokenizers.bytes_and_numbers",
     "Piece": "gpt.dataset",
     "SentencePieceTokenizer": "tokenizers.sentencepiece",

@@ -1,7 +1,6 @@
 """Samplers, prefetching of batches, and the position in the data as checkpoint state."""
 
-from trackbed.loading.batch_stream import BatchStream
-from trackbed.loading.counters import LoaderCounters
+from trackbed.loading.batch_stream import BatchStream, LoaderCounters
 from trackbed.loading.position import Position
 from trackbed.loading.provenance import Origin, Provenance, provenance
 from trackbed.loading.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler

@@ -6,10 +6,12 @@ Shapes: B samples of a batch, K datasets of a blend.
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trackbed.cancellation import Flag
@@ -22,7 +24,6 @@ from trackbed.files.stores.waiting import ends_with
 from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.counted import BatchSampler, CountedBatches
-from trackbed.loading.counters import LoaderCounters
 from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_index
 from trackbed.loading.fetch_ahead import fetch_ahead
 from trackbed.loading.position import check_data, check_mapping
@@ -30,7 +31,24 @@ from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
 
-__all__ = ["BatchStream"]
+__all__ = ["BatchStream", "LoaderCounters"]
+
+
+@dataclass(slots=True)
+class LoaderCounters:
+    """Totals since the loader was created."""
+
+    batches: int = 0
+    """Batches returned."""
+    samples: int = 0
+    """Samples in the returned batches."""
+    stall_seconds: float = 0.0
+    """Total time spent waiting for batches."""
+    last_stall_seconds: float = 0.0
+    """Time spent waiting for the last batch."""
+    tokens: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """`[K]` returned tokens of each dataset of a blend, or of the single dataset. Includes padding."""
+
 
 _TEXTS: Final = ("tokens", "text", "text_enc")
 """Names of a sample's tokens: of GPT, BERT and T5."""

@@ -55,7 +55,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "datasets.indexed_dataset": {
         "DType": "trackbed.tokens.dtype:DType",
-        "IndexedDataset": "trackbed.datasets.indexed:IndexedDataset",
+        "IndexedDataset": "trackbed.datasets.low_level:IndexedDataset",
         "IndexedDatasetBuilder": "trackbed.tokens.writer:IndexedDatasetBuilder",
         "ObjectStorageConfig": "trackbed.tokens.stored.config:ObjectStorageConfig",
         "S3Config": "trackbed.tokens.stored.config:ObjectStorageConfig",
@@ -76,8 +76,8 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "MegatronTokenizer": "trackbed.datasets.tokenizers.base:MegatronTokenizer",
     },
     "datasets.multimodal_dataset": {
-        "MockMultimodalDataset": "trackbed.datasets.multimodal:MockMultimodalDataset",
-        "MultimodalDatasetConfig": "trackbed.datasets.multimodal:MultimodalDatasetConfig",
+        "MockMultimodalDataset": "trackbed.datasets.mock:MockMultimodalDataset",
+        "MultimodalDatasetConfig": "trackbed.datasets.mock:MultimodalDatasetConfig",
     },
     "datasets.object_storage_utils": _OBJECT_STORAGE,
     "datasets.t5_dataset": {

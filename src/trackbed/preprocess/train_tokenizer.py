@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import is_panic, panics_as_errors
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.preprocess.config import (

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final, NamedTuple
 
-from trackbed.datasets.one_core import one_core
+from trackbed.datasets.tokenizers.rust_libraries import one_core
 from trackbed.errors import TrackbedError
 from trackbed.preprocess.messages import receive, send
 from trackbed.preprocess.shared_memory import NUM_SLOTS, SharedSlots

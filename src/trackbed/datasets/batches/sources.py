@@ -4,21 +4,22 @@ Shapes: B samples of a batch, K datasets, M ranges of bytes.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, Lock, get_ident
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.batches.table_lock import TableLock
-from trackbed.datasets.indexed import is_plain
+from trackbed.datasets.low_level import is_plain
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 from trackbed.tokens.lengths import fetch_copies
 from trackbed.tokens.stored.source import StoredSource, fetch_ranges
 
-__all__ = ["FileBacked", "SampleLayout", "Sources", "Stretches"]
+__all__ = ["FileBacked", "SampleLayout", "Sources", "Stretches", "TableLock"]
 
 _CHECK_SECONDS: Final = 0.05
 """Seconds between two checks of the sizes of mapped files."""
@@ -259,3 +260,80 @@ def _extents(pairs: Sequence[IndexedDataset]) -> list[Extent]:
         sequences += len(pair)
         first_byte += whole
     return extents
+
+
+class TableLock:
+    """Readers-writer lock for tables that kernels read without the GIL. A reader must not acquire it again."""
+
+    def __init__(self) -> None:
+        self._mutex = Lock()
+        self._changed = Condition(self._mutex)
+        self._readers: set[int] = set()
+        """Ids of the threads that read."""
+        self._waiting = 0
+        self._writer = 0
+        """Id of the thread that writes; 0 for none."""
+        self._depth = 0
+
+    def begin_reading(self) -> None:
+        """Acquires the lock for reading, until `end_reading`. Waits for a writer."""
+        me = get_ident()
+        with self._mutex:
+            if self._writer == me:  # not released after an interrupt
+                self._writer = self._depth = 0
+            while self._writer:
+                self._wait()
+            self._readers.add(me)
+
+    def end_reading(self) -> None:
+        """Releases the lock for reading, if this thread holds it."""
+        with self._mutex:
+            self._readers.discard(get_ident())
+            self._notify()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Holds the lock for writing inside the block. Waits for readers and for another writer."""
+        me = get_ident()
+        try:
+            with self._mutex:
+                self._readers.discard(me)  # not released after an interrupt
+                while self._readers or self._writer not in (0, me):
+                    self._wait()
+                self._writer, self._depth = me, 1
+            yield
+        finally:
+            if self._writer == me:
+                self.end_writing()
+
+    def try_writing(self) -> bool:
+        """Acquires the lock for writing, until `end_writing`, without waiting. Returns True if it was acquired.
+
+        A thread that holds the lock for writing may acquire it again.
+        """
+        me = get_ident()
+        with self._mutex:
+            if self._readers or self._writer not in (0, me):
+                return False
+            self._writer = me
+            self._depth += 1
+            return True
+
+    def end_writing(self) -> None:
+        """Releases the lock for writing."""
+        with self._mutex:
+            self._depth -= 1
+            if self._depth <= 0:
+                self._writer = self._depth = 0
+                self._notify()
+
+    def _wait(self) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _notify(self) -> None:
+        if self._waiting:  # otherwise this would cost more than the lock
+            self._changed.notify_all()

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.storage import storage_of
+from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.errors import ArgumentError
 
 __all__ = ["GPTDatasetConfig"]

@@ -21,9 +21,8 @@ from trackbed.datasets.gpt.indices import GPTIndices
 from trackbed.datasets.gpt.instant import InstantSamples
 from trackbed.datasets.gpt.kind import GPT_KIND
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
-from trackbed.datasets.low_level import num_sequences
+from trackbed.datasets.low_level import num_sequences, open_group, open_pair
 from trackbed.datasets.megatron_dataset import LowLevelDataset
-from trackbed.datasets.opening import open_group, open_pair
 from trackbed.datasets.overrides import check_overrides
 from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
 from trackbed.errors import ArgumentError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Arrays, damage
-from trackbed.datasets.indexed import is_plain, reads_in_rounds
+from trackbed.datasets.low_level import is_plain, reads_in_rounds
 from trackbed.datasets.samples import SamplePieces
 from trackbed.files import MAPS
 from trackbed.tokens import IndexedDataset, IndexedGroup

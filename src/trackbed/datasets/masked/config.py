@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.storage import storage_of
+from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 

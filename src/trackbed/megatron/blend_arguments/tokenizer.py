@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.files.stores import is_address
-from trackbed.megatron.blend_arguments.toml_text import comment_text, toml_text
 
-__all__ = ["tokenizer_lines"]
+__all__ = ["comment_text", "tokenizer_lines", "toml_text"]
 
 _SENTENCEPIECE: Final = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 _TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
@@ -132,3 +131,13 @@ def _eos_token(folder: str) -> str | None:
         if isinstance(token, str):
             return token
     return None
+
+
+def toml_text(value: str) -> str:
+    """Returns a string as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def comment_text(text: str) -> str:
+    """Returns a text for a comment, whose line it must not leave."""
+    return "".join(char if char.isprintable() else " " for char in text)
