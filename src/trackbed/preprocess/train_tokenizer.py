@@ -18,8 +18,8 @@ from trackbed.preprocess.config import (
     check_reading,
     format_of,
 )
+from trackbed.preprocess.folder_walk import names_by_reason
 from trackbed.preprocess.inputs import InputFile, find_inputs
-from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from trackbed.errors import TrackbedError
-from trackbed.preprocess.pool import map_in_order
+from trackbed.preprocess.worker_pool import map_in_order
 
 BUSY_PARENT = """
 import operator, time
-from trackbed.preprocess.pool import map_in_order
+from trackbed.preprocess.worker_pool import map_in_order
 from multiprocessing import active_children
 results = map_in_order(time.sleep, [0.0, 0.0] + [60.0] * 4, workers=2)
 next(results), next(results)
@@ -133,7 +133,7 @@ def test_a_worker_in_a_long_call_of_the_tokenizers_library_ends_with_its_parent(
     program = f"""
 import functools
 from trackbed.preprocess import open_tokenizer
-from trackbed.preprocess.pool import map_in_order
+from trackbed.preprocess.worker_pool import map_in_order
 from multiprocessing import active_children
 tokenizer = open_tokenizer({str(tokenizer_file)!r})
 text = "the cat sat on the mat " * 1_000_000

@@ -1,4 +1,4 @@
-"""Worker processes that run one picklable function on job after job.
+"""Worker processes that run one picklable function on job after job, and the distribution of jobs over them.
 
 `concurrent.futures` does not report which job killed a worker, and cannot end a busy worker. Both matter here, as a
 job can use all the memory of a machine, or take minutes.
@@ -13,19 +13,19 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from trackbed.datasets.tokenizers.rust_libraries import one_core
 from trackbed.errors import TrackbedError
-from trackbed.preprocess.messages import receive, send
-from trackbed.preprocess.shared_memory import NUM_SLOTS, SharedSlots
+from trackbed.preprocess.messages import NUM_SLOTS, SharedSlots, receive, send
 
-__all__ = ["FinishedJob", "JobResult", "WorkerDiedError", "WorkerProcess", "run_job", "start_workers"]
+__all__ = ["FinishedJob", "JobResult", "WorkerDiedError", "WorkerProcess", "map_in_order", "run_job", "start_workers"]
 
 _EXIT_SECONDS: Final = 5
 _NO_MORE: Final = object()
@@ -198,3 +198,171 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+class WorkerPool:
+    """Workers, each with the jobs that wait for it.
+
+    Args:
+        work: the pickled function that jobs are passed to.
+        jobs_per_worker: most jobs of a worker, the running one included, at least 1.
+    """
+
+    def __init__(self, work: bytes, *, jobs_per_worker: int) -> None:
+        self._work = work
+        self._jobs_per_worker = jobs_per_worker
+        self._workers: list[WorkerProcess] = []
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return len(self._workers)
+
+    @property
+    def num_idle(self) -> int:
+        """Number of workers without a job."""
+        return sum(not worker.jobs for worker in self._workers)
+
+    @property
+    def has_space(self) -> bool:
+        """True if a worker can take a job."""
+        return any(len(worker.jobs) < self._jobs_per_worker for worker in self._workers)
+
+    def grow(self, count: int) -> None:
+        """Starts workers.
+
+        Raises:
+            WorkerDiedError: a worker has ended at its start.
+        """
+        start_workers(self._workers, count, self._work)
+
+    def send(self, number: int, job: Any) -> None:
+        """Sends a job to the least busy worker. Requires space.
+
+        Raises:
+            WorkerDiedError: the worker is dead; it is removed.
+        """
+        worker = min(self._workers, key=lambda one: len(one.jobs))
+        try:
+            worker.send(number, job)
+        except WorkerDiedError:
+            self._remove(worker)
+            raise
+
+    def receive(self, timeout: float | None) -> Iterator[tuple[int, "FinishedJob | WorkerDiedError"]]:
+        """Yields finished jobs with their numbers, waiting up to `timeout` seconds for the first; None has no limit.
+
+        The first job of a worker that died has an error in the place of its result, and the worker is removed.
+        """
+        busy = [worker for worker in self._workers if worker.jobs]
+        ready = wait([worker.connection for worker in busy], timeout)
+        for worker in busy:
+            if worker.connection not in ready:
+                continue
+            number = worker.jobs[0][0]
+            try:
+                _, finished = worker.receive()
+            except WorkerDiedError as error:
+                self._remove(worker)
+                yield number, error
+            else:
+                yield number, finished
+
+    def close(self) -> None:
+        """Kills the workers."""
+        while self._workers:
+            self._workers.pop().end()
+
+    def _remove(self, worker: WorkerProcess) -> None:
+        self._workers.remove(worker)
+        worker.end()
+
+
+_JOBS_AHEAD: Final = 4
+"""Jobs per worker that may be sent ahead of the next result; bounds the memory of finished results."""
+
+_JOBS_PER_WORKER: Final = 2
+"""Jobs queued per worker: the running one and a prefetched one."""
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def map_in_order(work: Callable[[Job], Result], jobs: Iterable[Job], *, workers: int) -> Generator[Result]:
+    """Yields `work(job)` for each job, in order; an error in a job is raised in place of its result.
+
+    Arrays in a result are valid until the next result is requested, as their memory is shared with the worker.
+
+    The workers end when the iterator is closed, when it raises, and when this process ends for any reason.
+
+    Args:
+        work: a picklable function; with one worker it is called in this process.
+        jobs: its arguments, consumed lazily; error messages name a job by its `str`.
+        workers: number of processes, at least 1; never more than there are jobs.
+
+    Raises:
+        TrackbedError: a worker died; the message states the cause and the job.
+    """
+    waiting = iter(jobs)
+    first = list(islice(waiting, workers))
+    if len(first) <= 1:
+        yield from map(work, chain(first, waiting))
+        return
+    with contextlib.closing(WorkerPool(pickle.dumps(work), jobs_per_worker=_JOBS_PER_WORKER)) as pool:
+        pool.grow(len(first))
+        yield from _InOrder(pool, chain(first, waiting)).results()
+
+
+class _InOrder(Generic[Job, Result]):
+    """Sends jobs ahead of the next result, and holds results until their turn.
+
+    Args:
+        pool: idle workers.
+        jobs: the jobs.
+    """
+
+    def __init__(self, pool: WorkerPool, jobs: Iterator[Job]) -> None:
+        self._jobs = jobs
+        self._pool = pool
+        self._done: dict[int, FinishedJob] = {}
+        self._sent = 0
+        self._has_more = True
+        self._max_ahead = _JOBS_AHEAD * pool.size
+
+    def results(self) -> Iterator[Result]:
+        """Yields the results in the order of the jobs."""
+        position = 0
+        while True:
+            self._send_jobs(position)
+            if not self._has_more and position == self._sent:
+                return
+            # Does not block: results may have arrived while the consumer processed the last one.
+            self._collect(timeout=0)
+            self._send_jobs(position)
+            while position not in self._done:
+                self._collect(timeout=None)
+                self._send_jobs(position)
+            job_result, worker, slot = self._done.pop(position)
+            if job_result.error is not None:
+                raise job_result.error
+            yield job_result.result
+            if slot is not None:
+                worker.free.append(slot)
+            position += 1
+
+    def _send_jobs(self, position: int) -> None:
+        """Sends jobs to the least busy workers, up to `_max_ahead` jobs ahead of `position`."""
+        while self._has_more and self._sent < position + self._max_ahead and self._pool.has_space:
+            job = next(self._jobs, _NO_MORE)
+            if job is _NO_MORE:
+                self._has_more = False
+                return
+            self._pool.send(self._sent, job)
+            self._sent += 1
+
+    def _collect(self, *, timeout: float | None) -> None:
+        """Receives available results, waiting up to `timeout` seconds for the first one; None waits without limit."""
+        for number, finished in self._pool.receive(timeout):
+            if isinstance(finished, WorkerDiedError):
+                raise finished
+            self._done[number] = finished
