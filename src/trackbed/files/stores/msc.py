@@ -6,13 +6,13 @@ Its reads carry no condition: `fetch` compares stamps before and after them.
 import asyncio
 import json
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from trackbed.daemon_threads import call_on_thread
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
 from trackbed.files.stores.retries import WrongAnswerError
@@ -76,30 +76,8 @@ class MscBucket:
 
 
 async def _on_thread(function: Callable[[], _Result]) -> _Result:
-    """Calls a blocking function on a thread of its own, for which nothing waits if the call is given up.
-
-    A thread of a pool would be waited for when the program ends.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_Result] = loop.create_future()
-
-    def finish(result: _Result | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type] # the result of `function`, which may be None
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        try:
-            outcome: tuple[_Result | None, BaseException | None] = (function(), None)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
-            outcome = (None, error)
-        loop.call_soon_threadsafe(finish, *outcome)
-
-    threading.Thread(target=run, name="trackbed-msc", daemon=True).start()
-    return await future
+    """Calls a blocking function on a thread of its own, for which nothing waits if the call is given up."""
+    return await asyncio.wrap_future(call_on_thread(function, "trackbed-msc"))
 
 
 _SCHEMES: Final = {"s3": "s3", "s8k": "s3", "gcs": "gs", "azure": "az", "file": "file"}

@@ -5,15 +5,15 @@ Calls on these threads end once the pool is left, and the program need not wait 
 
 import contextlib
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextvars import Context, copy_context
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from trackbed.cancellation import Flag, check_cancelled, polling
+from trackbed.daemon_threads import DaemonThreads
 
 __all__ = ["LOOK_SECONDS", "LeftError", "WaitingPool", "call_all", "ends_with", "is_done_by", "result_of"]
 
@@ -47,9 +47,6 @@ def result_of(future: "Future[_Result]") -> _Result:
     return future.result()
 
 
-_Call = tuple[Context, Callable[[], Any], "Future[Any]"]
-
-
 class LeftError(Exception):
     """The pool was left: the result of a call is not wanted any more."""
 
@@ -65,22 +62,16 @@ class WaitingPool:
 
     def __init__(self, num_threads: int, name: str, *, left: Flag | None = None) -> None:
         self._left = left or Flag()
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._num_threads = num_threads
-        for _ in range(num_threads):
-            threading.Thread(target=_serve, args=(self._calls, self._left), name=name, daemon=True).start()
+        self._threads = DaemonThreads(name, num_threads=num_threads)
 
     def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
         """Has a thread make a call, in a copy of the caller's context."""
-        future: Future[_Result] = Future()
-        self._calls.put((copy_context(), call, future))
-        return future
+        return self._threads.submit(partial(copy_context().run, _call, self._left, call))
 
     def leave(self) -> None:
         """Ends the calls at their next poll, and the threads. Does not wait for them."""
         self._left.set()
-        for _ in range(self._num_threads):
-            self._calls.put(None)
+        self._threads.end()
 
 
 def call_all(calls: Sequence[Callable[[], _Result]], *, num_threads: int) -> list[_Result]:
@@ -116,17 +107,7 @@ def ends_with(left: Flag) -> Iterator[None]:
         yield
 
 
-def _serve(calls: "queue.SimpleQueue[_Call | None]", left: Flag) -> None:
-    def work(call: Callable[[], Any]) -> Any:
-        with ends_with(left):
-            check_cancelled()
-            return call()
-
-    while (item := calls.get()) is not None:
-        context, call, future = item
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(context.run(work, call))
-        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
-            future.set_exception(error)
+def _call(left: Flag, call: Callable[[], _Result]) -> _Result:
+    with ends_with(left):
+        check_cancelled()
+        return call()
