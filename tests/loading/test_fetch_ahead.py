@@ -14,7 +14,7 @@ import torch
 from blends import build, gpt_config, write_pair
 from stored_pairs import upload
 from trackbed.cancellation import Flag
-from trackbed.datasets.batches.reader import Gathering
+from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.kernels import FetchedBytes
 from trackbed.loading import BatchStream, MegatronPretrainingSampler
@@ -22,7 +22,7 @@ from trackbed.loading.fetch_ahead import fetch_ahead
 from trackbed.tokens.stored.budget import BUDGET, FetchBudget
 
 
-class Slow(Gathering):
+class Slow(ReadsBatches):
     """A dataset of which each fetch takes a while, and the sizes of its groups."""
 
     def __init__(self, seconds, *, bytes_of=lambda size: size):
@@ -38,7 +38,7 @@ class Slow(Gathering):
         time.sleep(self.seconds)
         return FetchedBytes([(0, 0, np.zeros(1, dtype=np.uint8))])
 
-    __getitem__ = __len__ = _index = _gathered = _draw = None
+    __getitem__ = __len__ = _index = _batch_reader = _draw = None
 
 
 def ahead(jobs, dataset, *, together=1):

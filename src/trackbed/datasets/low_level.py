@@ -211,20 +211,19 @@ def num_documents(dataset: Any) -> int:
 
 
 def check_documents(
-    documents: npt.NDArray[np.integer[Any]] | None, run: tuple[int, int] | None, dataset: Any, *, where: str
+    documents: npt.NDArray[np.integer[Any]] | None, run: tuple[int, int] | None, count: int, *, where: str
 ) -> None:
     """Raises ArgumentError unless all documents of a split are in the low-level dataset.
 
     Args:
         documents: their numbers; None for all.
         run: the first one and the one after the last if they are consecutive, else None.
-        dataset: the low-level dataset.
+        count: number of documents in the low-level dataset.
         where: name of the dataset and its split, for the error.
     """
     if documents is None or len(documents) == 0:
         return
-    lowest, highest = (run[0], run[1] - 1) if run is not None else (int(documents.min()), int(documents.max()))
-    count = num_sequences(dataset)
+    lowest, highest = (run[0], run[1] - 1) if run is not None else (int(np.min(documents)), int(np.max(documents)))
     if lowest < 0 or highest >= count:
         msg = f"{where}: documents must be in [0, {count}), found {lowest if lowest < 0 else highest}"
         raise ArgumentError(msg)

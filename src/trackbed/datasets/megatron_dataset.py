@@ -130,16 +130,16 @@ class MegatronDataset(ABC, _Dataset):
         return fingerprint({"description": self.unique_description})
 
     @property
-    def content_key(self) -> str:
-        """Text that is equal for two datasets if and only if their `content` is."""
+    def agreed_key(self) -> str:
+        """Text that is equal for two datasets if and only if their `agreed_values` are."""
         named = f"{name_of(self.dataset, self.dataset_path)} {type(self).__name__} {self.index_split.name}"
-        return f"{named} {self.num_samples} {self._options.content_key}"
+        return f"{named} {self.num_samples} {self._options.key}"
 
-    def content(self) -> dict[str, Any]:
-        """Returns everything that decides the samples, by name, without folders: copies of a corpus are equal."""
+    def agreed_values(self) -> dict[str, Any]:
+        """Returns the values, by name, that ranks must agree on, without folders: copies of a corpus are equal."""
         own: dict[str, Any] = {"name": name_of(self.dataset, self.dataset_path), "class": type(self).__name__}
         own |= {"split": self.index_split.name, "num_samples": self.num_samples}
-        return {**own, **self._options.content}
+        return {**own, **self._options.values}
 
     def can_give(self, num_samples: int) -> bool:
         """True if there are at least `num_samples` samples."""
@@ -182,18 +182,18 @@ class _Options:
         return fields_of(self.named)
 
     @cached_property
-    def content(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Fields that decide the samples, by name, without paths of tokenizer files."""
-        content = {name: value for name, value in self.named if name not in _DECIDED_ELSEWHERE}
-        if "tokenizer" in content:
-            identifiers = getattr(content["tokenizer"], "unique_identifiers", None) or {}
-            content["tokenizer"] = {name: value for name, value in identifiers.items() if "path" not in name}
-        return content
+        values = {name: value for name, value in self.named if name not in _DECIDED_ELSEWHERE}
+        if "tokenizer" in values:
+            identifiers = getattr(values["tokenizer"], "unique_identifiers", None) or {}
+            values["tokenizer"] = {name: value for name, value in identifiers.items() if "path" not in name}
+        return values
 
     @cached_property
-    def content_key(self) -> str:
-        """Text that is equal for options of equal content."""
-        return fields_of(self.content.items())
+    def key(self) -> str:
+        """Text that is equal for options of equal values."""
+        return fields_of(self.values.items())
 
 
 def description_now(dataset: MegatronDataset) -> str:

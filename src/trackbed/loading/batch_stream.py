@@ -16,8 +16,8 @@ import torch
 
 from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
-from trackbed.datasets.batches.reader import Gathering
-from trackbed.datasets.data_checksum import DataChecksum
+from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.datasets.identity import DataChecksum
 from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.waiting import ends_with
@@ -98,7 +98,7 @@ class BatchStream:
 
     def __init__(
         self,
-        dataset: Gathering,
+        dataset: ReadsBatches,
         batch_sampler: Iterable[Sequence[int]],
         *,
         ahead: int = 2,
@@ -307,7 +307,7 @@ def _is_cuda(device: torch.device | str) -> bool:
 def _check(
     dataset: object, *, ahead: int, num_threads: int | None, pinned: bool, device: torch.device | str | None
 ) -> None:
-    if not isinstance(dataset, Gathering):
+    if not isinstance(dataset, ReadsBatches):
         msg = f"dataset must support gather, as GPTDataset does, found a {type(dataset).__name__}"
         raise ArgumentError(msg)
     check_at_least(1, ahead=ahead, num_threads=1 if num_threads is None else num_threads)

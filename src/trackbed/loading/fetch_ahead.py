@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from trackbed.cancellation import Flag
-from trackbed.datasets.batches.reader import Gathering
+from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.files.stores.waiting import LeftError, WaitingPool, ends_with, result_of
 from trackbed.kernels import FetchedBytes
 from trackbed.tokens.stored.budget import BUDGET
@@ -45,7 +45,7 @@ class _Fetched:
 
 def fetch_ahead(
     jobs: Iterable[_Job],
-    dataset: Gathering,
+    dataset: ReadsBatches,
     left: Flag,
     *,
     indices_of: Callable[[_Job], Sequence[int]],
@@ -108,7 +108,7 @@ def fetch_ahead(
                 future.add_done_callback(_free)
 
 
-def _fetch(dataset: Gathering, indices: Sequence[Sequence[int]]) -> _Fetched:
+def _fetch(dataset: ReadsBatches, indices: Sequence[Sequence[int]]) -> _Fetched:
     """Fetches the bytes of a group. An error is left to the batch that it affects, which meets it, too."""
     started = time.perf_counter()
     held = 0

@@ -9,7 +9,7 @@ import torch
 
 from trackbed.comm.launch import parse_launch, threads_per_rank
 from trackbed.comm.torch import current_group
-from trackbed.datasets.batches.reader import Gathering
+from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
@@ -93,7 +93,7 @@ class BatchLoader(BatchStream):
         shuffle_ranks: bool | None = None,
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
-        if not isinstance(dataset, Gathering):
+        if not isinstance(dataset, ReadsBatches):
             msg = f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
             raise ArgumentError(msg)
         check_at_least(1, batch_size=batch_size)

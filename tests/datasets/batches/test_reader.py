@@ -44,10 +44,10 @@ def stacked(dataset, positions):
 
 def is_cut_from_files(dataset, positions):
     """Whether the kernel makes the batch, or each sample is asked for."""
-    gatherer = dataset._gathered()
-    if gatherer is None:
+    reader = dataset._batch_reader()
+    if reader is None:
         return False
-    return gatherer.gather(dataset._draw(np.array(positions)), None, num_threads=1) is not None
+    return reader.gather(dataset._draw(np.array(positions)), None, num_threads=1) is not None
 
 
 def flat(built):
@@ -335,7 +335,7 @@ def test_files_are_mapped_when_a_sample_of_theirs_is_wanted(tmp_path):
     config = gpt_config(None, blend=(prefixes, [1] * 40), split="1")
     dataset = build(config, (400, None, None))[0]
     dataset.gather(range(5))
-    table = dataset._gathered()._sources.table
+    table = dataset._batch_reader()._sources.table
     assert sum(mapped is not None for mapped in table.files) == len(set(dataset.dataset_index[:5].tolist()))
     assert_equal(dataset.gather(range(300)), stacked(dataset, range(300)))
 
@@ -399,7 +399,7 @@ def test_an_end_of_document_token_is_where_resets_happen(tmp_path):
     ends = (batch["tokens"][:, :-1] == EOD).nonzero()
     assert len(ends)
     assert (batch["position_ids"][ends[:, 0], ends[:, 1] + 1] == 0).all()
-    assert isinstance(dataset._gathered()._sources, Sources)
+    assert isinstance(dataset._batch_reader()._sources, Sources)
 
 
 def test_a_position_beyond_int64_is_an_index_error(tmp_path):
@@ -422,8 +422,8 @@ def test_a_child_forked_while_another_thread_changes_the_tables_does_not_wait_fo
     prefix = write_pair(tmp_path / "pair", [9] * 300)
     train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), split="1", order=order), (40, None, None))[0]
     wanted = train.gather(range(8))["tokens"].tolist()
-    gatherer = train._gathered()
-    with gatherer._sources._lock.writing(), gatherer._sources._lock._mutex:
+    reader = train._batch_reader()
+    with reader._sources._lock.writing(), reader._sources._lock._mutex:
         found = run_in_fork(lambda: train.gather(range(8))["tokens"].tolist())
     assert found == wanted
 
@@ -432,7 +432,7 @@ def test_an_interrupted_reader_holds_nobody_up(tmp_path):
     prefix = write_pair(tmp_path / "pair", [9] * 300)
     train = build(gpt_config(tmp_path / "cache", blend=([prefix], None), split="1"), (40, None, None))[0]
     wanted = train.gather(range(8))["tokens"].tolist()
-    sources = train._gathered()._sources
+    sources = train._batch_reader()._sources
     sources._lock.begin_reading()  # and never ends, as Ctrl-C came
     assert train.gather(range(8))["tokens"].tolist() == wanted
     with ThreadPoolExecutor(1) as pool:

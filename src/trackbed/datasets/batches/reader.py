@@ -23,7 +23,7 @@ from trackbed.kernels import FetchedBytes, Gathered, SampleSources
 from trackbed.tokens.stored.budget import BUDGET
 from trackbed.tokens.stored.source import join_ranges
 
-__all__ = ["BatchForm", "Gatherer", "Gathering", "Indices"]
+__all__ = ["BatchForm", "BatchReader", "Indices", "ReadsBatches"]
 
 Ranges = npt.NDArray[np.int64]
 """`[M, 3]` number of the file, first byte and the one after the last."""
@@ -35,7 +35,7 @@ _NOTHING: Final = FetchedBytes()
 _HIGHEST: Final = int(np.iinfo(np.int64).max)
 
 
-class Gathering(ABC):
+class ReadsBatches(ABC):
     """Base of datasets whose samples can be gathered in batches."""
 
     @abstractmethod
@@ -64,13 +64,13 @@ class Gathering(ABC):
         """The index that defines the samples."""
 
     @staticmethod
-    def reset_gatherers() -> None:
-        """Has all gatherers of this process read layouts anew, as index arrays were replaced."""
+    def reset_readers() -> None:
+        """Has all readers of this process read layouts anew, as index arrays were replaced."""
         _reset_all()
 
     @abstractmethod
-    def _gathered(self) -> "Gatherer | None":
-        """Returns the gatherer of this dataset; None if each sample must be read by `__getitem__`."""
+    def _batch_reader(self) -> "BatchReader | None":
+        """Returns the reader of this dataset; None if each sample must be read by `__getitem__`."""
 
     @abstractmethod
     def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
@@ -93,8 +93,8 @@ class Gathering(ABC):
             IndexError: a position is out of range.
             StoreError: an object was replaced, or a store does not answer in time.
         """
-        gatherer = self._gathered()
-        return None if gatherer is None else gatherer.missing_ranges(self._draw(_positions(indices)))
+        reader = self._batch_reader()
+        return None if reader is None else reader.missing_ranges(self._draw(_positions(indices)))
 
     def fetch(self, ranges: Ranges) -> FetchedBytes:
         """Fetches bytes of objects, all in flight together, for `gather`.
@@ -105,8 +105,8 @@ class Gathering(ABC):
         Raises:
             StoreError: an object was replaced, or a store does not answer in time.
         """
-        gatherer = self._gathered()
-        return FetchedBytes() if gatherer is None else gatherer.fetch(ranges)
+        reader = self._batch_reader()
+        return FetchedBytes() if reader is None else reader.fetch(ranges)
 
     def gather(
         self,
@@ -142,10 +142,10 @@ class Gathering(ABC):
             msg = f"out must be a Batch, as gather and empty_batch return it, found a {type(out).__name__}"
             raise ArgumentError(msg)
         positions = _positions(indices)
-        gatherer = self._gathered()
+        reader = self._batch_reader()
         found = None
-        if gatherer is not None:
-            found = gatherer.gather(self._draw(positions), out, num_threads=num_threads, fetched=fetched)
+        if reader is not None:
+            found = reader.gather(self._draw(positions), out, num_threads=num_threads, fetched=fetched)
         return _stacked(self, positions, out) if found is None else found
 
     def empty_batch(self, size: int, *, pinned: bool = False) -> Batch | None:
@@ -158,17 +158,17 @@ class Gathering(ABC):
         if size < 0:
             msg = f"size must be at least 0, found {size}"
             raise ArgumentError(msg)
-        gatherer = self._gathered()
-        return None if gatherer is None else gatherer.empty_batch(size, pinned=pinned)
+        reader = self._batch_reader()
+        return None if reader is None else reader.empty_batch(size, pinned=pinned)
 
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
         """Returns the samples at these positions, as views of one batch if possible. Called by torch's DataLoader."""
         positions = _positions(indices)
-        gatherer = self._gathered()
-        if gatherer is not None:
+        reader = self._batch_reader()
+        if reader is not None:
             # Worker processes share the cores.
             num_threads = None if torch.utils.data.get_worker_info() is None else 1
-            found = gatherer.gather(self._draw(positions), None, num_threads=num_threads)
+            found = reader.gather(self._draw(positions), None, num_threads=num_threads)
             if found is not None:
                 return found.samples()
         return [self[position] for position in positions.tolist()]
@@ -208,7 +208,7 @@ class BatchForm(ABC):
         """
 
 
-class Gatherer:
+class BatchReader:
     """Gathers batches from the samples of K datasets.
 
     Args:
@@ -219,7 +219,7 @@ class Gatherer:
     def __init__(self, members: Sequence[FileBacked], form: BatchForm) -> None:
         self._members = members
         self._sources = Sources(members)
-        _GATHERERS.add(self)
+        _READERS.add(self)
         self._form = form
 
     def reset(self) -> None:
@@ -291,6 +291,9 @@ class Gatherer:
         num_threads: int | None,
     ) -> Gathered | None:
         """Fills the memory of a batch if no bytes are missing; None if a sample needs Python."""
+        # The kernel reads files that are mapped, and names the others in `absent`. They are mapped after the lock for
+        # reading is released, because mapping takes it for writing: a thread that held both would wait for itself.
+        # Until the next attempt another thread may release them again, if maps are scarce; hence several attempts.
         sources = self._sources
         for _ in range(_MOST_ROUNDS):
             try:  # KeyboardInterrupt may be raised anywhere from here on
@@ -325,12 +328,12 @@ class Gatherer:
         return out
 
 
-_GATHERERS: Final["weakref.WeakSet[Gatherer]"] = weakref.WeakSet()
+_READERS: Final["weakref.WeakSet[BatchReader]"] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
-    for gatherer in list(_GATHERERS):
-        gatherer.reset()
+    for reader in list(_READERS):
+        reader.reset()
 
 
 os.register_at_fork(after_in_child=_reset_all)
@@ -350,7 +353,7 @@ def _positions(indices: Indices) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(found, dtype=np.int64)
 
 
-def _stacked(dataset: Gathering, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:
+def _stacked(dataset: ReadsBatches, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:
     """Returns the batch, stacked from single samples."""
     if len(positions) == 0:
         msg = "indices must name at least one sample of a dataset whose samples are read one by one, found none"

@@ -94,6 +94,8 @@ class Sources:
         """
         wanted = set(datasets.tolist())
         while True:
+            # Before the lock is taken: the check may raise, and then the caller has nothing to release. A file that is
+            # truncated after the check kills the process, so the sizes are looked at every 50 ms and not once.
             self._watch.check()
             self._lock.begin_reading()
             if wanted <= self._readable:
@@ -102,6 +104,8 @@ class Sources:
                 return True
             if not wanted.isdisjoint(self._needs_python):
                 return False
+            # The tables change only while no kernel reads them, so the reader gives up its turn and begins anew: in
+            # between, another thread may have placed the same datasets, or released them.
             self._lock.end_reading()
             with self._lock.writing():
                 for number in wanted - self._needs_python:
@@ -184,6 +188,8 @@ class Sources:
 
     def release(self, placed: _TableEntry) -> bool:
         """Removes a dataset's arrays from the tables, unless a call reads them. Returns True if they are removed."""
+        # Never waits. The caller holds the lock of `MAPS`, which a reader takes while it holds this one (`_note_use`):
+        # if both waited for the other's lock, neither would go on.
         if not self._lock.try_writing():
             return False
         try:

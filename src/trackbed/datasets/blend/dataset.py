@@ -18,7 +18,7 @@ import torch
 import torch.utils.data
 
 from trackbed.cache import Entry, Request, fingerprint
-from trackbed.datasets.batches.reader import Gatherer, Gathering
+from trackbed.datasets.batches.reader import BatchReader, ReadsBatches
 from trackbed.datasets.blend.balanced import BalancedOrder
 from trackbed.datasets.blend.greedy import GreedyOrder, blend
 from trackbed.datasets.blend.indexed import ARRAYS
@@ -26,14 +26,13 @@ from trackbed.datasets.blend.instant import InstantBlend
 from trackbed.datasets.blend.order import BlendOrder, BlendSpec
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
 from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gpt.dataset import GPTDataset
+from trackbed.datasets.identity import DataChecksum, DatasetFingerprint, joined
 from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import sampled_tokens
 from trackbed.datasets.megatron_dataset import MegatronDataset, description_now, samples_text
 from trackbed.datasets.overrides import check_overrides, is_ours
-from trackbed.datasets.sample_content import content_text, joined
 from trackbed.datasets.samples import SampleLocations
 from trackbed.errors import ArgumentError
 from trackbed.index import Order
@@ -57,7 +56,7 @@ _ORDERS: Final[Mapping[str, Callable[[BlendSpec], BlendOrder]]] = {
 }
 
 
-class BlendedDataset(_Dataset, Gathering):
+class BlendedDataset(_Dataset, ReadsBatches):
     """A blend; its sample k is the `dataset_sample_index[k]`-th of dataset `dataset_index[k]`.
 
     A dataset of weight 0 keeps its number and is never drawn. In the order "instant" these arrays do not exist; `order`
@@ -146,35 +145,19 @@ class BlendedDataset(_Dataset, Gathering):
     def _fingerprint(self) -> str:
         return fingerprint({**self._decisions, "description": self.unique_description})
 
-    @property
-    def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Other fingerprints that earlier versions gave such samples."""
-        earlier = self._earlier_decisions()
-        return () if earlier is None else (fingerprint({**earlier, "description": self.unique_description}),)
-
-    def _earlier_index_fingerprints(self) -> tuple[str, ...]:
-        """Returns other fingerprints that earlier versions gave the same index."""
-        earlier = self._earlier_decisions()
-        return () if earlier is None else (fingerprint(earlier),)
-
-    def _earlier_decisions(self) -> dict[str, Any] | None:
-        earlier = [getattr(dataset, "earlier_fingerprints", ()) for dataset in self.datasets]
-        if not any(earlier):
+    def identity_fields(self) -> dict[str, Any] | None:
+        """Returns everything that decides the samples, by name, without folders; None with classes of others."""
+        members = [one for one in self.datasets if isinstance(one, CachedDataset)]
+        if len(members) < len(self.datasets) or not is_ours(type(self)):
             return None
-        members = [found[0] if found else one.fingerprint for found, one in zip(earlier, self.datasets, strict=True)]
-        return {**self._decisions, "datasets": fingerprint({"all": members})}
-
-    @cached_property
-    def sample_content(self) -> str | None:
-        """Everything that decides the samples, as text without folders; None with datasets of others' classes."""
-        known = [one for one in self.datasets if isinstance(one, CachedDataset) and one.has_known_samples()]
-        if len(known) < len(self.datasets) or not is_ours(type(self)):
+        known = [fields for one in members if (fields := one.sample_fields()) is not None]
+        if len(known) < len(members):
             return None
-        fields = joined(dataset.sample_fields() for dataset in known)
+        fields = joined(known)
         fields |= {name: value for name, value in self._decisions.items() if name not in ("class", "datasets")}
-        if len(known) <= _MOST_READ:
-            fields["tokens"] = [sampled_tokens(dataset.dataset) for dataset in known]
-        return content_text({**fields, "weights": self.weights}, fingerprint=self._fingerprint)
+        if len(members) <= _MOST_READ:
+            fields["tokens"] = [sampled_tokens(dataset.dataset) for dataset in members]
+        return {**fields, "weights": self.weights}
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
@@ -213,13 +196,12 @@ class BlendedDataset(_Dataset, Gathering):
 
     def _request(self) -> Request | None:
         """Returns the request for the index, or None if it is kept in memory."""
-        found = self._order.request(self._entry)
-        return None if found is None else found._replace(earlier_fingerprints=self._earlier_index_fingerprints)
+        return self._order.request(self._entry)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without the gatherer and the checksum, which a copy computes again."""
+        """State without the reader and the checksum, which a copy computes again."""
         state = vars(self).copy()
-        for name in ("_gatherer", "data_checksum"):
+        for name in ("_cached_batch_reader", "data_checksum"):
             state.pop(name, None)
         state["_order"] = copy(self._order)  # its index arrays may be replaced
         return state
@@ -275,15 +257,15 @@ class BlendedDataset(_Dataset, Gathering):
         return {"dataset_id": self._order.label(dataset_id), **self.datasets[dataset_id][sample]}
 
     @cached_property
-    def _gatherer(self) -> Gatherer | None:
+    def _cached_batch_reader(self) -> BatchReader | None:
         members = [one for one in self.datasets if isinstance(one, CachedDataset) and not one.makes_its_samples()]
         if type(self).__getitem__ is not BlendedDataset.__getitem__ or len(members) < len(self.datasets):
             return None
-        return Gatherer(members, members[0].batch_form(self._order.id_dtype))
+        return BatchReader(members, members[0].batch_form(self._order.id_dtype))
 
-    def _gathered(self) -> Gatherer | None:
-        gatherer = self._gatherer
-        return None if gatherer is None or self.datasets[0].makes_its_samples() else gatherer  # type: ignore[attr-defined]  # a CachedDataset
+    def _batch_reader(self) -> BatchReader | None:
+        reader = self._cached_batch_reader
+        return None if reader is None or self.datasets[0].makes_its_samples() else reader  # type: ignore[attr-defined]  # a CachedDataset
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
         order = self._opened

@@ -30,7 +30,7 @@ from trackbed.index.splits import Split
 
 __all__ = ["GPTDataset", "Piece"]
 
-# Earlier versions had create_attention_mask in the fingerprint: it keeps its place, so that theirs are still found.
+# Fingerprints have a place for create_attention_mask, which does not change the data: it is True there.
 _SHAPING = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -226,27 +226,21 @@ class GPTDataset(CachedDataset):
         return self._samples.decisions()
 
     def _shaping(self) -> dict[str, Any]:
-        return self._shaping_as_if(create_attention_mask=True)
+        values = {name: getattr(self.config, name) for name in _SHAPING}
+        return {**values, "create_attention_mask": True}
 
-    def _shaping_content(self) -> dict[str, Any]:
+    def _agreed_besides(self) -> dict[str, Any]:
         try:
             eod = self.config.tokenizer.eod  # type: ignore[union-attr]
         except Exception:  # noqa: BLE001  tokenizers without such a token raise various errors
             eod = None
         return {"eod": int(eod) if isinstance(eod, (int, np.integer)) else None}
 
-    def _earlier_shaping(self) -> dict[str, Any]:
-        return self._shaping_as_if(create_attention_mask=False)
-
-    def _shaping_as_if(self, *, create_attention_mask: bool) -> dict[str, Any]:
-        """Returns the values of `_SHAPING`; that of masks, which do not change the data, is the given one."""
-        values = {name: getattr(self.config, name) for name in _SHAPING}
-        return {**values, "create_attention_mask": create_attention_mask}
-
-    def sample_fields(self) -> dict[str, Any]:
-        """Returns everything but the tokens that decides the samples, by name, without folders."""
+    def sample_fields(self) -> dict[str, Any] | None:
+        """Returns everything but the tokens that decides the samples; see `CachedDataset.sample_fields`."""
         fields = super().sample_fields()
-        del fields["create_attention_mask"]  # masks do not change the data
+        if fields is not None:
+            del fields["create_attention_mask"]
         return fields
 
     def _checksum(self) -> str:

@@ -71,8 +71,9 @@ class GPTIndices:
     _checksum: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._run = (0, num_sequences(self.dataset)) if self.documents is None else ranges.bounds_of(self.documents)
-        check_documents(self.documents, self._run, self.dataset, where=self.where)
+        count = num_sequences(self.dataset)
+        self._run = (0, count) if self.documents is None else ranges.bounds_of(self.documents)
+        check_documents(self.documents, self._run, count, where=self.where)
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:

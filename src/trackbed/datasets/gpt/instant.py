@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trackbed.datasets.batches.sources import SampleLayout, Stretches
 from trackbed.datasets.gpt.visits import VisitArrays, VisitedSamples
 from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
-from trackbed.datasets.low_level import check_documents
+from trackbed.datasets.low_level import check_documents, num_sequences
 from trackbed.datasets.samples import SampleLocations, SamplePieces
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
@@ -78,7 +78,7 @@ class InstantSamples:
         if run is not None and len(run) and (int(run[-1]) - int(run[0]) + 1 != len(run) or (np.diff(run) != 1).any()):
             msg = f"order='instant' needs a split of consecutive documents, found {len(run)} others"
             raise ArgumentError(msg)
-        check_documents(run, self.run, self.dataset, where=self.where)
+        check_documents(run, self.run, num_sequences(self.dataset), where=self.where)
         if self.num_samples and not self.samples_per_epoch:
             msg = f"{self.where}: must have tokens for one sample to give {self.num_samples}, found {self.num_tokens}"
             raise PlanError(msg)

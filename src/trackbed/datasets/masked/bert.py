@@ -85,8 +85,8 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     def _shaping(self) -> dict[str, Any]:
         return {"bert_vocabulary_order": self.config.bert_vocabulary_order}
 
-    def _shaping_content(self) -> dict[str, Any]:
-        return {**super()._shaping_content(), **self._shaping()}
+    def _agreed_besides(self) -> dict[str, Any]:
+        return {**super()._agreed_besides(), **self._shaping()}
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """Returns one sample.
@@ -151,7 +151,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     @token_lookup.setter
     def token_lookup(self, ids: list[int]) -> None:
         self._token_lookup = ids
-        vars(self).pop("_gatherer", None)
+        vars(self).pop("_cached_batch_reader", None)
 
     def _table(self) -> MaskingTable:
         return MaskingTable(

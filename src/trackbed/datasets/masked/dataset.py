@@ -173,7 +173,7 @@ class MaskedWordPieceDataset(CachedDataset):
     def _shaping(self) -> dict[str, Any]:
         return {}
 
-    def _shaping_content(self) -> dict[str, Any]:
+    def _agreed_besides(self) -> dict[str, Any]:
         try:
             return {"vocabulary": digest_of(self._pieces)}
         except ArgumentError:  # a subclass may do without
@@ -259,7 +259,7 @@ class MaskedWordPieceDataset(CachedDataset):
         if self._masks_itself() or not -(1 << 63) <= number < 1 << 63:
             return None
         positions = np.array([number], dtype=np.int64)
-        batch = self._gatherer.gather(self._draw(positions), None, num_threads=1)
+        batch = self._cached_batch_reader.gather(self._draw(positions), None, num_threads=1)
         if batch is None or batch.arrays is None:
             return None
         found = batch.arrays.arrays.items()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache import Allocate, Arrays, ArraySpec
-from trackbed.datasets.low_level import data_stamps, most_tokens, num_documents
+from trackbed.datasets.low_level import check_documents, data_stamps, most_tokens, num_documents
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import ranges
 from trackbed.kernels import build_mapping
@@ -59,13 +59,7 @@ class MaskedIndices:
     def __post_init__(self) -> None:
         count = num_documents(self.dataset)
         self._run = (0, count) if self.documents is None else ranges.bounds_of(self.documents)
-        if self.documents is None or len(self.documents) == 0:
-            return
-        lowest, highest = int(np.min(self.documents)), int(np.max(self.documents))
-        if lowest < 0 or highest >= count:
-            found = lowest if lowest < 0 else highest
-            msg = f"{self.where}: documents must be in [0, {count}), found {found}"
-            raise ArgumentError(msg)
+        check_documents(self.documents, self._run, count, where=self.where)
 
     @property
     def borders(self) -> npt.NDArray[np.int64]:

@@ -122,9 +122,9 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
         """Returns the names of the configuration fields that belong to the dataset's identity."""
         return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]  # noqa: SLF001
 
-    def _shaping_content(self) -> dict[str, Any]:
+    def _agreed_besides(self) -> dict[str, Any]:
         special = [self._bos, self._eos, *sentinels_of(self.config.tokenizer)]
-        return {**super()._shaping_content(), "special_tokens": special}
+        return {**super()._agreed_besides(), "special_tokens": special}
 
     config_attention_mask = staticmethod(config_attention_mask)
     _build_b1ss_attention_mask = staticmethod(b1ss_attention_mask)
