@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from benchmarks.harness import machine
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
-from trackbed.loading import BatchLoader
+from trackbed.loading import BatchStream
 from trackbed.tokens import IndexedDatasetBuilder
 
 BATCH, LENGTH, THREADS, RING = 8, 4096, 2, 3
@@ -188,7 +188,7 @@ def contestants(prefix: str) -> dict[str, Run]:
     found: dict[str, Run] = {"fill": fill(datasets["megatron"])}
     for order, dataset in datasets.items():
         found[f"gather, {order}"] = gather(dataset)
-        loader = BatchLoader(dataset, batches(len(dataset)), ahead=RING - 1, num_threads=THREADS)
+        loader = BatchStream(dataset, batches(len(dataset)), ahead=RING - 1, num_threads=THREADS)
         found[f"BatchLoader, {order}"] = take(iter(loader))
     found["plain slice"] = one_by_one(slices, list)
     found["DataLoader over the slice"] = take(
@@ -226,7 +226,7 @@ def stall_share(prefix: str) -> float:
     dataset = open_dataset(prefix, "megatron", sequence_length=128)
     model = GPT(ModelConfig(vocab_size=50_001, sequence_length=128, layers=2))
     optimizer = torch.optim.AdamW(model.parameters())
-    loader = BatchLoader(dataset, batches(len(dataset)))
+    loader = BatchStream(dataset, batches(len(dataset)))
     started, waited = time.perf_counter(), 0.0
     for step, batch in enumerate(loader):
         if step == 1:  # the first one waits for the files, too

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks import starts, trillions
 from benchmarks.harness import machine
 from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, build_batch
-from trackbed.datasets.blend_balanced import BalancedOrder
-from trackbed.datasets.blend_order import BlendSpec
+from trackbed.datasets.blend.balanced import BalancedOrder
+from trackbed.datasets.blend.order import BlendSpec
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.index import InstantOrder, Split, greedy_blend
 

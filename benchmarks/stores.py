@@ -21,7 +21,7 @@ from benchmarks.harness import machine
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 from trackbed.files import stores
-from trackbed.loading import BatchLoader
+from trackbed.loading import BatchStream
 from trackbed.tokens import IndexedDatasetBuilder
 
 LENGTH: Final = 4096
@@ -138,7 +138,7 @@ def against_obstore(what: str, found: Any, num_samples: int) -> tuple[str, float
     indices = batches_of(BATCH, num_samples)
 
     def ours() -> None:
-        for _ in BatchLoader(found, indices):
+        for _ in BatchStream(found, indices):
             pass
 
     ours()
@@ -204,7 +204,7 @@ def main() -> None:
         found = dataset(address, folder, order="megatron")
         results.append(against_obstore("megatron", found, min(len(found), 2048)))
         theirs = megatron_samples_per_second(address, folder, 4)
-        mine = 2048 / seconds_of(lambda: [None for _ in BatchLoader(found, batches_of(BATCH, 2048))])
+        mine = 2048 / seconds_of(lambda: [None for _ in BatchStream(found, batches_of(BATCH, 2048))])
         print(f"\nmegatron-core: {theirs:.2f} samples/s, Trackbed {mine:,.0f}: {mine / theirs:,.0f} times as many")
         print(f"memory grew by {grown / 2**20:.0f} MiB in blocks of {BLOCKS[-1]:,}")
         short = [what for what, part, _, _ in results if part < NEEDED.get(what, 0)]

@@ -31,7 +31,7 @@ from trackbed.datasets import (
     T5MaskedWordPieceDatasetConfig,
     WordPieceTokenizer,
 )
-from trackbed.loading import BatchLoader, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingSampler
 from trackbed.preprocess import PreprocessConfig, open_splitter, output_prefix, preprocess
 
 NAMES = ("topics", "papers")
@@ -185,7 +185,7 @@ def train(name: str, data: Any, make: Callable[[Size], Bert | T5], vocabulary: i
     model = make(Size(vocabulary=vocabulary))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
-    loader = BatchLoader(data, MegatronPretrainingSampler(len(data), 0, BATCH, 0, 1))
+    loader = BatchStream(data, MegatronPretrainingSampler(len(data), 0, BATCH, 0, 1))
     losses = []
     for batch, _ in zip(track(loader, f"training {name}", total=STEPS, console=console), range(STEPS), strict=False):
         tokens, others = model.losses(batch)

@@ -20,7 +20,7 @@ import json, os, resource, signal, sys, time
 from pathlib import Path
 import torch
 from trackbed.cli.main import main
-from trackbed.builder import plan_blend
+from trackbed.blends import plan_blend
 from trackbed.preprocess import preprocess
 
 limits, cases = json.load(sys.stdin)

@@ -26,6 +26,7 @@ FACADES = (
     "trackbed.tokens",
     "trackbed.datasets",
     "trackbed.builder",
+    "trackbed.blends",
     "trackbed.loading",
     "trackbed.grads",
     "trackbed.optim",

@@ -3,8 +3,8 @@
 Begin with `open_blend` and `BatchLoader` for data, `DistributedDataParallel` and `DataParallelOptimizer` for gradients,
 `sharded_state`, `save` and `load_sharded_state` for checkpoints. Names and packages are imported when they are first
 used. Each layer has more in its package: `trackbed.tokens`, `trackbed.preprocess`, `trackbed.datasets`,
-`trackbed.builder`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim` and `trackbed.checkpoint`;
-`trackbed.megatron` puts them under Megatron Core's names.
+`trackbed.builder`, `trackbed.blends`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim` and
+`trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
 """
 
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trackbed.version import __version__
 
 if TYPE_CHECKING:
+    from trackbed import blends as blends
     from trackbed import builder as builder
     from trackbed import checkpoint as checkpoint
     from trackbed import comm as comm
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trackbed import optim as optim
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
+    from trackbed.blends.open import Splits, open_blend
     from trackbed.checkpoint import (
         Checkpoint,
         ShardedObject,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         save,
     )
     from trackbed.datasets import Batch
+    from trackbed.datasets.blend.dataset import SplitDataset
     from trackbed.errors import (
         ArgumentError,
         BlendFileError,
@@ -49,8 +52,8 @@ if TYPE_CHECKING:
         TrackbedError,
     )
     from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
+    from trackbed.loading.loader import BatchLoader
     from trackbed.optim import DataParallelOptimizer, StepReport, load_sharded_state, sharded_state
-    from trackbed.top_level import BatchLoader, SplitDataset, Splits, open_blend
 
 __all__ = [
     "ArgumentError",
@@ -88,7 +91,7 @@ __all__ = [
 _MODULES = {
     "ArgumentError": "errors",
     "Batch": "datasets",
-    "BatchLoader": "top_level",
+    "BatchLoader": "loading.loader",
     "BlendFileError": "errors",
     "CacheError": "errors",
     "Checkpoint": "checkpoint",
@@ -103,20 +106,21 @@ _MODULES = {
     "PlanError": "errors",
     "ShardedObject": "checkpoint",
     "ShardedTensor": "checkpoint",
-    "SplitDataset": "top_level",
-    "Splits": "top_level",
+    "SplitDataset": "datasets.blend.dataset",
+    "Splits": "blends.open",
     "StepReport": "optim",
     "StoreError": "errors",
     "TrackbedError": "errors",
     "latest_checkpoint": "checkpoint",
     "load": "checkpoint",
     "load_sharded_state": "optim",
-    "open_blend": "top_level",
+    "open_blend": "blends.open",
     "open_checkpoint": "checkpoint",
     "save": "checkpoint",
     "sharded_state": "optim",
 }
 _PACKAGES = (
+    "blends",
     "builder",
     "checkpoint",
     "comm",

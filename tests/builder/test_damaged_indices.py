@@ -6,7 +6,7 @@ import pytest
 from blends import build, gpt_config, write_pairs
 from small_entries import problems
 from trackbed.errors import CacheError
-from trackbed.loading import BatchLoader, MegatronPretrainingSampler, provenance
+from trackbed.loading import BatchStream, MegatronPretrainingSampler, provenance
 
 SIZES = (60, 12, None)
 HEADER_BYTES = 128
@@ -73,7 +73,7 @@ def check_dataset(dataset, before, cache):
         assert "trackbed cache verify" in error
     iterated(([sample] for sample in dataset), first)
     sampler = MegatronPretrainingSampler(len(dataset), 0, 1, 0, 1)
-    iterated((batch.samples() for batch in BatchLoader(dataset, sampler)), first)
+    iterated((batch.samples() for batch in BatchStream(dataset, sampler)), first)
     origins = each(lambda position: provenance(dataset, position), len(dataset))
     assert [isinstance(one, str) for one in origins] == [isinstance(one, str) for one in first]
     return first

@@ -12,7 +12,7 @@ from tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CacheError, FormatError
-from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from trackbed.tokens import IndexedDataset
 
 ORDERS = ["megatron", "balanced", "instant"]
@@ -58,7 +58,7 @@ def content(dataset):
 def samplers_of(train):
     yield MegatronPretrainingSampler(len(train), 0, 4, 0, 1, fingerprint=train.fingerprint)
     yield MegatronPretrainingRandomSampler(train, len(train), 0, 4, 0, 1, data_sharding=False)
-    yield BatchLoader(train, MegatronPretrainingSampler(len(train), 0, 4, 0, 1))
+    yield BatchStream(train, MegatronPretrainingSampler(len(train), 0, 4, 0, 1))
 
 
 def refuse(sampler, state):
@@ -165,7 +165,7 @@ def test_the_checksum_is_computed_once_for_each_stamp(tmp_path, monkeypatch):
     build(config, SIZES)
     os.utime(tmp_path / "pair.idx", ns=(1, 1))
     build(config, SIZES)
-    monkeypatch.setattr("trackbed.datasets.gpt_indices.checksum_lengths", None)
+    monkeypatch.setattr("trackbed.datasets.gpt.indices.checksum_lengths", None)
     build(config, SIZES)
     os.utime(tmp_path / "pair.idx", ns=(2, 2))
     with pytest.raises(TypeError):
@@ -189,7 +189,7 @@ def build_on(group, config):
 
 
 def make_older(cache):
-    """Make manifests what 6564f86 wrote: without boot and data."""
+    """Make manifests what commits before a67b0ce wrote: without boot and data."""
     for path in (cache / ".trackbed").glob("*.json"):
         fields = json.loads(path.read_text())
         del fields["boot"], fields["data"]
@@ -203,7 +203,7 @@ def test_an_entry_of_an_older_version_is_built_again_in_place(tmp_path, is_blend
     config = gpt_config(tmp_path / "cache", blend=blend, split="8,1,1")
     wanted = [content(one) for one in build(config)]
     make_older(tmp_path / "cache")
-    with pytest.raises(CacheError, match="checksum of the data"):
+    with pytest.raises(CacheError, match=r"must be a JSON object with the fields of docs/formats/cache.md: 'boot'"):
         build(gpt_config(tmp_path / "cache", blend=blend, split="8,1,1", defer_npy_index_mmap=True))[0][0]
     assert [content(one) for one in build(config)] == wanted
     entries = take_inventory(str(tmp_path / "cache")).entries
@@ -211,14 +211,18 @@ def test_an_entry_of_an_older_version_is_built_again_in_place(tmp_path, is_blend
     assert all(entry.record.data is not None for entry in entries if entry.class_name == "GPTDataset")
 
 
-def test_a_position_without_a_checksum_is_accepted_with_a_warning(tmp_path, caplog):
+def test_a_position_without_a_checksum_is_refused_if_it_names_a_dataset(tmp_path, caplog):
     train = build(gpt_config(tmp_path / "cache", blend=(write_pairs(tmp_path), [3, 2, 1]), split="8,1,1"))[0]
-    for one in samplers_of(train):
+    *told, loader = samplers_of(train)
+    for one in told:
         state = one.state_dict()
         del state["data_checksum"]
-        caplog.clear()
-        one.load_state_dict(state)
-        assert "without data_checksum" in caplog.text
+        with pytest.raises(ArgumentError, match=r"must have a data_checksum, found none.* consumed_samples=0"):
+            one.load_state_dict(state)
+    untold = MegatronPretrainingSampler(len(train), 4, 4, 0, 1)
+    loader.load_state_dict(untold.state_dict())
+    assert "without data_checksum" in caplog.text
+    assert loader.state_dict()["consumed_samples"] == 4
 
 
 def test_positions_are_plain_values_without_waiting_for_each_batch(tmp_path):

@@ -18,7 +18,7 @@ from blends import (
     write_pairs,
 )
 from trackbed.comm import run_ranks
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.errors import CollectiveError
 
 SECONDS = 5

@@ -12,7 +12,7 @@ from observe import answer
 from oracle import running
 
 from tokenizer_files import SCRIPTS, write_plain_folder, write_sentencepiece
-from trackbed.builder import measure_blend, read_blend_file
+from trackbed.blends import measure_blend, read_blend_file
 from trackbed.cli.main import trackbed
 from trackbed.datasets import open_tokenizer
 

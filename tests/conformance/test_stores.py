@@ -19,7 +19,7 @@ from stored_pairs import upload
 from tidy import remove_folder
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files.stores import parse_address
-from trackbed.loading import BatchLoader
+from trackbed.loading import BatchStream
 
 FULL = os.environ.get("TRACKBED_TIER") == "full"
 EXAMPLES, FEW = (50, 12) if FULL else (12, 5)
@@ -94,7 +94,7 @@ def batches_of(dataset, workers) -> list[dict[str, Any]]:
     if workers:
         made = torch.utils.data.DataLoader(dataset, batch_sampler=indices, num_workers=workers)
     else:
-        made = BatchLoader(dataset, indices)
+        made = BatchStream(dataset, indices)
     return [{name: tensor.clone() for name, tensor in batch.items()} for batch in made]
 
 

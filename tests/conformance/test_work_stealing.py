@@ -6,7 +6,8 @@ from observe import sample
 from oracle import running
 
 from blends import VOCAB, write_pairs
-from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, read_blend_file
+from trackbed.blends import measure_blend, read_blend_file
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.loading import MegatronPretrainingSampler
 
 BATCH, MICRO_BATCH, RANKS, ITERATIONS, INTERVAL, EVALUATIONS = 12, 2, 3, 40, 10, 2

@@ -9,7 +9,7 @@ import torch
 from blends import build, gpt_config, write_pair
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import BlendedDataset, GPTDataset, MockGPTDataset
-from trackbed.datasets.indexed import IndexedDataset
+from trackbed.datasets.low_level import IndexedDataset
 from trackbed.errors import ArgumentError, OversampleError
 
 # Methods of megatron-core 0.16.1's classes, but for the constructors.

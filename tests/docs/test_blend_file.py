@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from blends import write_pair
-from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, read_blend_file
-from trackbed.builder.blend_file.options import OPTIONS
+from trackbed.blends import measure_blend, read_blend_file
+from trackbed.blends.read import OPTIONS
+from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import BlendFileError
 

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 import trackbed
-from trackbed.builder import read_blend_file
+from trackbed.blends import read_blend_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

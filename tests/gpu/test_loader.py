@@ -11,7 +11,7 @@ from blends import build, gpt_config, write_pairs
 from gpu.card import needs_cuda, sleep
 from loading.test_device import WAYS
 from trackbed.datasets import Batch
-from trackbed.loading import BatchLoader, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingSampler
 from trackbed.loading.device import DeviceCopies
 
 pytestmark = needs_cuda
@@ -27,7 +27,7 @@ def loader_of(data, **options):
     sampler = MegatronPretrainingSampler(
         total_samples=len(data), consumed_samples=0, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1
     )
-    return BatchLoader(data, sampler, **options)
+    return BatchStream(data, sampler, **options)
 
 
 def wanted(data, number):

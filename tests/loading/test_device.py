@@ -10,7 +10,7 @@ import torch
 
 from blends import build, gpt_config, write_pairs
 from trackbed.datasets import Batch
-from trackbed.loading import BatchLoader, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingSampler
 from trackbed.loading.device import DeviceCopies
 
 
@@ -73,7 +73,7 @@ def device(monkeypatch, data):
 
 
 def loader_of(data, **options):
-    return BatchLoader(
+    return BatchStream(
         data, MegatronPretrainingSampler(len(data), 0, 4, 0, 1, fingerprint=data.fingerprint), device="cuda", **options
     )
 

@@ -14,15 +14,15 @@ import torch
 from blends import build, gpt_config, write_pair
 from stored_pairs import upload
 from trackbed.cancellation import Flag
-from trackbed.datasets.gathering import Gathering
+from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.kernels import FetchedBytes
-from trackbed.loading import BatchLoader, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingSampler
 from trackbed.loading.fetch_ahead import fetch_ahead
 from trackbed.tokens.stored.budget import BUDGET, FetchBudget
 
 
-class Slow(Gathering):
+class Slow(ReadsBatches):
     """A dataset of which each fetch takes a while, and the sizes of its groups."""
 
     def __init__(self, seconds, *, bytes_of=lambda size: size):
@@ -38,7 +38,7 @@ class Slow(Gathering):
         time.sleep(self.seconds)
         return FetchedBytes([(0, 0, np.zeros(1, dtype=np.uint8))])
 
-    __getitem__ = __len__ = _index = _gathered = _draw = None
+    __getitem__ = __len__ = _index = _batch_reader = _draw = None
 
 
 def ahead(jobs, dataset, *, together=1):
@@ -158,10 +158,10 @@ def test_a_loader_gives_the_batches_of_the_disk_and_fetches_ahead(stored, proxy,
     remote.gather([0])  # copies the index
     proxy.delay_seconds = 0.05
     proxy.log.clear()
-    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    loader = BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     started = time.monotonic()
     count = 0
-    for batch, wanted in zip(loader, BatchLoader(local, MegatronPretrainingSampler(300, 0, 4, 0, 1)), strict=True):
+    for batch, wanted in zip(loader, BatchStream(local, MegatronPretrainingSampler(300, 0, 4, 0, 1)), strict=True):
         assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
         count += 1
     assert count == 75
@@ -170,24 +170,24 @@ def test_a_loader_gives_the_batches_of_the_disk_and_fetches_ahead(stored, proxy,
 
 def test_a_loader_left_early_resumes_after_the_last_batch(stored):
     local, remote = stored("megatron")
-    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    loader = BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     for _, batch in zip(range(5), loader, strict=False):
         last = batch["tokens"].clone()
     state = loader.state_dict()
     assert torch.equal(last, local.gather(range(16, 20))["tokens"])
-    again = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    again = BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     again.load_state_dict(state)
     assert torch.equal(next(iter(again))["tokens"], local.gather(range(20, 24))["tokens"])
 
 
 def test_a_saved_position_is_compared_without_reading_an_index(stored, proxy, tmp_path, bucket):
     _, remote = stored("instant")
-    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    loader = BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     next(iter(loader))
     state = loader.state_dict()
     assert {"data_checksum", "data_stamps"} <= state.keys()
     _, same = stored("instant")
-    resumed = BatchLoader(same, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    resumed = BatchStream(same, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     proxy.log.clear()
     resumed.load_state_dict(state)
     assert proxy.log == []
@@ -195,24 +195,24 @@ def test_a_saved_position_is_compared_without_reading_an_index(stored, proxy, tm
     with_time = bucket.get("corpus.idx")
     bucket.put("corpus.idx", with_time)
     _, copied = stored("instant")
-    BatchLoader(copied, MegatronPretrainingSampler(300, 0, 4, 0, 1)).load_state_dict({**state, "data_stamps": "other"})
+    BatchStream(copied, MegatronPretrainingSampler(300, 0, 4, 0, 1)).load_state_dict({**state, "data_stamps": "other"})
 
 
 def test_objects_that_were_written_anew_since_a_position_was_saved_are_told(stored, bucket, caplog):
     _, remote = stored("instant")
-    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    loader = BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     next(iter(loader))
     state = loader.state_dict()
     bucket.put("corpus.bin", bytes(len(bucket.get("corpus.bin"))))
     _, other = stored("instant")
     with caplog.at_level("WARNING"):
-        BatchLoader(other, MegatronPretrainingSampler(300, 0, 4, 0, 1)).load_state_dict(state)
+        BatchStream(other, MegatronPretrainingSampler(300, 0, 4, 0, 1)).load_state_dict(state)
     assert "objects that were written anew since the position was saved" in caplog.text
 
 
 def test_an_object_that_is_replaced_ends_the_iteration_with_its_name(stored, bucket):
     _, remote = stored("megatron")
-    loader = iter(BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1)))
+    loader = iter(BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1)))
     next(loader)
     bucket.put("corpus.bin", bucket.get("corpus.bin")[::-1])
     with pytest.raises(StoreError, match=r"corpus\.bin: the object must be the one that was opened"):
@@ -226,7 +226,7 @@ def test_a_loader_is_closed_at_once_while_its_store_does_not_answer(stored, prox
     remote.gather([0])
     monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "20")
     proxy.stall_seconds = 20
-    loader = BatchLoader(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
+    loader = BatchStream(remote, MegatronPretrainingSampler(300, 0, 4, 0, 1))
     batches = iter(loader)
     next(batches)
     proxy.faults[:] = ["stall"] * 1000
@@ -242,14 +242,14 @@ def test_a_loader_is_closed_at_once_while_its_store_does_not_answer(stored, prox
 EXIT = """
 import os, sys, threading, time
 from blends import build, gpt_config
-from trackbed.loading import BatchLoader
+from trackbed.loading import BatchStream
 
 address, folder, deaf = sys.argv[1:]
 options = {"mmap_bin_files": False, "object_storage_cache_path": folder}
 data = build(gpt_config(None, blend=([address], None), split="1", order="instant", **options), (300, 0, 0))[0]
 data.gather([0])
 os.environ.update({"AWS_ENDPOINT_URL_S3": deaf, "TRACKBED_STORE_TIMEOUT": "20"})
-batches = iter(BatchLoader(data, [[0, 1], [2, 3]] * 50))
+batches = iter(BatchStream(data, [[0, 1], [2, 3]] * 50))
 threading.Thread(target=lambda: next(batches), daemon=True).start()
 time.sleep(1)
 print("exits", flush=True)
@@ -271,7 +271,7 @@ def test_the_end_of_a_program_does_not_wait_for_a_store(stored, tmp_path, bucket
 
 def test_a_position_that_does_not_exist_is_an_error_in_its_place(stored):
     _, remote = stored("instant")
-    batches = iter(BatchLoader(remote, [[0, 1], [2, 3], [2**63, 1]]))
+    batches = iter(BatchStream(remote, [[0, 1], [2, 3], [2**63, 1]]))
     assert len([next(batches), next(batches)]) == 2
     with pytest.raises(ArgumentError):
         next(batches)

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from blends import build, gpt_config, tokens_of, write_pair, write_pairs
-from trackbed.builder.blend_file import StatedTokenizer
+from trackbed.blends import StatedTokenizer
 from trackbed.datasets import GPTDataset, MegatronIdentity
 from trackbed.errors import ArgumentError
-from trackbed.loading import BatchLoader, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from trackbed.loading import BatchStream, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
 IDENTITY = MegatronIdentity("a.Tokenizer", "path", {})
 
@@ -35,7 +35,7 @@ def dataset_of(folder):
 
 def loader_of(dataset):
     fingerprint = dataset.fingerprint
-    return BatchLoader(dataset, MegatronPretrainingSampler(len(dataset), 0, 4, 0, 1, fingerprint=fingerprint))
+    return BatchStream(dataset, MegatronPretrainingSampler(len(dataset), 0, 4, 0, 1, fingerprint=fingerprint))
 
 
 @pytest.mark.parametrize("num", [1, 2])

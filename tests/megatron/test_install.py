@@ -100,7 +100,7 @@ def test_loggers_and_names_of_types_are_trackbeds():
     from trackbed.megatron.core.distributed import param_and_grad_buffer
 
     from trackbed.datasets import BlendedDataset, GPTDataset, MegatronDataset
-    from trackbed.datasets.indexed import IndexedDataset
+    from trackbed.datasets.low_level import IndexedDataset
 
     assert fully_parallel.logger.name == fully_parallel.FullyParallelSaveStrategyWrapper.__module__
     assert set(fully_parallel.T.__constraints__) == {ShardedObject, ShardedTensor}
@@ -179,7 +179,7 @@ def test_without_megatron_core_its_module_paths_import_trackbed():
             print(IndexedDataset.__module__, megatron.core.datasets.gpt_dataset.GPTDataset.__module__)
             """
         )
-        == "trackbed.datasets.indexed trackbed.datasets.gpt"
+        == "trackbed.datasets.low_level trackbed.datasets.gpt.dataset"
     )
 
 

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from trackbed.preprocess.messages import receive, send
-from trackbed.preprocess.pool import map_in_order
-from trackbed.preprocess.shared_memory import NUM_SLOTS, SharedSlots
+from trackbed.preprocess.messages import NUM_SLOTS, SharedSlots, receive, send
+from trackbed.preprocess.worker_pool import map_in_order
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tiktoken import registry
 
 from built_pair import build
 from rust_panics import PANICS_AT, encoding_with_a_hole, panic, panicking_tokenizer
-from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import is_panic, panics_as_errors
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.preprocess import (
     PreprocessConfig,

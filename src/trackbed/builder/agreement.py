@@ -12,12 +12,12 @@ from typing import Any, Final
 from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
 from trackbed.cache.entry import shortened
-from trackbed.datasets.blended import BlendedDataset
+from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.identity import plain
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import is_ours
-from trackbed.datasets.sample_content import plain
 from trackbed.index.splits import Split
 
 __all__ = ["Item", "RankRequest", "find_difference", "first_difference", "request_of"]
@@ -104,7 +104,7 @@ def _items_of(dataset: Any) -> list[Item]:
         return []
     name = f"{dataset.dataset_path}, split {dataset.index_split.name}"
     if _has_index(dataset):
-        return [Item(name, dataset.content_key, dataset.content)]
+        return [Item(name, dataset.agreed_key, dataset.agreed_values)]
     return [Item(name, dataset.unique_description, lambda: dict(dataset.unique_identifiers), has_to_agree=False)]
 
 

@@ -22,14 +22,13 @@ from trackbed.cache import FlushMark, flush_and_mark, make_marks
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
-from trackbed.datasets.blended import BlendedDataset
-from trackbed.datasets.config import BlendedMegatronDatasetConfig
+from trackbed.datasets.blend.dataset import BlendedDataset
+from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.datasets.end_check import check_document_ends
-from trackbed.datasets.indexed import IndexedDataset
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.low_level import IndexedDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
-from trackbed.datasets.storage import storage_of
 from trackbed.errors import CacheError, PlanError, TrackbedError
 from trackbed.files import local_host_path
 from trackbed.index.legacy_random import clear_shuffle_cache

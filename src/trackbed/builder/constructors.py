@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trackbed.datasets.cached import CachedDataset
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import is_ours
 
 __all__ = ["constructor_of_ours", "constructs_in_turn"]

@@ -165,16 +165,16 @@ def _judge(
     entry = request.entry
     is_aside = place.directory != f"{entry.directory}"
     if isinstance(manifest, Manifest):
-        is_same = manifest.fingerprint == entry.fingerprint or manifest.fingerprint in request.earlier_fingerprints()
-        if not is_same:
+        if manifest.fingerprint != entry.fingerprint:
             return Found(State.foreign, is_aside, stamps, differences(manifest.decisions, entry.decisions))
         problem = _size_problem(place, entry, manifest, stamps)
+        if not problem and not manifest.arrays.keys() >= set(entry.arrays):
+            problem = f"{place.manifest}: must describe {', '.join(entry.arrays)}, found {', '.join(manifest.arrays)}"
         if not problem and notes is not None:
             problem = _doubt(entry, place, manifest, stamps, notes)
         if problem:
             return Found(State.damaged, is_aside, stamps, problem)
-        if manifest.arrays.keys() >= set(entry.arrays):
-            return Found(State.whole, is_aside, stamps, specs=manifest.arrays, data_crc32=manifest.data_crc32)
+        return Found(State.whole, is_aside, stamps, specs=manifest.arrays, data_crc32=manifest.data_crc32)
     unread = manifest if isinstance(manifest, str) else ""
     if (stamps[:-1, 1] < 0).all():
         return Found(State.absent, is_aside, stamps, unread)
@@ -234,7 +234,7 @@ def size_problems(directory: str, files: Mapping[str, FileSum | None], sizes: Ma
 def _doubt(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, notes: _Notes) -> str:
     """Removes all doubt about an entry whose fingerprint and sizes fit. Returns what is wrong with it, if anything."""
     if entry.data is not None and manifest.data is None:
-        return f"{place.manifest}: must have a checksum of the data, found one of an older Trackbed"
+        return f"{place.manifest}: must have a checksum of the data, found none"
     is_of_boot = manifest.boot != "" and manifest.boot == boot_id()
     is_of_data = entry.data is None or manifest.data is None or manifest.data.stamps == entry.data.stamps
     if is_of_boot and is_of_data:

@@ -38,11 +38,11 @@ class Manifest(NamedTuple):
     files: Mapping[str, FileSum]
     """By file name."""
     arrays: Mapping[str, ArraySpec]
-    """By array name; none in a manifest of an older Trackbed."""
+    """By array name."""
     boot: str = ""
-    """Name of the boot in which the files were written; empty in a manifest of an older Trackbed."""
+    """Name of the boot in which the files were written; empty if it is not known."""
     data: DataSum | None = None
-    """None in a manifest of an older Trackbed, and where the decisions hold all of the data."""
+    """None where the decisions hold all of the data."""
 
     @property
     def data_crc32(self) -> str:
@@ -104,8 +104,8 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
         if found != (_FORMAT, _VERSION):
             return Manifest("", {"manifest": list(found)}, {}, {})
         files = {name: FileSum.from_json(record) for name, record in fields["files"].items()}
-        arrays = {name: _array_spec(**record) for name, record in fields.get("arrays", {}).items()}
-        boot, record = f"{fields.get('boot', '')}", fields.get("data")
+        arrays = {name: _array_spec(**record) for name, record in fields["arrays"].items()}
+        boot, record = f"{fields['boot']}", fields["data"]
         data = None if record is None else DataSum(f"{record['crc32']}", f"{record['stamps']}")
         return Manifest(fields["fingerprint"], fields["decisions"], files, arrays, boot, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

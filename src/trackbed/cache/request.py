@@ -1,6 +1,6 @@
 """Requests for entries: what is wanted, and how it is built if it is missing."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -74,8 +74,6 @@ class Request(NamedTuple):
     kind: Kind
     ingredients: Any
     """`Ingredients`, of the type that `kind` builds."""
-    earlier_fingerprints: "Callable[[], Collection[str]]" = tuple
-    """Returns other fingerprints of entries with the same bytes, as earlier versions wrote them."""
 
 
 class _InMemory:

@@ -10,7 +10,7 @@ from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trackbed.builder import BlendPlan
+    from trackbed.blends import BlendPlan
 
 __all__ = ["blend"]
 
@@ -22,7 +22,7 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parses the number."""
-        from trackbed.builder.blend_file import parse_count
+        from trackbed.blends import parse_count
 
         try:
             count = parse_count(str(value))
@@ -68,7 +68,7 @@ def blend(
     samples and epochs that a run takes from it, and the proportions of each stage. The exit status is 1 if a dataset
     falls short.
     """
-    from trackbed.builder.blend_file import measure_blend, plan_blend, read_blend_file, samples_for
+    from trackbed.blends import measure_blend, plan_blend, read_blend_file, samples_for
 
     if from_megatron is not None:
         if as_json or show_all or members or plot is not None or tokens is not None or samples is not None:
@@ -112,7 +112,7 @@ def blend(
 
 def _convert(arguments: str, path: str | None) -> None:
     """Prints the blend file of a job's arguments, or writes it to a new file."""
-    from trackbed.builder.blend_file.from_megatron import blend_of_megatron_arguments
+    from trackbed.megatron.blend_arguments.blend_of_arguments import blend_of_megatron_arguments
 
     text = blend_of_megatron_arguments(arguments, folder="." if path is None else Path(path).parent)
     for line in text.splitlines():

@@ -10,8 +10,7 @@ from trackbed.errors import ArgumentError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
-    from trackbed.builder import BlendPlan
-    from trackbed.builder.blend_file import DatasetPlan, SplitPlan
+    from trackbed.blends import BlendPlan, DatasetPlan, SplitPlan
 
 __all__ = ["draw_plan"]
 

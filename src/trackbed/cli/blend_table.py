@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trackbed.builder import BlendPlan
-    from trackbed.builder.blend_file import DatasetPlan, SplitPlan
+    from trackbed.blends import BlendPlan, DatasetPlan, SplitPlan
 from trackbed.cli.console import table_console
 from trackbed.plural import number_of
 

@@ -15,7 +15,7 @@ from trackbed.errors import ArgumentError, CacheError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
-    from trackbed.builder import MeasuredBlend
+    from trackbed.blends import MeasuredBlend
     from trackbed.comm import Group
     from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
 
@@ -90,7 +90,8 @@ def build(
     not built again. The rendezvous of processes on several hosts is at MASTER_ADDR, or at the first host of the Slurm
     step; it listens there and on no other interface, unless torchrun's own store is used.
     """
-    from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+    from trackbed.blends import measure_blend, plan_blend, read_blend_file
+    from trackbed.builder import BlendedMegatronDatasetBuilder
     from trackbed.comm.launch import group_from_environment, has_several_ranks, parse_launch
 
     if ranks is not None and not plan_only:
@@ -189,8 +190,8 @@ def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> A
     """Returns the file's tokenizer with this identity, or a minimal one if the file names none; None for None."""
     from dataclasses import replace
 
-    from trackbed.builder.blend_file import StatedTokenizer
-    from trackbed.builder.blend_file.tokenizer import make_tokenizer
+    from trackbed.blends import StatedTokenizer
+    from trackbed.blends.tokenizer import make_tokenizer
 
     if identity is None:
         return None
@@ -258,7 +259,7 @@ def _run(
 
 def _samples(built: Sequence[Any], sizes: Sequence[int | None], config: "GPTDatasetConfig") -> str:
     """Returns the samples of each split, and in one clause why there are more than were asked for."""
-    from trackbed.builder.blend_file.excess import why_more_samples
+    from trackbed.blends.plan import why_more_samples
     from trackbed.datasets import BlendedDataset
 
     parts, reasons = [], []

@@ -34,7 +34,8 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
 
     {-Marked-} text is excluded from the loss. Missing indices are built.
     """
-    from trackbed.builder import BlendedMegatronDatasetBuilder, measure_blend, plan_blend, read_blend_file
+    from trackbed.blends import measure_blend, plan_blend, read_blend_file
+    from trackbed.builder import BlendedMegatronDatasetBuilder
     from trackbed.loading import provenance
 
     blend = measure_blend(read_blend_file(path).with_idx_cache(idx_cache))
@@ -76,7 +77,7 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
     """Decodes tokens; returns their ids as text if the blend file has no tokenizer."""
     import numpy as np
 
-    from trackbed.datasets.tokenizers.panics import panics_as_errors
+    from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 
     if not hasattr(tokenizer, "detokenize"):
         return " ".join(map(str, ids))

@@ -4,8 +4,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Final, TypeVar
+
+from trackbed.daemon_threads import call_on_thread
 
 __all__ = ["exit_if_busy", "run_in_thread"]
 
@@ -17,8 +19,7 @@ Result = TypeVar("Result")
 
 def run_in_thread(work: Callable[[], Result]) -> Result:
     """Runs `work` in a thread, so that signals reach the caller. Returns its result, or raises its error."""
-    future: Future[Result] = Future()
-    threading.Thread(target=_fulfil, args=(future, work), name=_NAME, daemon=True).start()
+    future = call_on_thread(work, _NAME)
     # A signal that arrives just before a wait does not interrupt it, so every wait is short.
     while not wait([future], timeout=_POLL_SECONDS).done:
         pass
@@ -31,10 +32,3 @@ def exit_if_busy(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _fulfil(future: "Future[Result]", work: Callable[[], Result]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  it crosses to the waiting thread
-        future.set_exception(error)

@@ -2,22 +2,19 @@
 
 import atexit
 import os
-import queue
-import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
+
+from trackbed.daemon_threads import DaemonThreads
 
 __all__ = ["Worker"]
 
 T = TypeVar("T")
 
 _EXIT_SECONDS: Final = 2.0
-_Task = tuple[Future[Any], Callable[[], Any]]
-_Tasks = queue.SimpleQueue[_Task | None]
 _running: Final[set[Future[Any]]] = set()
-"""Results of the calls that run now."""
+"""Results of the calls that have not ended."""
 
 
 class Worker:
@@ -31,33 +28,14 @@ class Worker:
     """
 
     def __init__(self, name: str = "trackbed-store") -> None:
-        self._name = name
-        self._tasks: _Tasks = queue.SimpleQueue()
-        self._started = False
+        self._threads = DaemonThreads(name)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Schedules `call` after all earlier calls."""
-        if not self._started:
-            self._started = True
-            # The executors of concurrent.futures join their threads at exit, which may take forever.
-            threading.Thread(target=_work, args=(self._tasks,), daemon=True, name=self._name).start()
-            weakref.finalize(self, self._tasks.put, None).atexit = False
-        future: Future[T] = Future()
-        self._tasks.put((future, call))
-        return future
-
-
-def _work(tasks: _Tasks) -> None:
-    while (task := tasks.get()) is not None:
-        future, call = task
+        future = self._threads.submit(call)
         _running.add(future)
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  raised where the result is awaited
-            future.set_exception(error)
-        _running.discard(future)
-        # An idle thread must not keep the objects of the last call alive.
-        del task, future, call
+        future.add_done_callback(_running.discard)  # now, if it has ended meanwhile
+        return future
 
 
 @atexit.register

@@ -7,18 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trackbed.datasets.batch import Batch
-    from trackbed.datasets.bert import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
-    from trackbed.datasets.blended import BlendedDataset
+    from trackbed.datasets.batches.batch import Batch
+    from trackbed.datasets.blend.dataset import BlendedDataset
     from trackbed.datasets.config import BlendedMegatronDatasetConfig
-    from trackbed.datasets.gpt import GPTDataset, Piece
-    from trackbed.datasets.gpt_config import GPTDatasetConfig
-    from trackbed.datasets.masked import MaskedWordPieceDataset
-    from trackbed.datasets.masked_config import MaskedWordPieceDatasetConfig
-    from trackbed.datasets.megatron import LowLevelDataset, MegatronDataset
-    from trackbed.datasets.mock import MockGPTDataset, MockGPTLowLevelDataset
-    from trackbed.datasets.multimodal import MockMultimodalDataset, MultimodalDatasetConfig
-    from trackbed.datasets.t5 import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
+    from trackbed.datasets.gpt.config import GPTDatasetConfig
+    from trackbed.datasets.gpt.dataset import GPTDataset, Piece
+    from trackbed.datasets.masked.bert import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
+    from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig
+    from trackbed.datasets.masked.dataset import MaskedWordPieceDataset
+    from trackbed.datasets.masked.t5 import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
+    from trackbed.datasets.megatron_dataset import LowLevelDataset, MegatronDataset
+    from trackbed.datasets.mock import (
+        MockGPTDataset,
+        MockGPTLowLevelDataset,
+        MockMultimodalDataset,
+        MultimodalDatasetConfig,
+    )
     from trackbed.datasets.tokenizers.adapter import MegatronIdentity
     from trackbed.datasets.tokenizers.base import MegatronTokenizer
     from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
@@ -61,30 +65,30 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BERTMaskedWordPieceDataset": "bert",
-    "BERTMaskedWordPieceDatasetConfig": "bert",
-    "Batch": "batch",
-    "BlendedDataset": "blended",
+    "BERTMaskedWordPieceDataset": "masked.bert",
+    "BERTMaskedWordPieceDatasetConfig": "masked.bert",
+    "Batch": "batches.batch",
+    "BlendedDataset": "blend.dataset",
     "BlendedMegatronDatasetConfig": "config",
     "ByteTokenizer": "tokenizers.bytes_and_numbers",
-    "GPTDataset": "gpt",
-    "GPTDatasetConfig": "gpt_config",
+    "GPTDataset": "gpt.dataset",
+    "GPTDatasetConfig": "gpt.config",
     "HuggingFaceTokenizer": "tokenizers.huggingface",
-    "LowLevelDataset": "megatron",
-    "MaskedWordPieceDataset": "masked",
-    "MaskedWordPieceDatasetConfig": "masked_config",
-    "MegatronDataset": "megatron",
+    "LowLevelDataset": "megatron_dataset",
+    "MaskedWordPieceDataset": "masked.dataset",
+    "MaskedWordPieceDatasetConfig": "masked.config",
+    "MegatronDataset": "megatron_dataset",
     "MegatronIdentity": "tokenizers.adapter",
     "MegatronTokenizer": "tokenizers.base",
     "MockGPTDataset": "mock",
     "MockGPTLowLevelDataset": "mock",
-    "MockMultimodalDataset": "multimodal",
-    "MultimodalDatasetConfig": "multimodal",
+    "MockMultimodalDataset": "mock",
+    "MultimodalDatasetConfig": "mock",
     "NullTokenizer": "tokenizers.bytes_and_numbers",
-    "Piece": "gpt",
+    "Piece": "gpt.dataset",
     "SentencePieceTokenizer": "tokenizers.sentencepiece",
-    "T5MaskedWordPieceDataset": "t5",
-    "T5MaskedWordPieceDatasetConfig": "t5",
+    "T5MaskedWordPieceDataset": "masked.t5",
+    "T5MaskedWordPieceDatasetConfig": "masked.t5",
     "TiktokenTokenizer": "tokenizers.tiktoken",
     "TransformersTokenizer": "tokenizers.transformers",
     "WordPieceTokenizer": "tokenizers.wordpiece",

@@ -10,13 +10,12 @@ import torch
 from trackbed.cache import Entry, Kind, Request, fingerprint
 from trackbed.cache.entry import DataPart
 from trackbed.cache.request import Ingredients
-from trackbed.datasets.data_checksum import DataChecksum, DatasetFingerprint
-from trackbed.datasets.gathering import BatchForm, Gatherer, Gathering
+from trackbed.datasets.batches.reader import BatchForm, BatchReader, ReadsBatches
+from trackbed.datasets.batches.sources import SampleLayout
+from trackbed.datasets.identity import DataChecksum, DatasetFingerprint
 from trackbed.datasets.low_level import has_stamps, identify, object_stamps, sampled_tokens
-from trackbed.datasets.megatron import MegatronDataset
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import first_override, is_ours, is_overridden
-from trackbed.datasets.sample_content import content_text
-from trackbed.datasets.sources import SampleLayout
 
 __all__ = ["CachedDataset", "IndexInputs"]
 
@@ -31,7 +30,7 @@ def _as_path(directory: str) -> Path:
     return Path(directory)
 
 
-class CachedDataset(MegatronDataset, Gathering):
+class CachedDataset(MegatronDataset, ReadsBatches):
     """Base class of datasets whose samples are defined by an index, which is an entry of the cache."""
 
     _KIND: ClassVar[Kind]
@@ -72,11 +71,7 @@ class CachedDataset(MegatronDataset, Gathering):
     def _shaping(self) -> dict[str, Any]:
         """Returns the values, by name, that decide the samples, and neither the index nor the description."""
 
-    def _earlier_shaping(self) -> dict[str, Any] | None:
-        """Returns other values of `_shaping` for the same samples in earlier versions; None if there are none."""
-        return None
-
-    def _shaping_content(self) -> dict[str, Any]:
+    def _agreed_besides(self) -> dict[str, Any]:
         """Returns what ranks must agree on besides: fields of `_shaping`, and ids of the tokenizer."""
         return {}
 
@@ -117,37 +112,22 @@ class CachedDataset(MegatronDataset, Gathering):
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self._fingerprint_with(self._shaping())
+        parts = [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *self._shaping().values()]
+        return fingerprint({"all": parts})
 
-    @property
-    def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Other fingerprints that earlier versions gave such samples."""
-        shaping = self._earlier_shaping()
-        return () if shaping is None else (self._fingerprint_with(shaping),)
+    def identity_fields(self) -> dict[str, Any] | None:
+        """Returns everything that decides the samples, by name, without folders; see `sample_fields`."""
+        fields = self.sample_fields()
+        return None if fields is None else {**fields, "tokens": sampled_tokens(self.dataset)}
 
-    def _fingerprint_with(self, shaping: dict[str, Any]) -> str:
-        return fingerprint(
-            {"all": [self._index_fingerprint, self.unique_description_hash, self._pad_token_id, *shaping.values()]}
-        )
+    def sample_fields(self) -> dict[str, Any] | None:
+        """Returns everything but the tokens that decides the samples, by name, without folders.
 
-    @cached_property
-    def sample_content(self) -> str | None:
-        """Everything that decides the samples, as text without folders: a saved position has it.
-
-        None for a class of others', whose samples may depend on anything.
+        None for a class of others, whose samples may depend on anything.
         """
-        if not self.has_known_samples():
+        if not is_ours(type(self)) or "unique_identifiers" in vars(self):
             return None
-        fields = {**self.sample_fields(), "tokens": sampled_tokens(self.dataset)}
-        return content_text(fields, fingerprint=self._fingerprint)
-
-    def has_known_samples(self) -> bool:
-        """True if nothing but `sample_fields` and the tokens decides the samples."""
-        return is_ours(type(self)) and "unique_identifiers" not in vars(self)
-
-    def sample_fields(self) -> dict[str, Any]:
-        """Returns everything but the tokens that decides the samples, by name, without folders."""
-        return {**self.content(), "pad": self._pad_token_id, **self._shaping()}
+        return {**self.agreed_values(), "pad": self._pad_token_id, **self._shaping()}
 
     @cached_property
     def data_checksum(self) -> DataChecksum:
@@ -155,13 +135,14 @@ class CachedDataset(MegatronDataset, Gathering):
         return DataChecksum(self._checksum, stamps=object_stamps(self.dataset))
 
     @property
-    def content_key(self) -> str:
-        """Text that is equal for two datasets if and only if their `content` is."""
-        return f"{super().content_key} {self._index_fingerprint} {self._shaping_content()}"
+    def agreed_key(self) -> str:
+        """Text that is equal for two datasets if and only if their `agreed_values` are."""
+        return f"{super().agreed_key} {self._index_fingerprint} {self._agreed_besides()}"
 
-    def content(self) -> dict[str, Any]:
-        """Returns everything that decides the samples, by name; see `MegatronDataset.content`."""
-        return {"data": self._decisions["data"], **super().content(), **self._decisions, **self._shaping_content()}
+    def agreed_values(self) -> dict[str, Any]:
+        """Returns the values, by name, that ranks must agree on; see `MegatronDataset.agreed_values`."""
+        data = {"data": self._decisions["data"]}
+        return {**data, **super().agreed_values(), **self._decisions, **self._agreed_besides()}
 
     def _entry(self) -> Entry | None:
         """Returns the cache entry of the index; None if it is kept in memory."""
@@ -186,15 +167,15 @@ class CachedDataset(MegatronDataset, Gathering):
         return None if entry is None else Request(entry, self._KIND, self._ingredients())
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without the gatherer and the checksum, which a copy computes again."""
+        """State without the reader and the checksum, which a copy computes again."""
         state = vars(self).copy()
-        for name in ("_gatherer", "data_checksum"):
+        for name in ("_cached_batch_reader", "data_checksum"):
             state.pop(name, None)
         return state
 
     @cached_property
-    def _gatherer(self) -> Gatherer:
-        return Gatherer([self], self.batch_form(None))
+    def _cached_batch_reader(self) -> BatchReader:
+        return BatchReader([self], self.batch_form(None))
 
-    def _gathered(self) -> Gatherer | None:
-        return None if self.makes_its_samples() else self._gatherer
+    def _batch_reader(self) -> BatchReader | None:
+        return None if self.makes_its_samples() else self._cached_batch_reader

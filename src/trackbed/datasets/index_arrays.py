@@ -115,7 +115,7 @@ class IndexArray:
     def __set__(self, dataset: Any, array: npt.NDArray[Any] | None) -> None:
         """Replaces the array."""
         self._index_of(dataset)[self._name] = array
-        dataset.reset_gatherers()
+        dataset.reset_readers()
 
     def _index_of(self, dataset: Any) -> IndexArrays:
         index: IndexArrays = dataset._index  # noqa: SLF001  its owner

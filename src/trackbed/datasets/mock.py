@@ -1,17 +1,20 @@
-"""Mock GPT datasets of synthetic tokens, for trying out a training job without data."""
+"""Mock datasets of synthetic tokens, and of text and images, for trying out a training job without data."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from trackbed.datasets.gpt import GPTDataset
-from trackbed.datasets.gpt_config import GPTDatasetConfig
-from trackbed.datasets.megatron import LowLevelDataset
+from trackbed.datasets.gpt.config import GPTDatasetConfig
+from trackbed.datasets.gpt.dataset import GPTDataset
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = ["MockGPTDataset", "MockGPTLowLevelDataset"]
+__all__ = ["MockGPTDataset", "MockGPTLowLevelDataset", "MockMultimodalDataset", "MultimodalDatasetConfig"]
 
 
 class MockGPTLowLevelDataset:
@@ -91,3 +94,50 @@ class MockGPTDataset(GPTDataset):
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]  # noqa: ARG004  Megatron Core's signature
         """Generates the documents."""
         return MockGPTLowLevelDataset(config.tokenizer)
+
+
+Sample = dict[str, Any]
+
+
+def _unchanged(sample: Sample) -> Sample:
+    return sample
+
+
+@dataclass
+class MultimodalDatasetConfig(GPTDatasetConfig):
+    """Configuration with the fields and defaults of megatron-core 0.16.1.
+
+    Raises:
+        ArgumentError: fields that are missing, contradict each other or are out of range.
+    """
+
+    image_h: int | None = None
+    """Height of the images in pixels; required."""
+
+    image_w: int | None = None
+    """Width of the images in pixels; required."""
+
+    preprocess_func: Callable[[Sample], Sample] = _unchanged
+    """Called with each sample. Returns the sample that the dataset returns."""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        for name in ("image_h", "image_w"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                msg = f"{name} must be an integer of at least 1, found {value!r}"
+                raise ArgumentError(msg)
+
+
+class MockMultimodalDataset(MockGPTDataset):
+    """Mock GPT dataset with an image of zeros in each sample. See `MockGPTDataset`."""
+
+    config: MultimodalDatasetConfig
+
+    def __getitem__(self, idx: int | None) -> Sample:
+        """Returns a sample of `MockGPTDataset` with `image` `[3, H, W]` in float32, after `preprocess_func`."""
+        sample = super().__getitem__(idx)
+        height, width = self.config.image_h, self.config.image_w
+        sample["image"] = torch.zeros((3, height, width), dtype=torch.float32)  # type: ignore[arg-type]  # checked
+        return self.config.preprocess_func(sample)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.sources import SampleLayout
 
 __all__ = ["SampleLocations", "SamplePieces", "Samples"]
 

@@ -17,9 +17,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from trackbed.cancellation import Flag
-from trackbed.datasets.gathering import Gathering
-from trackbed.files.stores.pool import LeftError, WaitingPool, ends_with
-from trackbed.files.stores.waiting import result_of
+from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.files.stores.waiting import LeftError, WaitingPool, ends_with, result_of
 from trackbed.kernels import FetchedBytes
 from trackbed.tokens.stored.budget import BUDGET
 
@@ -46,7 +45,7 @@ class _Fetched:
 
 def fetch_ahead(
     jobs: Iterable[_Job],
-    dataset: Gathering,
+    dataset: ReadsBatches,
     left: Flag,
     *,
     indices_of: Callable[[_Job], Sequence[int]],
@@ -109,7 +108,7 @@ def fetch_ahead(
                 future.add_done_callback(_free)
 
 
-def _fetch(dataset: Gathering, indices: Sequence[Sequence[int]]) -> _Fetched:
+def _fetch(dataset: ReadsBatches, indices: Sequence[Sequence[int]]) -> _Fetched:
     """Fetches the bytes of a group. An error is left to the batch that it affects, which meets it, too."""
     started = time.perf_counter()
     held = 0

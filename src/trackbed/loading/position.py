@@ -7,7 +7,7 @@ from functools import cache
 from operator import index
 from typing import Any, Final
 
-from trackbed.datasets.data_checksum import DataChecksum, SampleIdentity
+from trackbed.datasets.identity import DataChecksum, Identity
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
@@ -44,7 +44,7 @@ class Position:
         values = {name: getattr(self, name) for name in _names()}  # `asdict` copies, which is too slow for every batch
         return {"version": VERSION, **values}
 
-    def resumed(self, state: Mapping[str, Any], *, identity: SampleIdentity | None = None) -> "Position":
+    def resumed(self, state: Mapping[str, Any], *, identity: Identity | None = None) -> "Position":
         """This position, moved to that of `state`.
 
         Args:
@@ -61,14 +61,8 @@ class Position:
             raise ArgumentError(msg)
         if self.fingerprint is None:
             logger.warning("resuming without a fingerprint: cannot check that the data are the same")
-        if identity is not None and identity.recognises(state, self.fingerprint):
+        if identity is not None and identity.recognises(state):
             state = {**state, "fingerprint": self.fingerprint, "total_samples": self.total_samples}
-        elif (
-            identity is not None
-            and state.get("fingerprint") != self.fingerprint
-            and identity.was(state.get("fingerprint"))
-        ):
-            state = {**state, "fingerprint": self.fingerprint}
         for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):
                 found = getattr(self, name)
@@ -106,21 +100,24 @@ def check_mapping(state: object) -> None:
 def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
     """Checks that the data have the contents they had when a position was saved.
 
-    Logs a warning for a position of an older version, which has no `data_checksum`.
+    A position without a fingerprint, of a sampler that was not told its dataset, need not have a checksum.
 
     Args:
         state: the position.
         data: checksum of the data as they are now; computed if it has to be.
 
     Raises:
-        ArgumentError: the checksums differ; the message contains both.
+        ArgumentError: the checksums differ, and the message contains both; or the position has none.
     """
     saved = state.get("data_checksum")
-    if saved is None:
-        logger.warning(
-            "resuming from a position without data_checksum, as saved by older versions of Trackbed: "
-            "cannot check whether the data were rewritten since"
+    if saved is None and state.get("fingerprint") is None:
+        logger.warning("resuming without data_checksum: cannot check whether the data were rewritten since")
+    elif saved is None:
+        msg = (
+            "a position with a fingerprint must have a data_checksum, found none, as development versions saved it; to "
+            f"read on from there, give a new loader consumed_samples={state.get('consumed_samples')!r}"
         )
+        raise ArgumentError(msg)
     elif saved == (found := data.confirm(state)):
         if None not in (state.get("data_stamps"), data.stamps) and state["data_stamps"] != data.stamps:
             logger.warning(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from trackbed.datasets.data_checksum import DatasetFingerprint, SampleIdentity
+from trackbed.datasets.identity import DatasetFingerprint, Identity
 from trackbed.errors import ArgumentError
 from trackbed.index.rank_shuffle import part_of_rank
 from trackbed.kernels.integers import is_integer
@@ -34,7 +34,7 @@ class Positioned(ABC):
     data may still be computing.
     """
 
-    _identity: SampleIdentity | None = None
+    _identity: Identity | None = None
 
     def _keep_identity(self, fingerprint: str | None) -> None:
         """Store what a fingerprint stands for, and start to compute the checksum of the data in the background."""

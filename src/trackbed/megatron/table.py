@@ -23,11 +23,11 @@ _OBJECT_STORAGE: Final = {
 
 MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "datasets.bert_dataset": {
-        "BERTMaskedWordPieceDataset": "trackbed.datasets.bert:BERTMaskedWordPieceDataset",
-        "BERTMaskedWordPieceDatasetConfig": "trackbed.datasets.bert:BERTMaskedWordPieceDatasetConfig",
+        "BERTMaskedWordPieceDataset": "trackbed.datasets.masked.bert:BERTMaskedWordPieceDataset",
+        "BERTMaskedWordPieceDatasetConfig": "trackbed.datasets.masked.bert:BERTMaskedWordPieceDatasetConfig",
     },
     "datasets.blended_dataset": {
-        "BlendedDataset": "trackbed.datasets.blended:BlendedDataset",
+        "BlendedDataset": "trackbed.datasets.blend.dataset:BlendedDataset",
     },
     "datasets.blended_megatron_dataset_builder": {
         "BlendedMegatronDatasetBuilder": "trackbed.builder.builder:BlendedMegatronDatasetBuilder",
@@ -40,8 +40,8 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "parse_and_normalize_split": "trackbed.index.splits:parse_and_normalize_split",
     },
     "datasets.gpt_dataset": {
-        "GPTDataset": "trackbed.datasets.gpt:GPTDataset",
-        "GPTDatasetConfig": "trackbed.datasets.gpt_config:GPTDatasetConfig",
+        "GPTDataset": "trackbed.datasets.gpt.dataset:GPTDataset",
+        "GPTDatasetConfig": "trackbed.datasets.gpt.config:GPTDatasetConfig",
         "MockGPTDataset": "trackbed.datasets.mock:MockGPTDataset",
         "MockGPTLowLevelDataset": "trackbed.datasets.mock:MockGPTLowLevelDataset",
     },
@@ -55,7 +55,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "datasets.indexed_dataset": {
         "DType": "trackbed.tokens.dtype:DType",
-        "IndexedDataset": "trackbed.datasets.indexed:IndexedDataset",
+        "IndexedDataset": "trackbed.datasets.low_level:IndexedDataset",
         "IndexedDatasetBuilder": "trackbed.tokens.writer:IndexedDatasetBuilder",
         "ObjectStorageConfig": "trackbed.tokens.stored.config:ObjectStorageConfig",
         "S3Config": "trackbed.tokens.stored.config:ObjectStorageConfig",
@@ -64,25 +64,25 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "get_idx_path": "trackbed.tokens.paths:get_idx_path",
     },
     "datasets.masked_dataset": {
-        "MaskedWordPieceDataset": "trackbed.datasets.masked:MaskedWordPieceDataset",
-        "MaskedWordPieceDatasetConfig": "trackbed.datasets.masked_config:MaskedWordPieceDatasetConfig",
+        "MaskedWordPieceDataset": "trackbed.datasets.masked.dataset:MaskedWordPieceDataset",
+        "MaskedWordPieceDatasetConfig": "trackbed.datasets.masked.config:MaskedWordPieceDatasetConfig",
     },
     "datasets.megatron_dataset": {
-        "LowLevelDataset": "trackbed.datasets.megatron:LowLevelDataset",
-        "MegatronDataset": "trackbed.datasets.megatron:MegatronDataset",
+        "LowLevelDataset": "trackbed.datasets.megatron_dataset:LowLevelDataset",
+        "MegatronDataset": "trackbed.datasets.megatron_dataset:MegatronDataset",
     },
     "datasets.megatron_tokenizer": {
         "MegatronLegacyTokenizer": "trackbed.datasets.tokenizers.base:MegatronTokenizer",
         "MegatronTokenizer": "trackbed.datasets.tokenizers.base:MegatronTokenizer",
     },
     "datasets.multimodal_dataset": {
-        "MockMultimodalDataset": "trackbed.datasets.multimodal:MockMultimodalDataset",
-        "MultimodalDatasetConfig": "trackbed.datasets.multimodal:MultimodalDatasetConfig",
+        "MockMultimodalDataset": "trackbed.datasets.mock:MockMultimodalDataset",
+        "MultimodalDatasetConfig": "trackbed.datasets.mock:MultimodalDatasetConfig",
     },
     "datasets.object_storage_utils": _OBJECT_STORAGE,
     "datasets.t5_dataset": {
-        "T5MaskedWordPieceDataset": "trackbed.datasets.t5:T5MaskedWordPieceDataset",
-        "T5MaskedWordPieceDatasetConfig": "trackbed.datasets.t5:T5MaskedWordPieceDatasetConfig",
+        "T5MaskedWordPieceDataset": "trackbed.datasets.masked.t5:T5MaskedWordPieceDataset",
+        "T5MaskedWordPieceDatasetConfig": "trackbed.datasets.masked.t5:T5MaskedWordPieceDatasetConfig",
     },
     "datasets.utils": {
         "Split": "trackbed.index.splits:Split",

@@ -3,14 +3,56 @@
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
-from trackbed.preprocess.left_out import LeftOut, Reason, is_hidden
 
-__all__ = ["FolderWalk", "dead_link"]
+__all__ = ["FolderWalk", "LeftOut", "Reason", "dead_link", "is_hidden", "names_by_reason"]
+
+_HIDDEN: Final = (".", "_")
+
+
+class Reason(Enum):
+    """Reason why a name is not read."""
+
+    HIDDEN = "hidden"
+    """Its name begins with `.` or `_`, as those of temporary files and of notes of other programs do."""
+    GIVEN_TWICE = "given twice"
+    """It is another name of a file or folder that is read."""
+    UNKNOWN_SUFFIX = "unknown suffix"
+    """Its suffix is not that of a format."""
+    WRITTEN_BY_TRACKBED = "written by trackbed"
+    """It belongs to a tokenised pair, or to an unfinished run."""
+
+
+class LeftOut(NamedTuple):
+    """A file, folder or object that is not read."""
+
+    name: str
+    """Path or address; that of a folder stands for all that is in it."""
+    reason: Reason
+
+
+def is_hidden(name: str) -> bool:
+    """True for a name that is left out below a given folder, as Spark, Hive and pyarrow do.
+
+    >>> is_hidden("_temporary"), is_hidden(".part-0.jsonl"), is_hidden("part-0.jsonl")
+    (True, True, False)
+    """
+    return name.startswith(_HIDDEN)
+
+
+def names_by_reason(found: Iterable[LeftOut]) -> dict[str, tuple[str, ...]]:
+    """Returns the names that were left out for each reason; no key for a reason without names."""
+    names: dict[str, list[str]] = {}
+    for one in found:
+        names.setdefault(one.reason.value, []).append(one.name)
+    return {reason.value: tuple(names[reason.value]) for reason in Reason if reason.value in names}
+
 
 _LEADS_NOWHERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import FormatError
 from trackbed.files.stores import is_address
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig, SequenceIndex, default_idx_cache

@@ -17,12 +17,12 @@ from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_mod
 from trackbed.preprocess.inputs import InputFile, find_inputs
 from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.plan import InputChunk, plan_chunks
-from trackbed.preprocess.pool import map_in_order
 from trackbed.preprocess.report import Report, Tally
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
 from trackbed.preprocess.shards.run import preprocess_shards
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer, TokenisedChunk
+from trackbed.preprocess.worker_pool import map_in_order
 from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_path
 
 __all__ = ["preprocess"]

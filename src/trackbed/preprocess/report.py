@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from trackbed.errors import FormatError
 from trackbed.preprocess.config import PreprocessConfig
+from trackbed.preprocess.folder_walk import names_by_reason
 from trackbed.preprocess.inputs import Inputs
-from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk

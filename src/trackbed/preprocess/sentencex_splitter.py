@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import ArgumentError
 
 __all__ = ["SentencexSplitter"]

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 from trackbed.errors import ArgumentError
 from trackbed.files import is_partial_name, stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
-from trackbed.preprocess.folder_walk import FolderWalk
-from trackbed.preprocess.left_out import LeftOut, Reason, is_hidden
+from trackbed.preprocess.folder_walk import FolderWalk, LeftOut, Reason, is_hidden
 from trackbed.preprocess.work_files import is_own_file
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX

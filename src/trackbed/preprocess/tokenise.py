@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.one_core import one_core
-from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import is_panic, one_core, panics_as_errors
 from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.kernels import narrow
 from trackbed.preprocess.corresponding import Documents, fill_empty, leave_out, without_tokens

@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trackbed.datasets.tokenizers.panics import is_panic, panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import is_panic, panics_as_errors
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
 from trackbed.preprocess.config import (
@@ -18,8 +18,8 @@ from trackbed.preprocess.config import (
     check_reading,
     format_of,
 )
+from trackbed.preprocess.folder_walk import names_by_reason
 from trackbed.preprocess.inputs import InputFile, find_inputs
-from trackbed.preprocess.left_out import names_by_reason
 from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks

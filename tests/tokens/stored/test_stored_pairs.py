@@ -7,7 +7,7 @@ import pytest
 
 from built_pair import build
 from stored_pairs import open_stored, upload
-from trackbed.builder import read_blend_file
+from trackbed.blends import read_blend_file
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig, merge, seal, verify, verify_content
 from trackbed.tokens.headers import read_headers

@@ -1,7 +1,7 @@
 """Tokenizers without a file: bytes, and numbers written as text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
-from trackbed.datasets.tokenizers.text_offsets import char_offsets
 from trackbed.errors import ArgumentError
 
-__all__ = ["ByteTokenizer", "NullTokenizer"]
+__all__ = ["ByteTokenizer", "NullTokenizer", "char_offsets"]
 
 _EOD_TEXT: Final = "<eod>"
 _LARGEST_ID: Final = 2**31 - 1  # tokens are at most int32
@@ -144,3 +143,24 @@ class NullTokenizer(Adapter):
     @property
     def vocab_size(self) -> int:
         return self._ids + 1
+
+
+def char_offsets(tokens: Iterable[bytes]) -> list[int]:
+    r"""Returns the character at which each token begins, in the text of their concatenated UTF-8.
+
+    A token that begins inside a character is said to begin with it.
+
+    >>> char_offsets([b"na", b"\xc3", b"\xafve"])
+    [0, 2, 2]
+    """
+    offsets = []
+    num_chars = 0
+    for token in tokens:
+        offsets.append(max(num_chars - _is_inside(token[0]), 0) if token else num_chars)
+        num_chars += sum(not _is_inside(byte) for byte in token)
+    return offsets
+
+
+def _is_inside(byte: int) -> bool:
+    """True if the byte continues a character."""
+    return 0x80 <= byte < 0xC0

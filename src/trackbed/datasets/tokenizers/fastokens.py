@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trackbed.datasets.one_core import one_core
 from trackbed.datasets.tokenizers.check_texts import check_texts
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import one_core, panics_as_errors
 
 __all__ = ["FastTokenizer", "UnsuitableError"]
 

@@ -15,7 +15,7 @@ import tokenizers
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.datasets.tokenizers.sampling import switch_off_sampling
 from trackbed.datasets.tokenizers.special_tokens import (
     additional_ids,

@@ -14,10 +14,9 @@ from typing import Any, Final
 import tokenizers
 
 from trackbed.datasets.extras import require
-from trackbed.datasets.one_core import one_core
 from trackbed.datasets.tokenizers.check_texts import check_texts
 from trackbed.datasets.tokenizers.other_files import describe_folder
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import one_core, panics_as_errors
 from trackbed.datasets.tokenizers.sampling import switch_off_sampling, without_sampling
 from trackbed.datasets.tokenizers.special_tokens import ROLES
 from trackbed.errors import ArgumentError

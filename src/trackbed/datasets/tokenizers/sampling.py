@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import ArgumentError
 
 __all__ = ["check_repeatable", "switch_off_sampling", "without_sampling"]

@@ -10,7 +10,7 @@ import tokenizers
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTokens
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
-from trackbed.datasets.tokenizers.panics import panics_as_errors
+from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import ArgumentError
 
 __all__ = ["WordPieceTokenizer"]

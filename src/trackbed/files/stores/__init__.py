@@ -7,17 +7,24 @@ for asyncio. Callers write `stores.fetch(...)` after `from trackbed.files import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trackbed.files.stores.address import Address, is_address, lost_address_hint, parse_address, secret_part
-from trackbed.files.stores.redaction import redact
-from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+from trackbed.files.stores.address import (
+    Address,
+    ObjectRange,
+    ObjectStamp,
+    is_address,
+    lost_address_hint,
+    parse_address,
+    redact,
+    secret_part,
+)
 
 if TYPE_CHECKING:
-    from trackbed.files.stores.listing import list_objects
     from trackbed.files.stores.open_bucket import endpoint_of
     from trackbed.files.stores.reads import (
         fetch,
         fetch_heads,
         fetch_to_file,
+        list_objects,
         read_object,
         stamp_of_object,
         stamps_of_objects,
@@ -53,7 +60,7 @@ _MODULES = {
     "fetch": "reads",
     "fetch_heads": "reads",
     "fetch_to_file": "reads",
-    "list_objects": "listing",
+    "list_objects": "reads",
     "put_bytes": "writes",
     "put_file": "writes",
     "put_if_absent": "writes",

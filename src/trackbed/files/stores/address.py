@@ -1,12 +1,27 @@
-"""Addresses of objects: a scheme, a bucket or host, and a key."""
+"""Addresses of objects, the identity of what lies there, and the removal of secrets from texts about them."""
 
+import os
 import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, StoreError
 
-__all__ = ["SCHEMES", "Address", "is_address", "lost_address_hint", "parse_address", "secret_part"]
+__all__ = [
+    "SCHEMES",
+    "Address",
+    "ObjectRange",
+    "ObjectStamp",
+    "has_etag",
+    "is_address",
+    "lost_address_hint",
+    "parse_address",
+    "redact",
+    "secret_part",
+    "stamp_of_metadata",
+]
 
 SCHEMES: Final = ("s3", "gs", "az", "http", "https", "file", "msc")
 """Schemes of addresses."""
@@ -113,3 +128,67 @@ def parse_address(text: str) -> Address:
         msg = f"{text}: a key must have no empty part, and none of '.' and '..', found {wrong[0]!r}"
         raise ArgumentError(msg)
     return Address(text, parts.scheme, parts.netloc, key)
+
+
+_MODIFIED: Final = "Last-Modified: "
+_NO_TIME: Final = datetime.fromtimestamp(0, UTC)
+"""Time that obstore gives if the server gave none."""
+
+
+class ObjectStamp(NamedTuple):
+    """Identity of an object: another object under the same address has another one."""
+
+    size_bytes: int
+    tag: str
+    """`ETag`, or `Last-Modified` where there is no strong one."""
+
+
+class ObjectRange(NamedTuple):
+    """Range of the bytes of an object."""
+
+    address: Address
+    stamp: ObjectStamp
+    """Identity of the object; another one under the address is an error."""
+    start: int
+    stop: int
+    """Half-open, in bytes, within the object."""
+
+
+def has_etag(stamp: ObjectStamp) -> bool:
+    """True if the tag is an `ETag`, which a request can carry as its condition."""
+    return not stamp.tag.startswith(_MODIFIED)
+
+
+def stamp_of_metadata(found: Mapping[str, Any], address: Address) -> ObjectStamp:
+    """Returns the stamp in the metadata of an answer.
+
+    Raises:
+        StoreError: it has neither a strong `ETag` nor `Last-Modified`.
+    """
+    tag, modified = found.get("e_tag"), found.get("last_modified")
+    if not tag or tag.startswith("W/"):
+        if modified is None or modified == _NO_TIME:
+            msg = f"{address.text}: the server must give a strong ETag or Last-Modified, found neither"
+            raise StoreError(msg)
+        tag = _MODIFIED + modified.astimezone(UTC).isoformat()
+    return ObjectStamp(int(found["size"]), str(tag))
+
+
+_QUERY: Final = re.compile(r"(\w+://[^\s?#\"'<>]*)[?#][^\s\"'<>)]*")
+_USER: Final = re.compile(r"(\w+://)[^\s/@\"']*@")
+_SECRET_NAME: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL|SIGNATURE|ACCOUNT", re.IGNORECASE)
+_SHORTEST_SECRET: Final = 6
+"""Characters from which on a value of the environment is looked for in texts."""
+
+
+def redact(text: str) -> str:
+    """Returns a text without queries and users of URLs, and without credentials of the environment.
+
+    >>> redact("GET https://host/key?sig=abc failed")
+    'GET https://host/key?... failed'
+    """
+    text = _USER.sub(r"\1", _QUERY.sub(r"\1?...", text))
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name):
+            text = text.replace(value, f"${name}")
+    return text

@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from trackbed.files.stores.address import Address
-from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -1,6 +1,6 @@
 """The helper program of a forked process: makes its requests, in a process where obstore works.
 
-It is started by `helper_process.py`, answers each call on a thread, and ends when the forked process does.
+It is started by `forked_requests.py`, answers each call on a thread, and ends when the forked process does.
 """
 
 import mmap
@@ -12,11 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from trackbed.cancellation import polling
-from trackbed.files.stores.address import Address
-from trackbed.files.stores.helper_messages import Failure, Page, Progress, Result, is_readable, receive_call, send
-from trackbed.files.stores.listing import list_pages
-from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, stamps_of_objects
-from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
+from trackbed.files.stores.forked_requests import Failure, Page, Progress, Result, is_readable, receive_call, send
+from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, list_pages, stamps_of_objects
 from trackbed.files.stores.writes import delete_object, put_bytes, put_file, put_if_absent
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""Reading objects: every answer is compared with the request, and every call ends in time.
+"""Reading and listing objects: every answer is compared with the request, and every call ends in time.
 
 Shapes: R ranges, N objects.
 """
@@ -8,22 +8,31 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain, pairwise
 from typing import Final, TypeVar
 
 from trackbed.errors import ArgumentError, StoreError
-from trackbed.files.stores import helper_process
-from trackbed.files.stores.address import Address
+from trackbed.files.stores import forked_requests
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 from trackbed.files.stores.bucket import Answer, Bucket
 from trackbed.files.stores.event_loop import OutOfTimeError, result_by, run_until, submit
-from trackbed.files.stores.forked import is_forked
+from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
 from trackbed.files.stores.retries import replaced, retry_until, timeout_seconds
-from trackbed.files.stores.stamp import ObjectRange, ObjectStamp
 
-__all__ = ["fetch", "fetch_heads", "fetch_to_file", "read_object", "stamp_of_object", "stamps_of_objects"]
+__all__ = [
+    "fetch",
+    "fetch_heads",
+    "fetch_to_file",
+    "list_objects",
+    "list_pages",
+    "read_object",
+    "stamp_of_object",
+    "stamps_of_objects",
+]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -56,7 +65,7 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
             msg = f"{address.text}: a range must be within [0, {stamp.size_bytes}), found [{start}, {stop})"
             raise ArgumentError(msg)
     if is_forked():
-        return helper_process.fetch(ranges, in_flight)
+        return forked_requests.fetch(ranges, in_flight)
     deadline = time.monotonic() + timeout_seconds()
     buckets = _buckets([one.address for one in ranges])
     results = [memoryview(b"")] * len(ranges)
@@ -109,7 +118,7 @@ def fetch_heads(
         raise ArgumentError(msg)
     _check_in_flight(in_flight)
     if is_forked():
-        return helper_process.fetch_heads(addresses, num_bytes, in_flight)
+        return forked_requests.fetch_heads(addresses, num_bytes, in_flight)
 
     async def first(bucket: Bucket, address: Address) -> Answer:
         return await bucket.get_first(address, num_bytes)
@@ -124,7 +133,7 @@ def stamps_of_objects(
     """Returns `[N]` stamps of objects, by one HEAD each, or errors in their places; see `fetch_heads`."""
     _check_in_flight(in_flight)
     if is_forked():
-        return helper_process.stamps_of_objects(addresses, in_flight)
+        return forked_requests.stamps_of_objects(addresses, in_flight)
 
     async def head(bucket: Bucket, address: Address) -> ObjectStamp:
         return await bucket.head(address)
@@ -185,7 +194,7 @@ def fetch_to_file(
         OSError: the file cannot be written.
     """
     if is_forked():
-        helper_process.fetch_to_file(address, stamp, descriptor, progress)
+        forked_requests.fetch_to_file(address, stamp, descriptor, progress)
         return
     bucket, seconds = open_bucket(address), timeout_seconds()
     starts = iter(range(0, stamp.size_bytes, _PART_BYTES))
@@ -279,3 +288,75 @@ async def _for_each(items: Sequence[_Item], work: Callable[[_Item], Awaitable[No
     finally:
         for worker in workers:
             worker.cancel()
+
+
+_SORTED: Final = ("s3", "gs", "az")
+"""Schemes whose listings are sorted by key, and can continue after one."""
+
+
+def list_objects(folder: Address) -> Iterator[tuple[str, int]]:
+    """Yields addresses and sizes of the objects below a folder address, in the order of the store.
+
+    Pages of 1,000 objects are requested as they are needed; each has `TRACKBED_STORE_TIMEOUT` seconds.
+
+    Args:
+        folder: `s3://bucket/a` lists `a/b` and `a/b/c`, but not `ab`; an address without a key lists the whole bucket.
+
+    Raises:
+        ArgumentError: the scheme is `http` or `https`.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    if folder.scheme in ("http", "https"):
+        msg = f"{folder.text}: a listed address must be of a store that has listings, found {folder.scheme}"
+        raise ArgumentError(msg)
+    return chain.from_iterable(list_pages(folder))
+
+
+def list_pages(folder: Address) -> Iterator[list[tuple[str, int]]]:
+    """Returns the pages of a listing; see `list_objects`."""
+    return forked_requests.list_pages(folder) if is_forked() else _own_pages(folder, open_bucket(folder))
+
+
+def _own_pages(folder: Address, bucket: Bucket) -> Iterator[list[tuple[str, int]]]:
+    root = "file:///" if folder.scheme == "file" else f"{folder.root}/"
+    listing = _Listing(folder, bucket)
+    while True:
+        deadline = time.monotonic() + timeout_seconds()
+        page = run_until(deadline, retry_until(deadline, listing.next_page, folder), where=folder.text)
+        if page is None:
+            return
+        yield [(root + key, size) for key, size in page]
+
+
+class _Listing:
+    """The pages of a listing; after a failure it continues behind the last key.
+
+    Args:
+        folder: the address of the folder.
+        bucket: its bucket.
+    """
+
+    def __init__(self, folder: Address, bucket: Bucket) -> None:
+        self._folder = folder
+        self._bucket = bucket
+        self._pages: AsyncIterator[list[tuple[str, int]]] | None = None
+        self._last = ""
+        self._is_sorted = folder.scheme in _SORTED
+
+    async def next_page(self) -> list[tuple[str, int]] | None:
+        """Returns the next page, or None after the last one."""
+        if self._pages is None:
+            self._pages = self._bucket.pages(self._folder, self._last)
+        try:
+            page = await anext(self._pages, None)
+        except Exception:
+            self._pages = None
+            if self._last and not self._is_sorted:
+                msg = f"{self._folder.text}: a listing that is not sorted must end without a failure, found one"
+                raise StoreError(msg) from None
+            raise
+        if page:
+            keys = [self._last, *(key for key, _ in page)]
+            self._is_sorted = self._is_sorted and all(a < b for a, b in pairwise(keys))
+            self._last = keys[-1]
+        return page

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from trackbed.errors import ArgumentError, StoreError
-from trackbed.files.stores.address import Address
+from trackbed.files.stores.address import Address, redact
 from trackbed.files.stores.event_loop import OutOfTimeError
-from trackbed.files.stores.redaction import redact
 
 __all__ = [
     "ATTEMPTS_IN_TIME",

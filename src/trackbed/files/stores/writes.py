@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.regular import open_regular
-from trackbed.files.stores import helper_process
+from trackbed.files.stores import forked_requests
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import WritableBucket
 from trackbed.files.stores.event_loop import OutOfTimeError, run_until
-from trackbed.files.stores.forked import is_forked
+from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import check_writable, open_writable_bucket
 from trackbed.files.stores.retries import make_once, retry_until, timeout_seconds
 
@@ -46,7 +46,7 @@ def put_bytes(address: Address, raw: "Buffer") -> None:
     """
     check_writable(address)
     if is_forked():
-        helper_process.call("put_bytes", address, bytes(raw))
+        forked_requests.call("put_bytes", address, bytes(raw))
         return
     bucket = open_writable_bucket(address)
     _run_once(address, partial(bucket.put, address, raw))
@@ -71,7 +71,7 @@ def put_if_absent(address: Address, raw: "Buffer") -> bool:
     """
     check_writable(address)
     if is_forked():
-        return bool(helper_process.call("put_if_absent", address, bytes(raw)))
+        return bool(forked_requests.call("put_if_absent", address, bytes(raw)))
     bucket = open_writable_bucket(address)
     return _run_once(address, partial(bucket.put_new, address, raw))
 
@@ -85,7 +85,7 @@ def delete_object(address: Address) -> None:
     """
     check_writable(address)
     if is_forked():
-        helper_process.call("delete_object", address)
+        forked_requests.call("delete_object", address)
         return
     bucket = open_writable_bucket(address)
     with contextlib.suppress(FileNotFoundError):
@@ -113,7 +113,7 @@ def put_file(address: Address, path: str | Path, *, progress: Callable[[int], ob
     """
     check_writable(address)
     if is_forked():
-        helper_process.put_file(address, path, progress)
+        forked_requests.put_file(address, path, progress)
         return
     bucket = open_writable_bucket(address)
     descriptor, size = open_regular(path)

@@ -1,14 +1,15 @@
-"""Interface of an engine, and the entry point of its workers."""
+"""Interface of an engine, the entry point of its workers, and the engine that runs tasks in this process."""
 
 import pickle
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from trackbed.preprocess.worker_process import JobResult, run_job
+from trackbed.preprocess.worker_pool import JobResult, run_job
 
-__all__ = ["ASKED", "Attempt", "Engine", "ask_one_worker", "run_pickled"]
+__all__ = ["ASKED", "Attempt", "Engine", "InProcessEngine", "ask_one_worker", "run_pickled"]
 
 ASKED: Final = -1
 """Number of the task that `ask_hosts` runs."""
@@ -85,3 +86,39 @@ def _unpickled(work: bytes) -> Callable[[Any], Any]:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+class InProcessEngine:
+    """Engine without workers: `wait` runs a task.
+
+    Args:
+        work: function of a task.
+    """
+
+    slots = 1
+
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self._work = work
+        self._waiting: deque[tuple[int, Any]] = deque()
+
+    def ask_hosts(self, task: Any) -> list[Attempt]:
+        """Runs a task in this process."""
+        return [self._run(0, task)]
+
+    def start(self, number: int, task: Any) -> None:
+        """Queues a task."""
+        self._waiting.append((number, task))
+
+    def wait(self, timeout_seconds: float) -> list[Attempt]:  # noqa: ARG002  signature of an engine
+        """Runs the next task, however long it takes."""
+        return [self._run(*self._waiting.popleft())] if self._waiting else []
+
+    def close(self) -> None:
+        """Drops the queued tasks."""
+        self._waiting.clear()
+
+    def _run(self, number: int, task: Any) -> Attempt:
+        try:
+            return Attempt(number, result=self._work(task))
+        except Exception as error:  # noqa: BLE001  the caller raises it in the place of the result
+            return Attempt(number, error=error)

@@ -7,7 +7,7 @@ from typing import Any
 
 from trackbed.errors import TrackbedError
 from trackbed.preprocess.engines.engine import Attempt, ask_one_worker, run_pickled
-from trackbed.preprocess.worker_process import JobResult
+from trackbed.preprocess.worker_pool import JobResult
 
 __all__ = ["ExecutorEngine"]
 

@@ -4,11 +4,10 @@ import pickle
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import wait
 from typing import Any
 
 from trackbed.preprocess.engines.engine import Attempt, ask_one_worker, run_pickled
-from trackbed.preprocess.worker_process import WorkerDiedError, WorkerProcess, start_workers
+from trackbed.preprocess.worker_pool import FinishedJob, WorkerDiedError, WorkerPool
 
 __all__ = ["ProcessEngine"]
 
@@ -23,8 +22,7 @@ class ProcessEngine:
 
     def __init__(self, work: Callable[[Any], Any], *, workers: int) -> None:
         self.slots = workers
-        self._work = pickle.dumps(partial(run_pickled, pickle.dumps(work)))
-        self._pool: list[WorkerProcess] = []
+        self._pool = WorkerPool(pickle.dumps(partial(run_pickled, pickle.dumps(work))), jobs_per_worker=1)
         self._waiting: deque[tuple[int, Any]] = deque()
 
     def ask_hosts(self, task: Any) -> list[Attempt]:
@@ -38,48 +36,34 @@ class ProcessEngine:
     def wait(self, timeout_seconds: float) -> list[Attempt]:
         """Gives tasks to idle processes, and returns the attempts that have ended."""
         ended = self._send()
-        busy = [worker for worker in self._pool if worker.jobs]
-        ready = wait([worker.connection for worker in busy], 0 if ended else timeout_seconds)
-        for worker in busy:
-            if worker.connection in ready:
-                ended.append(self._receive(worker))
+        ended += [_attempt(number, job) for number, job in self._pool.receive(0 if ended else timeout_seconds)]
         ended += self._send()
         return ended
 
     def close(self) -> None:
         """Kills the processes."""
         self._waiting.clear()
-        while self._pool:
-            self._pool.pop().end()
+        self._pool.close()
 
     def _send(self) -> list[Attempt]:
         """Gives tasks to idle processes. Returns the attempts whose process was found dead."""
-        idle = [worker for worker in self._pool if not worker.jobs]
-        missing = min(len(self._waiting) - len(idle), self.slots - len(self._pool))
+        missing = min(len(self._waiting) - self._pool.num_idle, self.slots - self._pool.size)
         if missing > 0:
-            start_workers(self._pool, missing, self._work)
-            idle = [worker for worker in self._pool if not worker.jobs]
+            self._pool.grow(missing)
         ended = []
-        for worker in idle[: len(self._waiting)]:
+        while self._waiting and self._pool.has_space:
             number, task = self._waiting.popleft()
             try:
-                worker.send(number, pickle.dumps(task))
+                self._pool.send(number, pickle.dumps(task))
             except WorkerDiedError as error:
-                ended.append(self._bury(worker, number, error))
+                ended.append(Attempt(number, death=error.how))
         return ended
 
-    def _receive(self, worker: WorkerProcess) -> Attempt:
-        number = worker.jobs[0][0]
-        try:
-            _, finished = worker.receive()
-        except WorkerDiedError as error:
-            return self._bury(worker, number, error)
-        if finished.slot is not None:
-            worker.free.append(finished.slot)
-        found = finished.job_result.result if finished.job_result.error is None else finished.job_result
-        return Attempt(number, result=found.result, error=found.error)
 
-    def _bury(self, worker: WorkerProcess, number: int, error: WorkerDiedError) -> Attempt:
-        self._pool.remove(worker)
-        worker.end()
-        return Attempt(number, death=error.how)
+def _attempt(number: int, job: FinishedJob | WorkerDiedError) -> Attempt:
+    if isinstance(job, WorkerDiedError):
+        return Attempt(number, death=job.how)
+    if job.slot is not None:
+        job.worker.free.append(job.slot)
+    found = job.job_result.result if job.job_result.error is None else job.job_result
+    return Attempt(number, result=found.result, error=found.error)

@@ -17,7 +17,7 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
 from trackbed.files.stores import is_address, parse_address
-from trackbed.files.stores.pool import call_all
+from trackbed.files.stores.waiting import call_all
 from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (

@@ -38,7 +38,7 @@ from trackbed.files import (
     write_new,
 )
 from trackbed.files.stores import Address, ObjectStamp
-from trackbed.files.stores.pool import call_all
+from trackbed.files.stores.waiting import call_all
 from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
 from trackbed.tokens.length_checksum import checksum_lengths
 

@@ -1,0 +1,76 @@
+"""Threads for calls that may block forever and ignore Ctrl-C: the caller can stop waiting, and the program can end.
+
+The executors of `concurrent.futures` join their threads when the interpreter ends, which may then take forever.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["DaemonThreads", "call_on_thread"]
+
+_Result = TypeVar("_Result")
+_Calls = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
+
+
+class DaemonThreads:
+    """Threads that make calls in the order in which they are submitted.
+
+    They start when calls are submitted, and end after `end`, or with the last reference to this object.
+
+    Args:
+        name: name of the threads.
+        num_threads: most threads, at least 1.
+    """
+
+    def __init__(self, name: str, *, num_threads: int = 1) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._num_started = 0
+        self._calls: _Calls = queue.SimpleQueue()
+
+    def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
+        """Schedules a call after all earlier ones."""
+        if self._num_started == 0:
+            weakref.finalize(self, _end, self._calls, self._num_threads).atexit = False
+        if self._num_started < self._num_threads:
+            self._num_started += 1
+            threading.Thread(target=_serve, args=(self._calls,), daemon=True, name=self._name).start()
+        future: Future[_Result] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def end(self) -> None:
+        """Ends the threads after the calls that were submitted. Does not wait for them."""
+        _end(self._calls, self._num_threads)
+
+
+def call_on_thread(call: Callable[[], _Result], name: str) -> "Future[_Result]":
+    """Makes one call on a thread of its own, which ends with it."""
+    future: Future[_Result] = Future()
+    threading.Thread(target=_fulfil, args=(future, call), daemon=True, name=name).start()
+    return future
+
+
+def _end(calls: _Calls, num_threads: int) -> None:
+    for _ in range(num_threads):
+        calls.put(None)
+
+
+def _serve(calls: _Calls) -> None:
+    while (item := calls.get()) is not None:
+        _fulfil(*item)
+        del item  # an idle thread must not keep the objects of the last call alive
+
+
+def _fulfil(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    # From here on the future cannot be cancelled: setting a result would otherwise raise, and end the thread.
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+        future.set_exception(error)

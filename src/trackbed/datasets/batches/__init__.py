@@ -1,0 +1,1 @@
+"""Batches of samples, gathered by one kernel call."""

@@ -1,0 +1,107 @@
+"""Batches of GPT samples: their tensors, and the kernel that fills them.
+
+Shapes: B samples of a batch, S tokens of a sample.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.datasets.batches.reader import BatchForm
+from trackbed.datasets.gpt import sample
+from trackbed.datasets.gpt.config import GPTDatasetConfig
+from trackbed.kernels import BatchArrays, FetchedBytes, Gathered, SampleShape, SampleSources, gather
+
+__all__ = ["GPTForm", "GPTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTSpec:
+    """Specification of the tensors in the batches of a GPT dataset. See `BatchSpec`."""
+
+    length: int
+    """S."""
+    dataset_id: torch.dtype | None
+    """Dtype of the dataset's number in a blend; None without a blend."""
+    has_mask: bool
+    """True if samples have an attention mask."""
+    shares_mask: bool
+    """True if all samples have the same attention mask."""
+    has_borders: bool
+    """True if samples have `cu_seqlens` and `max_seqlen`."""
+
+    def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Returns dtype and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
+        ids = (torch.int64, (size, self.length))
+        wanted = {
+            "dataset_id": (self.dataset_id, (size,)),
+            "tokens": ids,
+            "labels": ids,
+            "attention_mask": (torch.bool if self.has_mask else None, (size, 1, self.length, self.length)),
+            "loss_mask": (torch.float32, (size, self.length)),
+            "position_ids": ids,
+            "cu_seqlens": (torch.int32 if self.has_borders else None, (size, self.length + 1)),
+            "max_seqlen": (torch.int32 if self.has_borders else None, (size,)),
+        }
+        return {name: (dtype, shape) for name, (dtype, shape) in wanted.items() if dtype is not None}
+
+    def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> BatchArrays:
+        """Returns the memory of a batch as the kernel takes it."""
+        if "attention_mask" in arrays:
+            arrays["attention_mask"] = arrays["attention_mask"].reshape(size, self.length, self.length)
+        return BatchArrays(arrays)
+
+
+class GPTForm(BatchForm):
+    """Form of the batches of GPT datasets of one configuration.
+
+    Args:
+        config: their configuration.
+        pad: the padding id.
+        dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
+    """
+
+    spec: GPTSpec
+
+    def __init__(self, config: GPTDatasetConfig, *, pad: int, dataset_id: torch.dtype | None) -> None:
+        eod = config.tokenizer.eod  # type: ignore[union-attr]
+        has_eod = isinstance(eod, (int, np.integer))
+        self._shape = SampleShape(
+            length=config.sequence_length,
+            extra=int(config.add_extra_token_to_sequence),
+            pad=pad,
+            eod=int(eod) if has_eod else 0,
+            resets_positions=bool(config.reset_position_ids) and has_eod,
+            masks_eod=bool(config.eod_mask_loss) and has_eod,
+        )
+        self.spec = GPTSpec(
+            length=self._shape.length,
+            dataset_id=dataset_id,
+            has_mask=config.create_attention_mask,
+            shares_mask=not (config.reset_attention_mask and has_eod),
+            has_borders=config.create_cu_seqlens,
+        )
+
+    @cached_property
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """The attention mask, if there is one that all samples share."""
+        is_shared = self.spec.has_mask and self.spec.shares_mask
+        return {"attention_mask": sample.shared_mask(self.spec.length)} if is_shared else {}
+
+    def gather(
+        self,
+        sources: SampleSources,
+        datasets: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        arrays: BatchArrays | None,
+        *,
+        fetched: FetchedBytes,
+        num_threads: int | None,
+    ) -> Gathered:
+        """Fills a batch; see `BatchForm.gather`."""
+        return gather(sources, datasets, positions, arrays, self._shape, fetched=fetched, num_threads=num_threads)

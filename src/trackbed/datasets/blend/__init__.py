@@ -1,0 +1,1 @@
+"""Blends of datasets, and the orders in which they draw from them."""

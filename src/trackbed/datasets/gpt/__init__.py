@@ -1,0 +1,1 @@
+"""Datasets of GPT: samples of a fixed length, cut from a shuffled stream of documents."""

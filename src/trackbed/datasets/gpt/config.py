@@ -1,0 +1,99 @@
+"""Configuration of GPT datasets."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
+from trackbed.errors import ArgumentError
+
+__all__ = ["GPTDatasetConfig"]
+
+
+@dataclass
+class GPTDatasetConfig(BlendedMegatronDatasetConfig):
+    """Configuration with the fields, their order and the defaults of megatron-core 0.16.1, then Trackbed's keywords.
+
+    Raises:
+        ArgumentError: fields that are missing, contradict each other or are out of range.
+    """
+
+    reset_position_ids: bool | None = None
+    """True to restart positions after each end-of-document token; required."""
+
+    reset_attention_mask: bool | None = None
+    """True if the attention mask also hides earlier documents, without an effect if `create_attention_mask` is False;
+    required."""
+
+    eod_mask_loss: bool | None = None
+    """True to exclude predictions from an end-of-document token from the loss; required."""
+
+    create_attention_mask: bool = True
+    """True to include `attention_mask` in samples, bool `[1, S, S]`, True where attention is masked: torch's
+    `scaled_dot_product_attention` takes `~attention_mask`."""
+
+    drop_last_partial_validation_sequence: bool = True
+    """True to drop a partial last sample of the validation split."""
+
+    add_extra_token_to_sequence: bool = True
+    """True to read one token beyond the length of a sample, so that its last label is known."""
+
+    object_storage_cache_path: str | None = None
+    """Folder on this host for copies of the `.idx` objects of pairs in object stores; needed for prefixes that are
+    addresses, with `mmap_bin_files=False`. Its processes share it, and hosts need not."""
+
+    data_parallel_size: int = 1
+    """Not used; kept for code that reads it."""
+
+    sequence_parallel_size: int = 0
+    """Not used; kept for code that reads it."""
+
+    hybrid_context_parallel: bool = False
+    """Must be False: samples are not cut for hybrid context parallelism."""
+
+    sequences_per_dataset: Mapping[str, tuple[int, int]] | None = None
+    """Sequences and document borders that the files of each prefix must have."""
+
+    token_dtype_code: int | None = field(init=False, default=None)
+    """Code of the narrowest token type for the tokenizer's vocabulary: 8 is uint16, 4 is int32."""
+
+    context_parallel_size: int | None = None
+    """Not used; kept for code that reads it."""
+
+    s3_cache_path: str | None = field(default=None, kw_only=True)
+    """The older name of `object_storage_cache_path`."""
+
+    create_cu_seqlens: bool = field(default=False, kw_only=True)
+    """True to include `cu_seqlens`, int32 `[S + 1]`: 0, the end of each document, and S for the rest; and `max_seqlen`,
+    the length of the longest one. They are computed from the sequence borders of the files, which are document borders
+    if each document is one sequence."""
+
+    def __post_init__(self) -> None:
+        """Checks the fields, and sets `token_dtype_code`."""
+        super().__post_init__()
+        for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            if getattr(self, name) is None:
+                msg = f"{name} must be given, found None"
+                raise ArgumentError(msg)
+        storage_of(self)
+        if self.hybrid_context_parallel:
+            msg = "hybrid_context_parallel must be False, found True"
+            raise ArgumentError(msg)
+        if self.groups is not None and self.sequences_per_dataset is not None:
+            msg = "sequences_per_dataset must be None with groups, found both"
+            raise ArgumentError(msg)
+        if not hasattr(self.tokenizer, "unique_identifiers"):
+            found = type(self.tokenizer).__name__
+            msg = f"tokenizer must be an object with eod, pad, vocab_size and unique_identifiers, found a {found}"
+            raise ArgumentError(msg)
+        with contextlib.suppress(NotImplementedError):
+            _ = getattr(self.tokenizer, "eod", None)  # a tokenizer that resolves it lazily raises here if it has none
+        vocab_size: Any = getattr(self.tokenizer, "vocab_size", None)
+        if vocab_size is not None:
+            self.token_dtype_code = 4 if vocab_size > np.iinfo(np.uint16).max + 1 else 8
+        elif self.sequences_per_dataset is not None:
+            msg = "sequences_per_dataset needs a tokenizer with a vocab_size, found None"
+            raise ArgumentError(msg)

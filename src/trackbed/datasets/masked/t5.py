@@ -1,0 +1,235 @@
+"""Datasets of T5: sentences in which sentinels replace spans of words, which the decoder predicts.
+
+Shapes: S tokens of the encoder, D tokens of the decoder.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import index
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig
+from trackbed.datasets.masked.dataset import MaskedWordPieceDataset
+from trackbed.datasets.masked.t5_attention import b1ss_attention_mask, config_attention_mask
+from trackbed.datasets.masked.word_pieces import special_ids
+from trackbed.datasets.megatron_dataset import LowLevelDataset
+from trackbed.errors import ArgumentError
+from trackbed.index.splits import Split
+from trackbed.kernels import MaskingTable
+from trackbed.kernels.integers import is_integer
+
+__all__ = ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"]
+
+_SPECIAL_TOKENS: Final = 2
+"""One `bos` and one `eos`."""
+_NO_LABEL: Final = -1
+_MOST_TOKENS: Final = 1 << 40
+
+
+@dataclass
+class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
+    """Configuration with the fields, their order and the defaults of megatron-core 0.16.1, then Trackbed's keywords.
+
+    Raises:
+        ArgumentError: fields that are missing, contradict each other or are out of range.
+    """
+
+    sequence_length_encoder: int | None = field(init=False, default=None)
+    """S: `sequence_length`."""
+
+    sequence_length_decoder: int | None = None
+    """D, tokens of the decoder; required."""
+
+    def __post_init__(self) -> None:
+        """Checks the fields, sets `sequence_length_encoder`, and warns if some sample may not fit."""
+        super().__post_init__()
+        self.sequence_length_encoder = self.sequence_length
+        decoder: Any = self.sequence_length_decoder
+        if not is_integer(decoder) or not 1 <= decoder <= _MOST_TOKENS:
+            msg = f"sequence_length_decoder must be a whole number of at least 1, found {decoder!r}"
+            raise ArgumentError(msg)
+        decoder = self.sequence_length_decoder = index(decoder)  # not NumPy's
+        self.check_length(special_tokens=_SPECIAL_TOKENS)
+        sentinels = len(sentinels_of(self.tokenizer))
+        spans = self.most_spans
+        if sentinels < spans:
+            warnings.warn(
+                f"additional_special_tokens_ids of the tokenizer should have {spans} ids, one for each span that a "
+                f"sample of {self.sequence_length} tokens may have, found {sentinels}: a sample with more is an error",
+                stacklevel=3,
+            )
+        if decoder < 1 + 2 * spans:
+            warnings.warn(
+                f"sequence_length_decoder should be {1 + 2 * spans}, which a sample of {self.sequence_length} tokens "
+                f"may need, found {decoder}: a sample that needs more is an error",
+                stacklevel=3,
+            )
+
+    @property
+    def most_spans(self) -> int:
+        """Most spans that a sample may have."""
+        return int((self.masking_probability or 0) * (self.sequence_length - _SPECIAL_TOKENS))
+
+
+def sentinels_of(tokenizer: Any) -> list[int]:
+    """Returns the ids that replace spans, in order.
+
+    Raises:
+        ArgumentError: the tokenizer has none.
+    """
+    try:
+        found = [int(token) for token in tokenizer.additional_special_tokens_ids]
+    except (AttributeError, NotImplementedError, TypeError):
+        found = []
+    if not found:
+        name = type(tokenizer).__name__
+        msg = (
+            f"the tokenizer must have additional_special_tokens_ids for T5, found a {name} without: add <extra_id_0>, "
+            "<extra_id_1> and so on to its vocabulary, one for each span of a sample"
+        )
+        raise ArgumentError(msg)
+    return found
+
+
+class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
+    """Samples of T5: sentences with a sentinel in place of each masked span, and the spans after their sentinels.
+
+    See `MaskedWordPieceDataset` for arguments and errors.
+    """
+
+    config: T5MaskedWordPieceDatasetConfig
+
+    def __init__(
+        self,
+        indexed_dataset: LowLevelDataset,
+        dataset_path: str | None,
+        indexed_indices: npt.NDArray[np.integer[Any]] | None,
+        num_samples: int | None,
+        index_split: Split,
+        config: T5MaskedWordPieceDatasetConfig,
+    ) -> None:
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+        self.token_lookup = list(self._pieces.listed)
+        self._bos, self._eos = special_ids(config.tokenizer, "bos", "eos")
+        self._request_index(config.sequence_length - _SPECIAL_TOKENS, 1)
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        """Returns the names of the configuration fields that belong to the dataset's identity."""
+        return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]  # noqa: SLF001
+
+    def _agreed_besides(self) -> dict[str, Any]:
+        special = [self._bos, self._eos, *sentinels_of(self.config.tokenizer)]
+        return {**super()._agreed_besides(), "special_tokens": special}
+
+    config_attention_mask = staticmethod(config_attention_mask)
+    _build_b1ss_attention_mask = staticmethod(b1ss_attention_mask)
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        """Returns one sample.
+
+        Args:
+            idx: position, in `[-R, R)`.
+
+        Returns:
+            `text_enc` and `enc_mask`, each `[S]` int64; `text_dec`, `labels`, `loss_mask` and `dec_mask`, each `[D]`
+            int64; and `truncated`, 1 if the sentences are longer than the sample.
+
+        Raises:
+            IndexError: `idx` is out of range.
+            ArgumentError: the sample has more spans than there are sentinels, or does not fit the decoder.
+            CacheError: the index is damaged.
+            FormatError: the files are shorter than their index says, or a token is not in the vocabulary.
+        """
+        return self._from_kernel(idx) or self._make_sample(idx)
+
+    def _make_sample(self, idx: int) -> dict[str, Any]:
+        """Returns the sample at a position, made in Python."""
+        sentences, target, random = self._read(idx)
+        text = list(chain.from_iterable(sentences))
+        tokens, _, _, _, spans = self._create_masked_lm_predictions(text[:target], target, random)
+        sentinels = sentinels_of(self.config.tokenizer)
+        if len(spans) > len(sentinels):
+            msg = (
+                f"{self._where}: additional_special_tokens_ids of the tokenizer must have {len(spans)} ids for sample "
+                f"{idx}, found {len(sentinels)}; {self.config.most_spans} are enough for all"
+            )
+            raise ArgumentError(msg)
+        encoder: list[int] = []
+        predicted: list[int] = []
+        done = 0
+        for sentinel, (positions, labels) in zip(sentinels, spans, strict=False):
+            encoder += [*tokens[done : positions[0]], sentinel]
+            predicted += [sentinel, *labels]
+            done = positions[-1] + 1
+        encoder += tokens[done:]
+        return {**self._padded(encoder, predicted, idx), "truncated": int(len(text) > target)}
+
+    def _table(self) -> MaskingTable:
+        return MaskingTable(
+            is_t5=True,
+            decoder_length=self.config.sequence_length_decoder or 0,
+            bos=self._bos,
+            eos=self._eos,
+            listed=np.array(self.token_lookup, dtype=np.int64),
+            sentinels=np.array(sentinels_of(self.config.tokenizer), dtype=np.int64),
+            **self._common_table(),
+        )
+
+    def _lengths(self) -> tuple[tuple[str, int | None], ...]:
+        encoder, decoder = self.config.sequence_length, self.config.sequence_length_decoder
+        return (
+            ("text_enc", encoder),
+            ("text_dec", decoder),
+            ("labels", decoder),
+            ("loss_mask", decoder),
+            ("truncated", None),
+            ("enc_mask", encoder),
+            ("dec_mask", decoder),
+        )
+
+    def _padded(self, encoder: list[int], predicted: list[int], idx: int) -> dict[str, Any]:
+        """Returns the arrays of a sample.
+
+        Args:
+            encoder: tokens of the encoder.
+            predicted: tokens that the decoder predicts, without `eos`.
+            idx: position of the sample, for errors.
+        """
+        pad, config = self._pad_token_id, self.config
+        length, used = config.sequence_length_decoder or 0, 1 + len(predicted)
+        for name, size, most in (
+            ("sequence_length", len(encoder), config.sequence_length),
+            ("sequence_length_decoder", used, length),
+        ):
+            if size > most:
+                msg = (
+                    f"{self._where}: {name} must be at least {size} for sample {idx}, found {most}; "
+                    f"{1 + 2 * config.most_spans} is enough for all"
+                )
+                raise ArgumentError(msg)
+        text_enc = np.full(config.sequence_length, pad, dtype=np.int64)
+        text_enc[: len(encoder)] = encoder
+        text_dec, labels = np.full(length, pad, dtype=np.int64), np.full(length, _NO_LABEL, dtype=np.int64)
+        text_dec[:used], labels[:used] = [self._bos, *predicted], [*predicted, self._eos]
+        enc_mask, dec_mask = (text_enc != pad).astype(np.int64), (text_dec != pad).astype(np.int64)
+        loss_mask = (np.arange(length) < used).astype(np.int64)
+        for ids in (text_enc, text_dec, labels):
+            ids[ids == pad] = 0  # a valid id for the embedding lookup; the masks are computed already
+        return {
+            "text_enc": text_enc,
+            "text_dec": text_dec,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "truncated": 0,
+            "enc_mask": enc_mask,
+            "dec_mask": dec_mask,
+        }
+
+    def _get_token_mask(self, numpy_random_state: np.random.RandomState) -> int | None:  # noqa: ARG002  Megatron Core's signature
+        """Returns `mask`. Subclasses may override it."""
+        return self._pieces.mask

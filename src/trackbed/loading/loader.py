@@ -1,0 +1,166 @@
+"""Loader of this rank's batches: `trackbed.BatchLoader`."""
+
+import os
+from collections.abc import Iterator
+from types import NoneType
+
+import numpy as np
+import torch
+
+from trackbed.comm.launch import parse_launch, threads_per_rank
+from trackbed.comm.torch import current_group
+from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.datasets.blend.dataset import SplitDataset
+from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import check_at_least
+from trackbed.loading.batch_stream import BatchStream
+from trackbed.loading.samplers import MegatronPretrainingSampler
+from trackbed.plural import number_of
+
+__all__ = ["BatchLoader"]
+
+
+class _Passes(MegatronPretrainingSampler):
+    """Sampler of passes over the dataset: after one that has ended, wherever it began, the next one is whole."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterates over the micro batches of this rank, from the position to the end of the pass."""
+        left = self.total_samples - self.consumed_samples
+        if left < (self.micro_batch_times_data_parallel_size if self.drop_last else 1):
+            self.consumed_samples = 0
+        yield from super().__iter__()
+        self.consumed_samples = self._yielded
+
+
+class BatchLoader(BatchStream):
+    """Prefetches and returns the batches of this rank, in the order of the dataset, which is shuffled already.
+
+    The base class, `trackbed.loading.BatchStream`, takes a sampler in the place of `batch_size`.
+
+    A batch is a mapping of tensors: `tokens`, `labels` (the next tokens) and `position_ids`, int64 `[B, S]`,
+    `loss_mask`, float32 `[B, S]`, and of a blend `dataset_id` `[B]`, the number of the dataset. With the options
+    `create_attention_mask` and `create_cu_seqlens` it also has `attention_mask`, bool `[B, 1, S, S]`, True where
+    attention is masked; and `cu_seqlens`, int32 `[B, S + 1]`, and `max_seqlen`, int32 `[B]`.
+
+    Each step reads samples that follow one another in the dataset, and each rank a contiguous part of them, in the
+    order of the ranks or, with `shuffle_ranks`, in one that is drawn for each step. One rank with a larger batch would
+    read the same samples. Rank and number of ranks are taken from `torch.distributed` if it is initialised, else from
+    the launcher. A saved state resumes on any number of ranks.
+
+    If a loop ends early, the next loop goes on from there. If no whole step is left, it begins with the first sample
+    again.
+
+    Args:
+        dataset: dataset of the samples.
+        batch_size: samples per rank and step, at least 1.
+        consumed_samples: number of samples that all ranks together have trained on before, in `[0, len(dataset))`. For
+            a run whose position was not saved by a loader, such as a run of Megatron-LM.
+        drop_last: True to drop the samples at the end that do not fill a step of all ranks. If False, each rank gets a
+            part of these samples, which may be empty.
+        rank: number of this process among the processes that read different samples, in `[0, num_ranks)`: with tensor
+            parallelism, the data-parallel rank. Must be given together with `num_ranks`.
+        num_ranks: number of processes that read different samples; by default all processes.
+        ahead: number of batches to prefetch, at least 1.
+        num_threads: threads that gather a batch; None for this rank's share of the CPUs.
+        pinned: True for page-locked memory.
+        device: CUDA device to which batches are copied.
+        shuffle_ranks: True to draw in each step, by the seed of the dataset, which rank reads which part; by default in
+            the order "instant" alone, in which neighbouring samples come from the datasets in turn, so that a rank that
+            always reads the same part would miss some of them. A saved state says which it was, and a loader that
+            resumes from it does the same.
+
+    Attributes:
+        rank: number of this process among those that read different samples.
+        num_ranks: number of these processes.
+
+    Raises:
+        ArgumentError: an argument is out of range, or the dataset has too few samples for a step.
+    """
+
+    def __init__(
+        self,
+        dataset: SplitDataset,
+        *,
+        batch_size: int,
+        consumed_samples: int = 0,
+        drop_last: bool = True,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+        ahead: int = 2,
+        num_threads: int | None = None,
+        pinned: bool = False,
+        device: torch.device | str | None = None,
+        shuffle_ranks: bool | None = None,
+    ) -> None:
+        rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
+        if not isinstance(dataset, ReadsBatches):
+            msg = f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
+            raise ArgumentError(msg)
+        check_at_least(1, batch_size=batch_size)
+        check_at_least(0, consumed_samples=consumed_samples)
+        if not isinstance(drop_last, (bool, np.bool_)):
+            msg = f"drop_last must be True or False, found {drop_last!r}"
+            raise ArgumentError(msg)
+        if not isinstance(shuffle_ranks, (bool, np.bool_, NoneType)):
+            msg = f"shuffle_ranks must be True, False or None, found {shuffle_ranks!r}"
+            raise ArgumentError(msg)
+        config = getattr(dataset, "config", None)
+        shuffles = getattr(config, "order", None) == "instant" if shuffle_ranks is None else bool(shuffle_ranks)
+        self.rank = rank
+        self.num_ranks = size
+        self._step = batch_size * size
+        self._drop_last = drop_last
+        if not len(dataset):
+            msg = f"dataset must have at least 1 sample, found none in {dataset!r}"
+            raise ArgumentError(msg)
+        if drop_last and len(dataset) < self._step:
+            msg = (
+                f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
+                f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
+            )
+            raise ArgumentError(msg)
+        sampler = _Passes(
+            len(dataset),
+            consumed_samples,
+            batch_size,
+            rank,
+            size,
+            drop_last,
+            fingerprint=getattr(dataset, "fingerprint", None),
+            rank_seed=int(getattr(config, "random_seed", 0)) if shuffles else None,
+        )
+        super().__init__(
+            dataset,
+            sampler,
+            ahead=ahead,
+            num_threads=threads_per_rank() if num_threads is None else num_threads,
+            pinned=pinned,
+            device=device,
+        )
+
+    def __len__(self) -> int:
+        """Number of steps of a whole iteration."""
+        return len(self.dataset) // self._step if self._drop_last else -(-len(self.dataset) // self._step)
+
+    def __repr__(self) -> str:
+        """Says how the samples are divided."""
+        steps, samples = number_of(len(self), "step"), number_of(self._step, "sample")
+        return f"<BatchLoader: {steps} of {samples} on {number_of(self.num_ranks, 'rank')}, {self.dataset!r}>"
+
+
+def _given_place(rank: int | None, num_ranks: int | None) -> tuple[int, int]:
+    check_at_least(1, num_ranks=num_ranks)
+    check_at_least(0, rank=rank)
+    if rank >= num_ranks:  # type: ignore[operator]  # both are integers
+        msg = f"rank must be below num_ranks {num_ranks}, found {rank}"
+        raise ArgumentError(msg)
+    return rank, num_ranks  # type: ignore[return-value]
+
+
+def _place() -> tuple[int, int]:
+    """Returns the rank of this process, and the number of ranks."""
+    group = current_group()
+    if group is not None:
+        return group.rank, group.size
+    launch = parse_launch(os.environ)
+    return (0, 1) if launch is None else (launch.rank, launch.size)

@@ -1,0 +1,1 @@
+"""Blend files from the arguments of a Megatron-LM job."""
