@@ -111,9 +111,9 @@ class _ParamAndGradBucketGroup:
         """Number of parameters with fewer gradients than expected."""
         self._norms = NormHistory()
         self._param_versions: list[int] | None = None
-        """How often each parameter had been written when its gather began; None if none runs that is watched."""
+        """Number of writes to each parameter when its gather began; None if no gather runs that is watched."""
         self._versions: list[int] | None = None
-        """How often the gradients of each bucket had been changed when their reduction began; None if none runs."""
+        """Number of changes of the gradients of each bucket when their reduction began; None if no reduction runs."""
 
     @property
     def is_issued(self) -> bool:
