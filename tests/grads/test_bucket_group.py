@@ -77,6 +77,16 @@ def test_the_first_step_counts_gradients_and_later_steps_expect_as_many():
     group.finish_grad_sync()
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_first_step_that_was_not_reduced_tells_how_many_gradients_to_expect_where_that_is_asked_for(learns):
+    group, (first, second) = new_group(**OVERLAP)
+    group.learns_from_dropped_steps = learns
+    arrive(group, first, second, second)
+    group.reset()
+    assert group.is_first_batch is not learns
+    assert group.golden_per_param_grad_ready_counts == ({first: 1, second: 2} if learns else {})
+
+
 def test_gradients_of_other_micro_batches_do_not_count():
     group, params = new_group(**OVERLAP)
     group.is_last_microbatch = False

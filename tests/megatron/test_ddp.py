@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import trackbed
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
@@ -35,6 +36,8 @@ def test_later_pipeline_stages_have_one_bucket():
         assert wrapper.bucket_size == (1 if count == 2 else None)
 
 
-def test_buffers_are_megatrons_attribute_and_no_method():
+def test_buffers_are_megatrons_attribute_and_torchs_method_elsewhere():
     wrapper = DistributedDataParallel(None, DistributedDataParallelConfig(), torch.nn.BatchNorm1d(2))
     assert [buffer.numel_unpadded for buffer in wrapper.buffers] == [4]
+    module = torch.nn.BatchNorm1d(2)
+    assert len(list(trackbed.DistributedDataParallel(module).buffers())) == len(list(module.buffers())) == 3

@@ -64,7 +64,7 @@ class PassState:
 
 
 class _End:
-    """What autograd calls at the end of a backward pass. It drops it without a call if the pass fails."""
+    """Callback of autograd for the end of a backward pass; autograd drops it without a call if the pass fails."""
 
     def __init__(self, state: PassState) -> None:
         self._state = state

@@ -106,14 +106,17 @@ class _ParamAndGradBucketGroup:
         """True for each parameter of which a gradient has arrived in `main_grad` since `reset`; hooks keep the list."""
         self.counts_written = False
         """True if a gradient that the program has written into `main_grad` counts as arrived once it is reduced."""
+        self.learns_from_dropped_steps = True
+        """True if a first step that was not reduced tells how many gradients to expect, as in Megatron Core, whose
+        programs seed the counts so. Groups of Trackbed's own wrapper learn from reduced steps alone."""
         self._expected = [1] * len(self._params)
         self._num_incomplete = len(self._params)
         """Number of parameters with fewer gradients than expected."""
         self._norms = NormHistory()
         self._param_versions: list[int] | None = None
-        """How often each parameter had been written when its gather began; None if none runs that is watched."""
+        """Number of writes to each parameter when its gather began; None if no gather runs that is watched."""
         self._versions: list[int] | None = None
-        """How often the gradients of each bucket had been changed when their reduction began; None if none runs."""
+        """Number of changes of the gradients of each bucket when their reduction began; None if no reduction runs."""
 
     @property
     def is_issued(self) -> bool:
@@ -176,10 +179,12 @@ class _ParamAndGradBucketGroup:
     def reset(self) -> None:
         """Prepares for the next step: drops what has been counted, after a reduction that is running.
 
-        The next step expects as many gradients as the last one that was reduced, if each parameter had any.
+        The next step expects as many gradients as the last one that was reduced, if each parameter had any; see also
+        `learns_from_dropped_steps`.
         """
         self._drain()
-        if all(self._counts) and self.is_issued:
+        is_learned = self.is_issued or (self.learns_from_dropped_steps and self.is_first_batch)
+        if all(self._counts) and is_learned:
             self._expected = self._counts
             self.is_first_batch = False
         self._counts = [0] * len(self._params)

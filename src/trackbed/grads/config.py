@@ -13,7 +13,7 @@ _PER_RANK: Final = 1_000_000
 
 
 class Options(Protocol):
-    """What buffers, bucket groups and the engine read of a configuration."""
+    """Options that buffers, bucket groups and the engine read."""
 
     grad_reduce_in_fp32: bool
     overlap_grad_reduce: bool

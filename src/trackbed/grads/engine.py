@@ -413,6 +413,7 @@ class GradientEngine(WrappedModel):
         for number, group in enumerate(groups):
             group.label = Label(0, number)
             group.waiter = self.waiter
+            group.learns_from_dropped_steps = not self.follows_torch
             group.observer = observer
             group.issue = self.order.issue_of(number)
 

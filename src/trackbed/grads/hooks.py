@@ -173,12 +173,12 @@ class Waiting(Protocol):
         ...
 
     def note_change(self) -> None:
-        """Takes note that parameters were replaced."""
+        """Called after parameters were replaced."""
         ...
 
 
 def hooks_around_states(model: torch.nn.Module, wrapper: Waiting) -> list[Any]:
-    """Has a wrapper wait before a state of the model is taken or loaded, and take note after one was loaded.
+    """Has a wrapper wait before a state of the model is taken or loaded, and tells it after one was loaded.
 
     Returns:
         Handles of the hooks, which do not keep the wrapper alive.

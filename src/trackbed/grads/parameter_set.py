@@ -311,7 +311,7 @@ class ParameterSet:
 
 
 class Owner(ABC):
-    """What has the parameters of a wrapped model."""
+    """Holder of the parameters of a wrapped model, in the name of its wrapper."""
 
     module: torch.nn.Module
     params: list[Parameter]

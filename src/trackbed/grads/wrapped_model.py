@@ -267,7 +267,7 @@ def _check_parts(module: torch.nn.Module) -> None:
 
 
 def _owner_in(module: torch.nn.Module) -> Owner | None:
-    """What a wrapper has in its attribute `engine`; None for any other module."""
+    """Attribute `engine` of a wrapper; None for any other module."""
     engine = vars(module).get("engine")
     return engine if isinstance(engine, Owner) else None
 

@@ -78,7 +78,7 @@ class OptimizerState:
         self._params = {name_in_module(name): param for name, param in engine.module.named_parameters()}
         self._names: dict[torch.Tensor, str] = {param: name for name, param in self._params.items()}
         self._frozen_states: dict[str, State] = {}
-        """States of parameters that were frozen when the model was wrapped: they are kept for whoever trains them."""
+        """States of parameters that were frozen when the model was wrapped, for a program that trains them later."""
         self.origins = dict.fromkeys((False, True), "none")
         """Text about the state that was loaded last: of dense parameters (False), and of those of experts (True)."""
 

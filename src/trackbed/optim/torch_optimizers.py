@@ -41,7 +41,7 @@ class TorchOptimizers:
         return [[type(member).__qualname__, len(member.param_groups)] for member in self.members]
 
     def note_tensors(self) -> None:
-        """Takes note of the tensors in the parameter groups, after they were replaced."""
+        """Records the tensors in the parameter groups, after they were replaced."""
         self._owners = {
             tensor: member for member in self.members for group in member.param_groups for tensor in group["params"]
         }
