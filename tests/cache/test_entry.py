@@ -15,7 +15,7 @@ from trackbed.cache import ArraySpec, Entry
 from trackbed.cache import build as building
 from trackbed.datasets.start import Start, open_index
 from trackbed.errors import CacheError
-from trackbed.files import background_writeback, checksum
+from trackbed.files import checksum, writeback
 
 NUMBERS = np.arange(10, dtype=np.int32)
 
@@ -263,7 +263,7 @@ def test_a_build_that_fails_half_way_leaves_nothing(tmp_path, failure):
 @pytest.mark.parametrize("says_how_far", [True, False])
 def test_a_very_large_array_is_written_out_behind(tmp_path, monkeypatch, says_how_far):
     monkeypatch.setattr(building, "_BACKGROUND_BYTES", 4 << 20)
-    monkeypatch.setattr(background_writeback, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(writeback, "CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", 1 << 20)
     seen = []
 

@@ -25,7 +25,7 @@ from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 from trackbed.tokens.stored.find import match_objects
 
-__all__ = ["Found", "Member", "find_members"]
+__all__ = ["FoundMembers", "Member", "find_members"]
 
 _THREADS: Final = 4  # they wait for the file system; on a fast one, more threads only contend
 _THREADS_FOR_STORES: Final = 16
@@ -69,7 +69,7 @@ class Member:
     """Number of times that it has each of those pairs that occur several times in the file."""
 
 
-class Found(NamedTuple):
+class FoundMembers(NamedTuple):
     """Datasets of a blend file, and what was read to measure them."""
 
     members: tuple[Member, ...]
@@ -83,7 +83,7 @@ def find_members(
     problems: Problems,
     *,
     storage: ObjectStorageConfig | None = None,
-) -> Found:
+) -> FoundMembers:
     """Finds and measures the datasets that the entries stand for, in order.
 
     Args:
@@ -108,7 +108,7 @@ def find_members(
         for one, counts in zip(measured, repeated, strict=True)
         if isinstance(one, Member)
     ]
-    return Found(_with_parts(members), opener.headers)
+    return FoundMembers(_with_parts(members), opener.headers)
 
 
 def _find_repeats(

@@ -1,5 +1,6 @@
 """Inventory of the folder of a cache: entries, whole or not, and partial files. Nothing is changed."""
 
+import json
 import os
 import re
 from collections import defaultdict
@@ -16,9 +17,9 @@ from trackbed.cache.lookup import array_problem, size_problems
 from trackbed.cache.manifest import Manifest, read_manifest
 from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
 from trackbed.errors import FormatError
-from trackbed.files import PartialFile, Stamp, find_partials
+from trackbed.files import PartialFile, Stamp, find_partials, open_regular
 
-__all__ = ["Condition", "Inventory", "StoredEntry", "StoredFile", "take_inventory"]
+__all__ = ["Condition", "Described", "Inventory", "StoredEntry", "StoredFile", "describe_stored", "take_inventory"]
 
 _STEM: Final = re.compile(r"[0-9a-f]{32}-(?P<cls>\w+?)(?:-(?P<split>train|valid|test))?")
 _FILE: Final = re.compile(r"(?P<stem>[^/]+)-(?P<what>description\.txt|\w+\.npy)")
@@ -235,3 +236,48 @@ def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
         problems.append(f"{path}-*: must have a description and all arrays of an index, found {sorted(paths)}")
     paths.pop("description.txt", None)
     return [*problems, *(found[1] for array in paths.values() if (found := array_problem(array, None)) is not None)]
+
+
+_MOST_BYTES: Final = 64 << 10
+"""Beginning of a description that is read: that of a blend of thousands of datasets has megabytes."""
+_FIELD: Final = re.compile(r'^    "(class|dataset_path|index_split|split)": ("(?:[^"\\]|\\.)*")', re.MULTILINE)
+
+
+class Described(NamedTuple):
+    """Dataset, split and class of an entry; a field is empty if it is not known."""
+
+    dataset: str
+    """Prefix of the dataset, or the number of datasets of a blend."""
+    split: str
+    class_name: str
+
+
+def describe_stored(entry: StoredEntry) -> Described:
+    """Reads what an entry is the index of. Reads no more than the beginning of its description."""
+    text = _beginning(entry)
+    found = {name: json.loads(value) for name, value in reversed(_FIELD.findall(text))}  # the first one counts
+    is_one = "dataset_path" in found
+    return Described(
+        dataset=found["dataset_path"] if is_one else _blend(entry, text),
+        split=entry.split or found.get("index_split" if is_one else "split", ""),
+        class_name=entry.class_name or found.get("class", ""),
+    )
+
+
+def _blend(entry: StoredEntry, text: str) -> str:
+    if not text.startswith("{"):
+        return text.partition("\n")[0]  # of the balanced order: a sentence
+    number = entry.record.decisions.get("num_datasets") if entry.record is not None else None
+    return f"blend of {number} datasets" if number else "blend"
+
+
+def _beginning(entry: StoredEntry) -> str:
+    """Returns the beginning of the description; empty if it cannot be read."""
+    path = next((file.path for file in entry.files if file.path.endswith("description.txt")), None)
+    if path is None:
+        return ""
+    try:
+        with open(open_regular(path)[0], "rb") as file:  # noqa: PTH123  a descriptor
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except (OSError, FormatError):
+        return ""

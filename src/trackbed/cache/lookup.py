@@ -1,6 +1,8 @@
-"""Lookup of entries: whole, absent, damaged, or other entries under their names."""
+"""Lookup of entries: whole, absent, damaged, or other entries under their names; and waiting for those of others."""
 
+import contextlib
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
@@ -30,7 +32,7 @@ from trackbed.files import (
     read_stamps,
 )
 
-__all__ = ["Found", "State", "array_problem", "look_up", "size_problems"]
+__all__ = ["Found", "State", "array_problem", "await_visible", "look_up", "size_problems"]
 
 _BATCH: Final = 32
 """Entries of a call: with more, the objects of their manifests live long enough to cause a full garbage collection."""
@@ -319,3 +321,42 @@ def _is_zeroed(found: bytes, wanted: bytes) -> bool:
     """True if `found` is a prefix of `wanted` in which some bytes are zero, or is nothing but zeros, however many."""
     is_prefix = len(found) <= len(wanted) and all(one in (0, other) for one, other in zip(found, wanted, strict=False))
     return is_prefix or not any(found)
+
+
+_FIRST_GAP_SECONDS: Final = 0.001
+_LONGEST_GAP_SECONDS: Final = 0.05
+"""Short enough for polls, which are at most that far apart."""
+
+
+def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0) -> Found:
+    """Waits for an entry that another process has committed.
+
+    Network file systems cache the content of a folder, usually for up to a minute. Opening the folders again before
+    each look makes most of them ask the server.
+
+    Args:
+        request: the entry.
+        advice: what to do if it does not appear.
+        timeout_seconds: longest wait, at least 0.
+
+    Raises:
+        CacheError: it did not appear in time; the message ends with `advice`.
+    """
+    started = time.monotonic()
+    gap, entry = _FIRST_GAP_SECONDS, request.entry
+    while True:
+        (found,) = look_up([request], is_vouched=True)
+        if found.state is State.whole:
+            return found
+        waited = time.monotonic() - started
+        if waited >= timeout_seconds:
+            what = f"it damaged: {found.why}" if found.why else "nothing"
+            where = entry.shared.array("*")
+            msg = f"{where}: the index must appear, looked for it for {waited:.1f} s and found {what}; {advice}"
+            raise CacheError(msg)
+        check_cancelled()
+        time.sleep(min(gap, timeout_seconds - waited))
+        gap = min(gap * 1.5, _LONGEST_GAP_SECONDS)
+        for folder in (f"{entry.directory}", entry.own, entry.aside.directory):
+            with contextlib.suppress(OSError):
+                os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

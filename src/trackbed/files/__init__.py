@@ -1,6 +1,5 @@
 """Atomic publication of files and folders; mapping, writeback and checksums of files."""
 
-from trackbed.files.background_writeback import BackgroundWriteback
 from trackbed.files.boot import boot_id
 from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
 from trackbed.files.compare import Chunk, chunks_of, compare_chunks
@@ -17,8 +16,7 @@ from trackbed.files.many import (
     read_parts,
     read_stamps,
 )
-from trackbed.files.mapping import drop_pages, map_readonly, read_ahead
-from trackbed.files.proc_maps import mapped_files
+from trackbed.files.mapping import drop_pages, map_readonly, mapped_files, read_ahead
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -37,7 +35,7 @@ from trackbed.files.publish_folder import commit_folder, flush_files, make_parti
 from trackbed.files.regular import open_regular, read_regular
 from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
 from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
-from trackbed.files.writeback import Writeback
+from trackbed.files.writeback import BackgroundWriteback, Writeback
 
 __all__ = [
     "CHUNK_BYTES",

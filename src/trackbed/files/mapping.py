@@ -1,4 +1,4 @@
-"""Read-only memory maps that keep no file descriptor open.
+"""Read-only memory maps that keep no file descriptor open, and the files that processes of this host have mapped.
 
 Python's own maps keep a descriptor of their file as long as they live (from Python 3.13 on, `trackfd=False` avoids it):
 a job that reads thousands of datasets would run out of descriptors.
@@ -7,15 +7,18 @@ a job that reads thousands of datasets would run out of descriptors.
 import ctypes
 import mmap
 import os
+import re
 import weakref
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.files.resource_limit import MAPS
+from trackbed.files.stamp import signed
 
-__all__ = ["drop_pages", "map_readonly", "read_ahead"]
+__all__ = ["drop_pages", "map_readonly", "mapped_files", "read_ahead"]
 
 _READ_BYTES: Final = 4096
 """A file of one page is read instead: a map takes as much memory, and the number of maps of a process is limited."""
@@ -100,3 +103,27 @@ def drop_pages(array: npt.NDArray[Any]) -> None:
     size = array.ctypes.data + array.nbytes - first
     if size > 0:
         _LIBC.madvise(first, size, _DONT_NEED)  # a hint: if it fails, the pages stay
+
+
+_LINE: Final = re.compile(
+    rb"^[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ (?P<inode>\d+) +/.*?(?P<name>[^/\n]+)$", re.MULTILINE
+)
+
+
+def mapped_files(name_ends: tuple[str, ...]) -> frozenset[tuple[int, str]]:
+    """Returns inode and name of the mapped files whose name ends with one of `name_ends`.
+
+    Covers the processes that this user may inspect. Paths and devices are less reliable: a process in a container may
+    see a file under another path, and some file systems report another device for a mapped file.
+    """
+    found: set[tuple[int, str]] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            maps = (process / "maps").read_bytes()
+        except OSError:
+            continue  # it has ended, or belongs to another user
+        for line in _LINE.finditer(maps):
+            name = line["name"].decode(errors="surrogateescape")
+            if name.endswith(name_ends):
+                found.add((signed(int(line["inode"])), name))
+    return frozenset(found)

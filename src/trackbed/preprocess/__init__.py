@@ -4,10 +4,9 @@ from trackbed.datasets.tokenizers.kinds import BYTES, open_tokenizer
 from trackbed.preprocess.config import ImagesConfig, PreprocessConfig, available_cores, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
-from trackbed.preprocess.pairs import find_pairs
+from trackbed.preprocess.pairs import ShardGroupCounts, count_shards, find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
-from trackbed.preprocess.shard_counts import ShardGroupCounts, count_shards
 from trackbed.preprocess.splitter import SENTENCEX, SentenceSplitter, open_splitter
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
 from trackbed.preprocess.tokenizer import open_fastest_tokenizer

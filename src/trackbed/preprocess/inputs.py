@@ -14,8 +14,7 @@ from trackbed.errors import ArgumentError
 from trackbed.files.stores import Address, is_address, lost_address_hint
 from trackbed.plural import number_of
 from trackbed.preprocess.folder_walk import FolderWalk, LeftOut, Reason, dead_link
-from trackbed.preprocess.known_data import unread_name
-from trackbed.preprocess.pointers import MAX_POINTER_BYTES, MIN_POINTER_BYTES, refuse_pointer
+from trackbed.preprocess.known_data import MAX_POINTER_BYTES, MIN_POINTER_BYTES, refuse_pointer, unread_name
 from trackbed.preprocess.store_inputs import contents_of, find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 

@@ -283,9 +283,11 @@ class TableLock:
 
     def begin_reading(self) -> None:
         """Acquires the lock for reading, until `end_reading`. Waits for a writer."""
+        # Ctrl-C between `try_writing` and `end_writing` leaves this thread as the writer, which no other thread may
+        # change: it would wait here for itself.
         me = get_ident()
         with self._mutex:
-            if self._writer == me:  # not released after an interrupt
+            if self._writer == me:
                 self._writer = self._depth = 0
             while self._writer:
                 self._wait()
@@ -303,12 +305,14 @@ class TableLock:
         me = get_ident()
         try:
             with self._mutex:
-                self._readers.discard(me)  # not released after an interrupt
+                # As above: a reader that was interrupted before `end_reading` would wait for itself below.
+                self._readers.discard(me)
                 while self._readers or self._writer not in (0, me):
                     self._wait()
                 self._writer, self._depth = me, 1
             yield
         finally:
+            # Ctrl-C may also arrive while this thread still waits: then another thread may be the writer.
             if self._writer == me:
                 self.end_writing()
 
@@ -341,5 +345,7 @@ class TableLock:
             self._waiting -= 1
 
     def _notify(self) -> None:
-        if self._waiting:  # otherwise this would cost more than the lock
+        # Nobody waits in nearly all batches, and then `notify_all` would cost more than the lock. The count is read
+        # under the mutex, under which threads begin to wait, so that none is missed.
+        if self._waiting:
             self._changed.notify_all()

@@ -5,8 +5,8 @@ threads. The helper is `helper.py`. It ends when its control socket is closed: a
 
 Messages are pickles behind their length, over sockets that only the two processes have. The control socket, which is
 the helper's standard input, carries one call socket per call. A call socket carries the `Call`, with at most one file
-descriptor, and then `Progress` and `Page` messages and one `Result` or `Failure`. Bytes of objects are passed in memory
-that the two processes share.
+descriptor, then any number of `ProgressMessage` and `PageMessage`, and one `ResultMessage` or `FailureMessage`. Bytes
+of objects are passed in memory that the two processes share.
 """
 
 import atexit
@@ -36,10 +36,10 @@ from trackbed.files.stores.waiting import LOOK_SECONDS
 
 __all__ = [
     "Call",
-    "Failure",
-    "Page",
-    "Progress",
-    "Result",
+    "FailureMessage",
+    "PageMessage",
+    "ProgressMessage",
+    "ResultMessage",
     "call",
     "fetch",
     "fetch_heads",
@@ -83,28 +83,28 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressMessage:
     """Number of bytes that are done."""
 
     done: int
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageMessage:
     """Objects of a listing."""
 
     objects: list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultMessage:
     """Result of the call, without the bytes, which are in shared memory."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureMessage:
     """Error of the call."""
 
     error: Exception
@@ -282,7 +282,7 @@ def list_pages(folder: Address) -> Iterator[list[tuple[str, int]]]:
     with _HELPER.connect() as connection:
         send_call(connection, Call("list_pages", (folder,)), None)
         for message in _messages(connection):
-            if isinstance(message, Page):
+            if isinstance(message, PageMessage):
                 yield message.objects
 
 
@@ -299,9 +299,9 @@ def _call(
         except ConnectionError:
             raise _ended() from None
         for message in _messages(connection, deadline):
-            if isinstance(message, Progress) and progress is not None:
+            if isinstance(message, ProgressMessage) and progress is not None:
                 progress(message.done)
-            if isinstance(message, Result):
+            if isinstance(message, ResultMessage):
                 return message.value
     raise _ended()
 
@@ -318,10 +318,10 @@ def _messages(connection: socket.socket, deadline: float | None = None) -> Itera
             message = receive(connection)
         except (EOFError, ConnectionError):
             raise _ended() from None
-        if isinstance(message, Failure):
+        if isinstance(message, FailureMessage):
             raise message.error
         yield message
-        if isinstance(message, Result):
+        if isinstance(message, ResultMessage):
             return
 
 

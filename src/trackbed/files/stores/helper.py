@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from trackbed.cancellation import polling
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
-from trackbed.files.stores.forked_requests import Failure, Page, Progress, Result, is_readable, receive_call, send
+from trackbed.files.stores.forked_requests import (
+    FailureMessage,
+    PageMessage,
+    ProgressMessage,
+    ResultMessage,
+    is_readable,
+    receive_call,
+    send,
+)
 from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, list_pages, stamps_of_objects
 from trackbed.files.stores.writes import delete_object, put_bytes, put_file, put_if_absent
 
@@ -42,11 +50,11 @@ def _answer(connection: socket.socket) -> None:
             call, descriptor = receive_call(connection)
             try:
                 with polling(partial(_check_caller, connection)):
-                    answer: Any = Result(_FUNCTIONS[call.function](connection, descriptor, *call.arguments))
+                    answer: Any = ResultMessage(_FUNCTIONS[call.function](connection, descriptor, *call.arguments))
             except (_CallerGoneError, ConnectionError):
                 return
             except Exception as error:  # noqa: BLE001 - it is raised in the process that waits
-                answer = Failure(error)
+                answer = FailureMessage(error)
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
@@ -103,12 +111,12 @@ def _put_file(connection: socket.socket, _: int | None, address: Address, path: 
 
 
 def _report(connection: socket.socket, done: int) -> None:
-    send(connection, Progress(done))
+    send(connection, ProgressMessage(done))
 
 
 def _list(connection: socket.socket, _: int | None, folder: Address) -> None:
     for page in list_pages(folder):
-        send(connection, Page(page))
+        send(connection, PageMessage(page))
 
 
 def _put_bytes(_: socket.socket, __: int | None, address: Address, raw: bytes) -> None:

@@ -83,6 +83,8 @@ async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]]
     pause, last = _FIRST_PAUSE, "no answer"
     while True:
         try:
+            # The limits of the client begin anew with each attempt; the deadline is that of the whole call. Without it,
+            # an attempt that begins late would keep the program beyond its time.
             async with asyncio.timeout_at(deadline):
                 return await request()
         except (StoreError, ArgumentError, TypeError, AttributeError):
@@ -92,8 +94,11 @@ async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]]
         # Outside of the handler, so that no error carries obstore's, which quotes headers and URLs.
         if final is not None:
             raise final
+        # At random, so that the ranks of a job, which a store has refused at the same moment, do not all come back at
+        # the same moment again.
         pause = min(2 * pause, _LONGEST_PAUSE)
         wait = pause * random.uniform(0.5, 1)
+        # No attempt would end in time after this pause: the error is raised now, with the last failure.
         if time.monotonic() + wait >= deadline:
             raise OutOfTimeError(address.text, last)
         await asyncio.sleep(wait)

@@ -28,6 +28,8 @@ def is_done_by(deadline: float, future: "Future[Any]") -> bool:
     Raises:
         Exception: the poll of the caller raised it.
     """
+    # In short steps: a signal that arrives just before a wait does not end it, and a rank that waits for a store must
+    # notice within a moment that another rank has failed.
     while not future.done():
         left = deadline - time.monotonic()
         if left <= 0:
@@ -70,6 +72,7 @@ class WaitingPool:
 
     def leave(self) -> None:
         """Ends the calls at their next poll, and the threads. Does not wait for them."""
+        # The flag first: a thread that takes its next call before it ends must find that the call is not wanted.
         self._left.set()
         self._threads.end()
 
@@ -109,5 +112,6 @@ def ends_with(left: Flag) -> Iterator[None]:
 
 def _call(left: Flag, call: Callable[[], _Result]) -> _Result:
     with ends_with(left):
+        # A call that waited in the queue until the pool was left does not begin.
         check_cancelled()
         return call()
