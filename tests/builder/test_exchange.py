@@ -74,6 +74,7 @@ def test_bytes_of_a_rank_do_not_grow_with_the_number_of_ranks(tmp_path, start):
         run_ranks(size, work, connect=connect)
         assert len(ways) == size
         weights = sorted(way.num_bytes for way in ways)
-        # Whoever looks who is missing, on a slow machine, reads as much: hence not each rank's, but most and all.
-        assert weights[size // 2] <= BYTES[start], weights
+        # One rank may sum up at each meeting, tell their process, and look who is missing: hence not each rank's bytes,
+        # but those of half of the ranks, and of all.
+        assert weights[(size - 1) // 2] <= BYTES[start], weights
         assert sum(weights) <= size * (BYTES[start] + SUMMED_BYTES), weights
