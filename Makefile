@@ -58,7 +58,7 @@ demo: ## Train a small GPT, stop it, resume it, and compare: the whole way in th
 		status=$$?; rm -f .demo-started; exit $$status
 
 test: setup-dev ## The tests that CI runs
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 test-full: setup-dev ## All counts of configurations and faults: up to 90 minutes
 	TRACKBED_TIER=full $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
