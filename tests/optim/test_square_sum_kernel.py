@@ -74,7 +74,7 @@ def test_vectors_that_begin_anywhere_or_have_gaps(kernel):
 
 
 def test_without_triton_the_norm_is_rounded(monkeypatch):
-    monkeypatch.setattr(gpu_squares, "_kernel", lambda: None)
+    monkeypatch.setattr(gpu_squares, "_kernel", lambda device: None)
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(count, generator=generator) * 1e-3 for count in (1, 100, 5000)]
     assert by_kernel(parts).norm() == pytest.approx(SquareSum.of(parts).norm(), rel=1e-14)
@@ -86,3 +86,19 @@ def test_without_triton_the_norm_is_rounded(monkeypatch):
 def test_float64_is_rounded_with_triton_too(kernel):
     vector = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert by_kernel([vector]).norm() == pytest.approx(SquareSum.of([vector]).norm(), rel=1e-14)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_replaced_and_told_once(kernel, monkeypatch, caplog):
+    def fail(numbers, sums):
+        raise RuntimeError("Failed to find C compiler.\nSet CC.")
+
+    monkeypatch.setattr(kernel, "add_squares", fail)
+    gpu_squares._kernel.cache_clear()
+    try:
+        vector = torch.tensor([3.0, 4.0])
+        assert [by_kernel([vector]).norm() for _ in range(2)] == [5.0, 5.0]
+        assert [record.message for record in caplog.records] == [
+            "norms of gradients on cpu are rounded to float64, because Triton fails: Failed to find C compiler."
+        ]
+    finally:
+        gpu_squares._kernel.cache_clear()

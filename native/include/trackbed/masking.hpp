@@ -45,7 +45,8 @@ struct MaskedSpan {
   std::size_t stop;
 };
 
-// Masks the tokens of one sample after another; see src/trackbed/datasets/masked/masking.py for the algorithm in Python.
+// Masks the tokens of one sample after another; see src/trackbed/datasets/masked/masking.py for the algorithm in
+// Python.
 class Masking {
  public:
   explicit Masking(const MaskingRules& rules) : rules_(rules) {}

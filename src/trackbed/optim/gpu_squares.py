@@ -29,7 +29,7 @@ class GpuSquares:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._kernel = _kernel()
+        self._kernel = _kernel(device)
         size = 0 if self._kernel is None else self._kernel.SLOTS
         self._sums = torch.zeros(size, dtype=torch.int64, device=device)
         self._norms: list[torch.Tensor] = []
@@ -63,11 +63,15 @@ class GpuSquares:
 
 
 @functools.cache
-def _kernel() -> ModuleType | None:
-    """Module with the kernel; None if there is no Triton."""
+def _kernel(device: torch.device) -> ModuleType | None:
+    """Module with the kernel; None if there is no Triton, or it cannot compile the kernel for this GPU."""
     try:
         from trackbed.optim import square_sum_kernel
-    except ImportError as error:
-        logger.info("norms of gradients on a GPU are rounded to float64, because Triton cannot be imported: %s", error)
+
+        sums = torch.zeros(square_sum_kernel.SLOTS, dtype=torch.int64, device=device)
+        square_sum_kernel.add_squares(torch.zeros(1, device=device), sums)
+    except Exception as error:  # noqa: BLE001  Triton raises many types if a compiler is missing or a GPU is old
+        reason = str(error).partition("\n")[0]
+        logger.warning("norms of gradients on %s are rounded to float64, because Triton fails: %s", device, reason)
         return None
     return square_sum_kernel

@@ -4,6 +4,8 @@ The square of a float32 number m * 2**(e - 150) is the integer m**2 at bit 2 * e
 2**-300. m**2 has 48 bits, so it touches two neighbouring limbs of 40 bits, to which the kernel adds its two parts.
 """
 
+import contextlib
+
 import torch
 import triton
 import triton.language as tl
@@ -27,8 +29,11 @@ def add_squares(numbers: torch.Tensor, sums: torch.Tensor) -> None:
         sums: `[SLOTS]` int64 on the same device. Limbs grow by less than 2**41 for each 65,536 numbers.
     """
     num_programs = triton.cdiv(numbers.numel(), _PER_PROGRAM)
-    if num_programs:
-        is_bfloat16 = numbers.dtype == torch.bfloat16
+    if not num_programs:
+        return
+    is_bfloat16 = numbers.dtype == torch.bfloat16
+    # Triton starts a kernel on the current device.
+    with torch.cuda.device(numbers.device) if numbers.is_cuda else contextlib.nullcontext():
         _add_squares[(num_programs,)](
             numbers.view(torch.int16) if is_bfloat16 else numbers,
             sums,

@@ -192,7 +192,9 @@ class TorchCollectives:
         """Replaces the tensors by those of rank `source`."""
         self._begin()
         kinds = backends_of(self._group)
-        works, copies = [], []
+        on_host: list[Any] = []
+        queued: list[Any] = []
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for tensor in tensors:
             own = tensor.detach()
             # gloo sends tensors with gaps in another order, and a group may have no backend for the tensor's device.
@@ -202,8 +204,17 @@ class TorchCollectives:
             if content is not own:
                 copies.append((own, content))
             as_bytes = content.as_strided((content.numel(),), (1,)).view(torch.uint8)  # backends lack some types
-            works.append(dist.broadcast(as_bytes, group=self._group, group_src=source, async_op=True))
-        return self._issued(works, device_for(self._group, near=self._device), copies)
+            work = dist.broadcast(as_bytes, group=self._group, group_src=source, async_op=True)
+            if work is not None:
+                (on_host if self._waits_on_host(content.device) else queued).append(work)
+        for work in queued:
+            work.wait()  # the current stream does: this returns at once
+        self._last = queued or self._last
+        if on_host:
+            return TorchWork(on_host, copies)
+        for target, content in copies:
+            target.copy_(content)
+        return DONE
 
     def is_queued(self) -> bool:
         """True if operations on gradients are queued on a GPU, where one that never ends keeps all later work."""
@@ -231,7 +242,6 @@ class TorchCollectives:
         self,
         works: Sequence[Any],
         device: torch.device,
-        copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ) -> Work:
         works = [work for work in works if work is not None]
         if not works:
@@ -239,7 +249,7 @@ class TorchCollectives:
         waits_on_host = self._waits_on_host(device)
         if not waits_on_host:
             self._last = works  # which are carried out after all before
-        return TorchWork(works, copies, waits_on_host=waits_on_host)
+        return TorchWork(works, waits_on_host=waits_on_host)
 
     def _waits_on_host(self, device: torch.device) -> bool:
         """True if the host waits for operations on this device; False if a stream of a GPU does."""
@@ -263,9 +273,10 @@ class TorchCollectives:
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Sends the operations of several buffers of one type on a GPU as one."""
-        is_nccl = backends_of(self._group).get(buffers[0].device.type) == "nccl"  # the others cannot
-        if len(buffers) < 2 or not is_nccl or len({buffer.dtype for buffer in buffers}) > 1:
+        if len(buffers) < 2 or len({buffer.dtype for buffer in buffers}) > 1:
             return contextlib.nullcontext()
+        if backends_of(self._group).get(buffers[0].device.type) != "nccl":
+            return contextlib.nullcontext()  # the others cannot
         manager: Any = dist.distributed_c10d._coalescing_manager  # noqa: SLF001  there is no public one
         return manager(self._group, buffers[0].device, async_ops=True)  # type: ignore[no-any-return]
 
